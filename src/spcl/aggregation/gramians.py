@@ -1,0 +1,134 @@
+"""A Gramian that is both fast and trustworthy: float32 slices added up in float64, all float64 where κ demands it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spcl.errors import SpclError
+
+__all__ = ["gramian", "host_gramian"]
+
+SLICE = 2048
+SLICE_ERROR = 2.0**-24  # of a slice's product, relative to its trace: the unit roundoff of float32
+TRUSTED_ERROR = 1e-3  # of the smallest eigenvalue; where a few numbers outweigh the rest it comes out ten times larger
+DOUBLE_CHUNK = 1 << 16
+
+
+def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
+    r"""The T×T matrix :math:`C_{ij} = g_i \cdot g_j` of T gradients, in float64, on their device.
+
+    Products are formed in float32 over slices of 2,048 numbers and summed in float64. Where that would put the smallest
+    eigenvalue off by about a thousandth (at condition numbers above 100 to 1,000, the longer the gradients the higher)
+    they are formed in float64 throughout. TF32 and bfloat16 products are never used, whatever PyTorch is set to.
+
+    Args:
+        gradients: the gradients as the rows of one T×n matrix, or one tensor of shape (T, …) per parameter. The
+            pieces are not concatenated.
+
+    >>> import torch
+    >>> gramian(torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
+    tensor([[25.,  0.],
+            [ 0., 25.]], dtype=torch.float64)
+    >>> gramian([torch.tensor([[3.0], [4.0]]), torch.tensor([[4.0], [-3.0]])])
+    tensor([[25.,  0.],
+            [ 0., 25.]], dtype=torch.float64)
+    """
+    blocks = _as_blocks(gradients)
+    if any(block.dtype != torch.float32 for block in blocks):
+        return _summed(_double_products(block) for block in blocks)
+    with _full_float32():
+        sliced = [_sliced_products(block) for block in blocks]
+    fast = _summed(products for products, _ in sliced)
+    if _trusted(fast, float(sum(squared_traces for _, squared_traces in sliced))):
+        return fast
+    return _summed(_double_products(block) for block in blocks)
+
+
+def host_gramian(matrix: Tensor) -> NDArray[np.float64]:
+    """The Gramian as a float64 array on the host, after checking that it is square, finite and symmetric.
+
+    >>> import torch
+    >>> host_gramian(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: the Gramian must be symmetric, but entry (0, 1) is 2.0 and entry (1, 0) is 3.0
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise SpclError(f"the Gramian must be a square matrix, but its shape is {tuple(matrix.shape)}")
+    array: NDArray[np.float64] = matrix.detach().to("cpu", torch.float64).numpy()
+    if not np.isfinite(array).all():
+        i, j = np.argwhere(~np.isfinite(array))[0]
+        raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; leave that task out")
+    if array.size:
+        asymmetry = np.abs(array - array.T)
+        if asymmetry.max() > 1e-5 * np.abs(array).max():
+            i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)
+            raise SpclError(
+                f"the Gramian must be symmetric, but entry ({i}, {j}) is {array[i, j]} "
+                f"and entry ({j}, {i}) is {array[j, i]}"
+            )
+    return array
+
+
+def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    blocks = [gradients] if isinstance(gradients, Tensor) else list(gradients)
+    if not blocks:
+        raise SpclError("a Gramian needs at least one gradient tensor, but the sequence is empty")
+    for block in blocks:
+        if block.ndim == 0 or block.shape[0] != blocks[0].shape[0]:
+            raise SpclError(
+                f"every gradient tensor needs the same leading dimension, but their shapes are "
+                f"{[tuple(other.shape) for other in blocks]}"
+            )
+    return [block.detach().reshape(block.shape[0], math.prod(block.shape[1:])) for block in blocks]
+
+
+def _summed(products: Iterator[Tensor]) -> Tensor:
+    total = sum(products, start=torch.tensor(0.0, dtype=torch.float64))
+    return (total + total.T) / 2
+
+
+def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The Gramian of these rows, and the sum of the squared traces of its float32 slices."""
+    tasks, length = rows.shape
+    whole = length // SLICE * SLICE
+    slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
+    products = torch.bmm(slices, slices.transpose(1, 2))
+    traces = products.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
+    return products.sum(dim=0, dtype=torch.float64) + _double_products(rows[:, whole:]), traces.square().sum()
+
+
+def _double_products(rows: Tensor) -> Tensor:
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for start in range(0, rows.shape[1], DOUBLE_CHUNK):
+        double = rows[:, start : start + DOUBLE_CHUNK].double()
+        products.addmm_(double, double.T)
+    return products
+
+
+def _trusted(matrix: Tensor, squared_traces: float) -> bool:
+    """Whether the smallest eigenvalue survives the slices' rounding errors, taken as independent."""
+    array = matrix.cpu().numpy()
+    if not np.isfinite(array).all():
+        return False  # what overflows in float32 may be finite in float64
+    smallest = np.linalg.eigvalsh(array).min(initial=np.inf)
+    return bool(SLICE_ERROR * squared_traces**0.5 < TRUSTED_ERROR * smallest)
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """Float32 products in float32, where PyTorch may be set to TF32 on a GPU or bfloat16 on a CPU."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

@@ -1,0 +1,148 @@
+"""Files by name, whether they lie in a folder, a tar.gz or a zip; archives are read in memory, never extracted."""
+
+import stat
+import tarfile
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from spcl.errors import DataError
+
+__all__ = ["MAX_BYTES", "Source", "fingerprint", "open_source"]
+
+MAX_BYTES = 2**30
+"""No file of the sets read here is larger when unpacked; more means an archive made to exhaust memory."""
+
+
+class Source(ABC):
+    """Read-only access to the files of one data set, named relative to its top folder with ``/``.
+
+    `path` is the folder or archive itself, for messages.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """The contents of one file."""
+
+    def require(self, name: str) -> bytes:
+        """The contents of one file that the format cannot do without."""
+        if name not in self.names:
+            some = ", ".join(sorted(self.names)[:5]) or "nothing"
+            raise DataError(f"{self.path}: expected a file {name}, found {some}")
+        return self.read(name)
+
+
+def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
+    """Open a folder, a ``.zip`` or a ``.tar.gz``.
+
+    In an archive only files below the folder `top` count, as publishers pack them; in a folder those matching `pattern`.
+    An archive with a member that points outside it, or that is a link or a device, is refused whole.
+    """
+    if path.is_dir():
+        return _Folder(path, pattern)
+    return _Zip(path, top) if path.suffix == ".zip" else _Tar(path, top)
+
+
+def fingerprint(path: Path, pattern: str = "**/*") -> list[tuple[str, int, int]]:
+    """Name, size and modification time of the files that `open_source` would read: what tells two versions apart."""
+    root, files = (path, _files(path, pattern)) if path.is_dir() else (path.parent, [path])
+    states = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
+    return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(file for file in folder.glob(pattern) if file.is_file())
+
+
+class _Folder(Source):
+    def __init__(self, path: Path, pattern: str) -> None:
+        super().__init__(path)
+        self.names = frozenset(file.relative_to(path).as_posix() for file in _files(path, pattern))
+
+    def read(self, name: str) -> bytes:
+        file = self.path / name
+        with _damage_reported(file, "readable file"):
+            _check_size(file, name, file.stat().st_size)
+            return file.read_bytes()
+
+
+class _Tar(Source):
+    """A gzipped tar can only be read front to back, so one pass takes everything below `top` into memory."""
+
+    def __init__(self, path: Path, top: str) -> None:
+        super().__init__(path)
+        self._contents: dict[str, bytes] = {}
+        with _damage_reported(path, "gzipped tar archive"), tarfile.open(path, "r:gz") as tar:
+            self._contents = dict(self._members(tar, top))
+        self.names = frozenset(self._contents)
+
+    def _members(self, tar: tarfile.TarFile, top: str) -> Iterator[tuple[str, bytes]]:
+        unpacked = 0
+        for member in tar:
+            if not (member.isfile() or member.isdir()):
+                raise DataError(f"{self.path}: refused, because its member {member.name!r} is a link or a device")
+            name = _below(top, _inside(self.path, member.name))
+            if name is None or not member.isfile():
+                continue
+            unpacked += member.size
+            _check_size(self.path, member.name, unpacked)
+            content = tar.extractfile(member)
+            assert content is not None  # extractfile() is None for folders and links only
+            yield name, content.read()
+
+    def read(self, name: str) -> bytes:
+        return self._contents[name]
+
+
+class _Zip(Source):
+    def __init__(self, path: Path, top: str) -> None:
+        super().__init__(path)
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        with _damage_reported(path, "zip archive"):
+            self._zip = zipfile.ZipFile(path)
+        for member in self._zip.infolist():
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise DataError(f"{path}: refused, because its member {member.filename!r} is a link")
+            name = _below(top, _inside(path, member.filename))
+            if name is not None and not member.is_dir():
+                self._members[name] = member
+        self.names = frozenset(self._members)
+
+    def read(self, name: str) -> bytes:
+        member = self._members[name]
+        _check_size(self.path, member.filename, member.file_size)
+        with _damage_reported(self.path, "zip archive"):
+            return self._zip.read(member)
+
+
+@contextmanager
+def _damage_reported(path: Path, kind: str) -> Iterator[None]:
+    damage = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
+    try:
+        yield
+    except damage as error:
+        raise DataError(f"{path}: expected a {kind}, found a damaged one ({error})") from error
+
+
+def _inside(archive: Path, member: str) -> PurePosixPath:
+    """The member's path, if it stays inside the archive."""
+    path = PureWindowsPath(member)  # understands both kinds of slash, and drive letters
+    if path.anchor or ".." in path.parts:
+        raise DataError(f"{archive}: refused, because its member {member!r} points outside the archive")
+    return PurePosixPath(path.as_posix())
+
+
+def _below(top: str, path: PurePosixPath) -> str | None:
+    return path.relative_to(top).as_posix() if path.is_relative_to(top) else None
+
+
+def _check_size(archive: Path, member: str, size: int) -> None:
+    if size > MAX_BYTES:
+        raise DataError(f"{archive}: refused, because {member} would unpack to {size} bytes (at most {MAX_BYTES})")

@@ -1,0 +1,336 @@
+"""The online learner: one model, tasks that come and go, one step at a time (the paper's Algorithm 2)."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.errors import SpclError, TaskError
+from spcl.learner import state as states
+from spcl.learner.columns import Collected, Collector
+from spcl.learner.guard import BufferGuard
+from spcl.learner.method import Method
+from spcl.learner.model import Samples, Scenario, SharedModel
+from spcl.learner.report import StepReport
+from spcl.learner.rows import GradientRows
+from spcl.learner.tasks import MEMORY, Loss, Task, classifier_task, describe_samples
+from spcl.memory import Memory
+from spcl.stability import Stability
+
+__all__ = ["Batch", "Learner"]
+
+Batch = tuple[Tensor, Tensor]
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+WARN_AFTER = 3
+PREDICT_BATCH = 1024
+
+
+class Learner:
+    """Trains one shared backbone, with a head per task, on any number of sources at once.
+
+    Args:
+        backbone: any module that turns a batch of inputs into features; where it lives is where training happens.
+        method: how the tasks' gradients become one update, e.g. ``spcl.methods.SORO()``.
+        optimizer: makes the optimiser from a list of parameters; by default Adam with learning rate 1e-3.
+        memory: where samples of earlier tasks are kept for rehearsal; None rehearses nothing.
+        scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
+            ``"class"``: it is not, and the loss covers the classes of every task added so far.
+        memory_batch: how many samples to rehearse in a step; by default as many as the step's largest batch has.
+        autocast: ``torch.bfloat16`` for mixed precision.
+        measure_stability: report κ, conflicts and magnitude similarity also for methods that need no Gramian, which
+            costs them a row of memory per task.
+        seed: decides how new heads are initialised.
+
+    >>> from spcl.methods import SORO
+    >>> _ = torch.manual_seed(0)
+    >>> learner = Learner(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), SORO())
+    >>> learner.add_task("camera", classes=3)
+    >>> learner.add_task("speed", head=nn.Linear(8, 1), loss=nn.functional.mse_loss)
+    >>> x = torch.randn(16, 4)
+    >>> report = learner.step({"camera": (x, torch.arange(16) % 3), "speed": (x, x[:, :1])})
+    >>> sorted(report.losses), report.after.condition_number < report.before.condition_number
+    (['camera', 'speed'], True)
+    >>> learner.finish_task("camera")
+    >>> learner.predict(x, task="camera").shape
+    torch.Size([16])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        method: Method,
+        *,
+        optimizer: MakeOptimizer | None = None,
+        memory: Memory | None = None,
+        scenario: Scenario = "task",
+        memory_batch: int | None = None,
+        autocast: torch.dtype | None = None,
+        measure_stability: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if memory_batch is not None and memory_batch < 1:
+            raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
+        self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast)
+        shared = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        self.method = method
+        self.memory = memory
+        self.memory_batch = memory_batch
+        self.measure_stability = measure_stability
+        self.seed = seed
+        self.steps = 0
+        self.optimizer = (optimizer or torch.optim.Adam)(shared)
+        self._collector = Collector(self.model, method, memory, GradientRows(shared))
+        self._guard = BufferGuard(backbone)
+
+    # -- tasks
+
+    @property
+    def scenario(self) -> Scenario:
+        """Task-incremental or class-incremental."""
+        return self.model.scenario
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """All tasks ever added, in that order."""
+        return self.model.tasks
+
+    @property
+    def active_tasks(self) -> list[str]:
+        """The tasks that are not finished."""
+        return [name for name, task in self.tasks.items() if not task.finished]
+
+    @property
+    def classes(self) -> list[tuple[str, int]]:
+        """(task, label) of every class seen, in the order of class-incremental predictions."""
+        return [(task.name, label) for task in self.model.classifiers for label in range(task.classes or 0)]
+
+    def add_task(
+        self, name: str, *, classes: int | None = None, head: nn.Module | None = None, loss: Loss | None = None
+    ) -> None:
+        """Start a task: a classifier of so many classes, or a head and a loss of its own.
+
+        Args:
+            name: its name.
+            classes: how many classes it has; their labels are 0, 1, ….
+            head: a module on the backbone's features, for anything else: regression, dense or multi-label prediction.
+            loss: (output of the head, targets) → scalar; needed with ``head``.
+        """
+        if not isinstance(name, str) or not name or name == MEMORY:
+            raise TaskError(f"a task's name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
+        if name in self.tasks:
+            state = "is finished" if self.tasks[name].finished else "is running"
+            raise TaskError(f"there is a task {name!r} already, which {state}; choose another name")
+        if (classes is None) == (head is None) or (head is None) != (loss is None):
+            raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
+        if classes is not None:
+            if classes < 1:
+                raise TaskError(f"task {name!r}: classes must be positive, but it is {classes}")
+            task = classifier_task(name, classes, len(self.classes))
+        else:
+            task = Task(name, None, cast(Loss, loss), cast(nn.Module, head).to(self.model.device), 0)
+        if self.memory is not None:
+            self.memory.start(name, classes)
+        self.tasks[name] = task
+        if head is not None:
+            self._optimise(task)
+        if self.model.feature_dim is not None:
+            self._build_heads(self.model.feature_dim)
+
+    def finish_task(self, name: str) -> None:
+        """End a task: it is not trained any more but by rehearsal, and its samples go to memory as the policy says."""
+        task = self._task(name)
+        if task.finished:
+            raise TaskError(f"task {name!r} is finished already")
+        if self.memory is not None:
+            self.memory.finish(name, (lambda x: self._logits(x, task)) if self.method.stores_logits else None)
+        task.finished = True
+
+    # -- training
+
+    def step(self, batches: Mapping[str, Batch]) -> StepReport:
+        """One update from a batch of each of the given tasks, and from memory once it holds something.
+
+        Args:
+            batches: (inputs, targets) of any of the running tasks; their sizes may differ.
+        """
+        samples = self._checked(batches)
+        self._train_mode()
+        self._guard.remember()
+        rehearse = self.memory_batch or max(len(group.x) for group in samples)
+        rehearse = rehearse if self.memory is not None and len(self.memory) else 0
+        self.optimizer.zero_grad(set_to_none=True)
+        collected = self._collector.collect(samples, rehearse, self.measure_stability)
+        begin = perf_counter()
+        if collected.losses:
+            self.optimizer.step()
+        if collected.dropped:
+            self._guard.restore_if_not_finite()
+        self.method.after_step(collected.losses)
+        self._observe(samples, collected)
+        self._count_left_out(collected.dropped, samples)
+        collected.seconds["update"] = perf_counter() - begin
+        self.steps += 1
+        return self._report(collected)
+
+    def _checked(self, batches: Mapping[str, Batch]) -> list[Samples]:
+        """The batches in the order of the tasks, all of them checked before anything changes."""
+        if not batches:
+            raise TaskError(f"a step needs a batch of at least one task; running are {self.active_tasks}")
+        unknown = [name for name in batches if name not in self.tasks]
+        if unknown:
+            self._task(unknown[0])
+        samples = [Samples(task, *batches[name]) for name, task in self.tasks.items() if name in batches]
+        for group in samples:
+            group.task.check_batch(group.x, group.y)
+            if self.memory is not None:
+                self.memory.check(group.task.name, group.x, group.y)
+        new = [group for group in samples if group.task.signature is None]
+        for group in new:
+            self._check_fits_memory(group)
+            self.model.probe(group)
+        for group in new:
+            group.task.signature = describe_samples(group.x, group.y)
+        if new and self.model.feature_dim is not None:
+            self._build_heads(self.model.feature_dim)
+        return samples
+
+    def _check_fits_memory(self, group: Samples) -> None:
+        """Samples of all tasks are rehearsed in one batch, so they must be of one shape and type."""
+        kind = describe_samples(group.x, group.y)[0]
+        for other in self.tasks.values():
+            if self.memory is not None and other.signature is not None and other.signature[0] != kind:
+                raise TaskError(
+                    f"task {group.task.name!r} has samples of {kind}, but memory holds {other.signature[0]} of task "
+                    f"{other.name!r}; bring them to one shape and type, or train without memory"
+                )
+
+    def _observe(self, samples: list[Samples], collected: Collected) -> None:
+        if self.memory is None:
+            return
+        for group in samples:
+            if group.task.name not in collected.dropped:
+                self.memory.observe(group.task.name, group.x, group.y, collected.logits.get(group.task.name))
+
+    def _count_left_out(self, dropped: Mapping[str, str], samples: list[Samples]) -> None:
+        for task in (group.task for group in samples):
+            if task.name not in dropped:
+                task.left_out_in_a_row = 0
+                continue
+            task.left_out += 1
+            task.left_out_in_a_row += 1
+            if task.left_out_in_a_row == WARN_AFTER:
+                warnings.warn(
+                    f"task {task.name!r} was left out of {WARN_AFTER} steps in a row: {dropped[task.name]}; "
+                    f"check its data and the learning rate",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+
+    def _report(self, collected: Collected) -> StepReport:
+        return StepReport(
+            step=self.steps - 1,
+            losses=collected.losses,
+            weights=collected.weights,
+            before=None if collected.before is None else Stability(collected.before),
+            after=None if collected.after is None else Stability(collected.after),
+            dropped=collected.dropped,
+            seconds=collected.seconds,
+            memory_bytes=0 if self.memory is None else self.memory.nbytes,
+        )
+
+    # -- prediction
+
+    def predict(self, x: Tensor, task: str | None = None) -> Tensor:
+        """Labels for inputs, on the CPU or wherever the model lives.
+
+        With ``task``, that task's labels (or what its own head gives). Without, class-incremental: indices into
+        :attr:`classes`, over all classes seen.
+        """
+        if task is not None and self._task(task).classes is None:
+            return self.logits(x, task)
+        return self.logits(x, task).argmax(dim=1)
+
+    def logits(self, x: Tensor, task: str | None = None) -> Tensor:
+        """The scores behind :meth:`predict`."""
+        if task is None and self.scenario == "task":
+            raise TaskError("a task-incremental learner must be told the task: predict(x, task=…)")
+        if task is None and not self.model.classifiers:
+            raise TaskError("there is no classification task yet; call add_task first")
+        if len(x) == 0:
+            raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
+        chosen = None if task is None else self._task(task)
+        with torch.no_grad(), self.model.evaluating():
+            return torch.cat([self.model.logits(part, chosen) for part in x.split(PREDICT_BATCH)])  # type: ignore[no-untyped-call]
+
+    def _logits(self, x: Tensor, task: Task) -> Tensor:
+        joint = self.scenario == "class" and task.classes is not None
+        return self.logits(x, None if joint else task.name)
+
+    # -- checkpoints
+
+    def save(self, path: str | os.PathLike[str], **sources: states.Stateful) -> None:
+        """Write a checkpoint, from which :meth:`load` continues exactly.
+
+        One safetensors file, without pickle, checksummed, replaced atomically; the previous one stays beside it.
+
+        Args:
+            path: the file.
+            sources: streams and whatever else has ``state_dict()``, to be saved under that name.
+        """
+        write_checkpoint(
+            path, states.learner_state(self) | {"sources": {k: v.state_dict() for k, v in sources.items()}}
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        backbone: nn.Module,
+        method: Method | None = None,
+        optimizer: MakeOptimizer | None = None,
+        memory: Memory | None = None,
+        heads: Mapping[str, tuple[nn.Module, Loss]] | None = None,
+        **sources: states.Stateful,
+    ) -> Self:
+        """The learner as it was saved; random number generators are set back as well.
+
+        Args:
+            path: the file.
+            backbone: a module of the same architecture; it gets the saved weights.
+            method: needed only if it is not one of ``spcl.methods``.
+            optimizer: needed only if it is not one of ``torch.optim``.
+            memory: needed only if it is not one of ``spcl.memory``.
+            heads: head and loss of every task that was added with its own, by name.
+            sources: what was saved along, each to be set back by its ``load_state_dict``.
+        """
+        saved = read_checkpoint(path)
+        return states.restored(cls, saved, backbone, method, optimizer, memory, heads or {}, sources)
+
+    # -- small help
+
+    def _task(self, name: str) -> Task:
+        if name not in self.tasks:
+            raise TaskError(f"there is no task {name!r}; there are {list(self.tasks)}; start it with add_task")
+        return self.tasks[name]
+
+    def _train_mode(self) -> None:
+        if not self.model.backbone.training:
+            self.model.backbone.train()
+
+    def _build_heads(self, feature_dim: int) -> None:
+        for task in self.model.build_heads(feature_dim):
+            self._optimise(task)
+
+    def _optimise(self, task: Task) -> None:
+        assert task.head is not None
+        parameters = [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+        if parameters:
+            self.optimizer.add_param_group({"params": parameters})

@@ -1,0 +1,179 @@
+"""What a method is: the loss of tasks and memory, how memory enters, and the weighting of the columns."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from spcl.errors import SpclError
+from spcl.learner.tasks import Output
+from spcl.memory import Rehearsal
+
+__all__ = ["CURRENT", "Columns", "Fold", "LookAhead", "Method", "MethodSettings", "Weights"]
+
+Fold = Literal["columns", "mean", "sum"]
+
+CURRENT = "current"
+"""The name of the column that holds the mean gradient of the current tasks, for methods with ``fold = "mean"``."""
+
+S = TypeVar("S", bound=BaseModel)
+
+
+class MethodSettings(BaseModel):
+    """Settings that every method has; unknown names and values out of range are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    alpha: float = Field(0.0, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 5); 0 is off")
+    decoupled: bool = Field(
+        False,
+        description="add the orthogonality gradient to the update after the weighting, not to every task's column",
+    )
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The gradients of one step, as far as a weighting may know them.
+
+    Attributes:
+        names: the tasks in the order they were added, then ``"memory"`` once there is something to rehearse. A method
+            with ``fold = "mean"`` sees ``("current", "memory")`` instead.
+        losses: their losses; NaN for a method with ``fold = "sum"``, whose weights are asked for first.
+        gramian: their inner products, float64 on the CPU; None for ``fold = "sum"``.
+    """
+
+    names: tuple[str, ...]
+    losses: np.ndarray[tuple[int], np.dtype[np.float64]]
+    gramian: Tensor | None
+
+    def known_gramian(self) -> Tensor:
+        """The Gramian, for methods whose fold guarantees one."""
+        return cast(Tensor, self.gramian)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The answer of a weighting: one weight per column, and the Gramian of the adjusted columns if it is known.
+
+    Where a rule only weighs the columns, their adjusted form is w_i g_i.
+    """
+
+    values: Tensor
+    adjusted: Tensor | None = None
+
+    def adjusted_gramian(self, gramian: Tensor) -> Tensor:
+        """The Gramian after adjustment."""
+        return self.adjusted if self.adjusted is not None else gramian * torch.outer(self.values, self.values)
+
+
+class LookAhead(Protocol):
+    """What :meth:`Method.edit` may ask of the engine while it edits rehearsal samples."""
+
+    def loss(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The summed loss of the samples, in evaluation mode, with these inputs in place of the stored ones."""
+        ...
+
+    def ahead(self, rate: float) -> AbstractContextManager[None]:
+        """Within the block the shared parameters are a step of this rate down the current tasks' mean gradient."""
+        ...
+
+
+class Method:
+    """A recipe for parallel continual learning; the engine asks it, and knows no method by name.
+
+    A subclass says its name and settings, then overrides as little as it needs: the loss (:meth:`task_loss`,
+    :meth:`memory_loss`), how memory enters (``fold``) and the weighting (:meth:`weigh`). What it remembers between
+    steps goes through :meth:`state_dict`.
+
+    ``fold`` says what becomes of the columns before they are weighed:
+
+    - ``"columns"``: nothing; every task and the memory are columns of their own.
+    - ``"mean"``: the current tasks are averaged into one column beside the memory.
+    - ``"sum"``: the weights are known before the gradients are (``weigh`` gets no Gramian and no losses), so the
+      weighted sum is formed on the way and no gradient matrix is held at all.
+
+    Other things a subclass may declare: ``uses_gramian = False`` if ``weigh`` reads only the losses; ``elementwise`` if
+    it is no weighting and :meth:`combine` works on the gradients themselves; ``draws``, how many batches of memory a
+    step takes; ``stores_logits`` if memory must keep the logits of its samples; ``edits_memory`` if :meth:`edit`
+    changes them.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[Literal["MTL", "SCL", "PCL", "TorchJD"]]
+    summary: ClassVar[str]
+    reference: ClassVar[str]
+    fold: ClassVar[Fold] = "columns"
+    uses_gramian: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = False
+    draws: ClassVar[int] = 1
+    stores_logits: ClassVar[bool] = False
+    edits_memory: ClassVar[bool] = False
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    settings: MethodSettings
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = validated(self.Settings, settings, f"method {self.name!r}")
+
+    def make_head(self, features: int, classes: int) -> nn.Module:
+        """The classifier on top of the backbone's features."""
+        return nn.Linear(features, classes)
+
+    def task_loss(self, output: Output) -> Tensor:
+        """The loss of a task on its own batch."""
+        return output.loss()
+
+    def memory_loss(self, outputs: Sequence[Output], draw: int) -> Tensor:
+        """The loss on rehearsal samples, the mean over samples of all tasks; ``draw`` counts up to ``draws``."""
+        total = sum(len(output.targets) for output in outputs)
+        return torch.stack([self.task_loss(output) * (len(output.targets) / total) for output in outputs]).sum()
+
+    def edit(self, rehearsals: Sequence[Rehearsal], model: LookAhead) -> list[Tensor]:
+        """New inputs for rehearsal samples, written back to memory; asked only if ``edits_memory``."""
+        raise NotImplementedError(f"method {self.name!r} edits memory but does not say how")
+
+    def weigh(self, columns: Columns) -> Weights:
+        """One weight per column."""
+        raise NotImplementedError(f"method {self.name!r} does not say how columns are weighed")
+
+    def combine(self, rows: Tensor) -> Tensor:
+        """The update from the T×n gradients, which it may overwrite; asked only if ``elementwise``."""
+        raise NotImplementedError(f"method {self.name!r} is elementwise but does not say how rows are combined")
+
+    def after_step(self, losses: Mapping[str, float]) -> None:
+        """Told the losses of the columns that took part, once the step is done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be saved with the learner, as plain data and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave."""
+        if state:
+            raise SpclError(f"method {self.name!r} keeps no state, but was given {sorted(state)}")
+
+    def __repr__(self) -> str:
+        changed = self.settings.model_dump(exclude_defaults=True)
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
+
+
+def validated(model: type[S], values: dict[str, Any], owner: str) -> S:
+    """The settings, or one error that names every wrong value and, for an unknown name, the nearest known one."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise SpclError(f"{owner}: " + "; ".join(_explain(model, detail) for detail in error.errors())) from None
+
+
+def _explain(model: type[BaseModel], detail: Any) -> str:
+    name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] != "extra_forbidden":
+        return f"{name} = {detail['input']!r}: {detail['msg']}"
+    near = get_close_matches(name, model.model_fields, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(model.model_fields))}"
+    return f"there is no setting {name!r}; {hint}"

@@ -1,0 +1,84 @@
+"""One buffer of gradients: a row per column, into which autograd writes directly."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spcl.errors import SpclError
+
+__all__ = ["GradientRows"]
+
+
+class GradientRows:
+    """Rows of one buffer that can stand in for the ``.grad`` of the shared parameters.
+
+    Autograd accumulates into the row a parameter's ``.grad`` looks at, so a task's gradient lands in its row without a
+    copy, and the combined update is handed to the optimiser in the same way.
+
+    >>> weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+    >>> rows = GradientRows([weight])
+    >>> rows.reserve(2)
+    >>> for row, loss in enumerate([(3 * weight).sum(), (weight ** 2).sum()]):
+    ...     rows.receive(row)
+    ...     loss.backward()
+    >>> rows.buffer
+    tensor([[3., 3.],
+            [2., 4.]])
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+        if len(kinds) != 1:
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
+            raise SpclError(f"the backbone's trainable parameters must share one type and device; found {found}")
+        self.parameters = list(parameters)
+        self.length = sum(parameter.numel() for parameter in parameters)
+        ((self.dtype, self.device),) = kinds
+        self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
+        self._views: list[list[Tensor]] = []
+
+    def reserve(self, count: int) -> None:
+        """Make sure that there are this many rows; what they held is lost when the buffer grows."""
+        if count > len(self.buffer):
+            self._views = []
+            self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is taken
+            self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
+            self._views = [self.views(row) for row in self.buffer]
+
+    def receive(self, row: int) -> None:
+        """Zero the row and let the next backward passes add to it."""
+        self.buffer[row].zero_()
+        self.present(row)
+
+    def present(self, row: int) -> None:
+        """Let the parameters' ``.grad`` be this row, as it is."""
+        for parameter, view in zip(self.parameters, self._views[row], strict=True):
+            parameter.grad = view
+
+    def present_vector(self, vector: Tensor) -> None:
+        """Let the parameters' ``.grad`` be this vector, which need not be one of the rows."""
+        for parameter, view in zip(self.parameters, self.views(vector), strict=True):
+            parameter.grad = view
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """One view of the vector per parameter, laid out in memory as the parameter is."""
+        views, start = [], vector.storage_offset()
+        for parameter in self.parameters:
+            views.append(vector.as_strided(parameter.shape, parameter.stride(), start))
+            start += parameter.numel()
+        return views
+
+    def compact(self, kept: Sequence[int]) -> None:
+        """Move these rows, given in rising order, to the front."""
+        for target, source in enumerate(kept):
+            if target != source:
+                self.buffer[target].copy_(self.buffer[source])
+
+    def combine(self, weights: Tensor) -> int:
+        """Form the weighted sum of the first rows in place; gives the row that holds it."""
+        weights = weights.to(self.buffer)
+        first = self.buffer[0].mul_(weights[0])
+        if len(weights) > 1:
+            first.addmv_(self.buffer[1 : len(weights)].T, weights[1:])
+        return 0

@@ -1,0 +1,79 @@
+"""The paper's memory: the same number of samples of every class of the finished tasks."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spcl.memory.base import Memory
+from spcl.memory.shelf import Shelf
+
+__all__ = ["BalancedCoreset"]
+
+
+class BalancedCoreset(Memory):
+    """A class-balanced random coreset of the finished tasks (the paper's rehearsal memory).
+
+    Nothing can be drawn until the first task finishes. Then the ``C`` classes of the finished tasks share the budget
+    equally: ``⌊budget/C⌋`` samples each, and one more for the first ``budget mod C`` classes in the order in which
+    tasks started. Shares only ever shrink; whenever a task finishes, every class gives up random samples down to its
+    new share. Places that a class with too few samples cannot fill stay empty.
+
+    While a task runs, a uniform sample of each of its classes is kept as candidates, as many as the task would get if
+    it finished now. Logits come from the ``describe`` given to :meth:`finish`.
+
+    >>> import torch
+    >>> memory = BalancedCoreset(10, seed=0)
+    >>> for task, classes in ("digits", 2), ("letters", 3):
+    ...     memory.start(task, classes)
+    ...     memory.observe(task, torch.rand(60, 4), torch.arange(60) % classes)
+    >>> memory.draw(4), len(memory)
+    ([], 0)
+    >>> memory.finish("letters")
+    >>> memory.counts()
+    {'letters': [4, 3, 3]}
+    >>> memory.finish("digits")
+    >>> memory.counts()
+    {'digits': [2, 2], 'letters': [2, 2, 2]}
+    >>> [(rehearsal.task, tuple(rehearsal.x.shape)) for rehearsal in memory.draw(32)]
+    [('digits', (4, 4)), ('letters', (6, 4))]
+    """
+
+    def choose(self) -> dict[str, NDArray[np.bool_]]:
+        """Keep the lowest ranks of every class, up to its share."""
+        kept = {}
+        finished = sum(shelf.classes for shelf in self.shelves.values() if not shelf.running)
+        before = 0
+        for task, shelf in self.shelves.items():
+            total = finished + (shelf.classes if shelf.running else 0)
+            places = before + np.arange(shelf.classes)
+            shares = self.budget // total + (places < self.budget % total)
+            if (np.bincount(shelf.labels, minlength=shelf.classes) > shares).any():
+                kept[task] = _lowest(shelf.ranks, shelf.labels, shares)
+            before += 0 if shelf.running else shelf.classes
+        return kept
+
+    def replayable(self, shelf: Shelf) -> bool:
+        """Only finished tasks are replayed."""
+        return not shelf.running
+
+    def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+        """Offer a training batch of a running task; logits are not kept, they would be out of date at its end."""
+        super().observe(task, x, y)
+
+    def finish(self, task: str, describe: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Make the samples of ``task`` replayable, with the logits that ``describe`` gives for them."""
+        super().finish(task)
+        if describe is not None:
+            self.shelves[task].describe(describe)
+
+
+def _lowest(ranks: NDArray[np.float64], groups: NDArray[np.int64], limits: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the ``limits[g]`` lowest ranks of every group ``g``."""
+    order = np.lexsort((ranks, groups))
+    ordered = groups[order]
+    places = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    marked = np.empty(len(order), dtype=bool)
+    marked[order] = places < limits[ordered]
+    return marked

@@ -1,0 +1,234 @@
+"""What every rehearsal memory shares: storing, drawing and saving; only the choice of samples is left to a policy."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.memory.shelf import Shelf
+
+__all__ = ["Memory", "Rehearsal"]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The samples of one task in a drawn batch.
+
+    Attributes:
+        task: the task's name.
+        x: inputs.
+        y: targets.
+        logits: the model's logits when the samples were stored, NaN where a class did not exist yet; ``None`` where the
+            task's samples have none.
+        slots: where the samples lie in the memory, until it next changes.
+    """
+
+    task: str
+    x: Tensor
+    y: Tensor
+    logits: Tensor | None
+    slots: Tensor
+
+
+class Memory(ABC):
+    """A rehearsal memory of at most ``budget`` replayable samples.
+
+    Samples are kept task by task in the data's own type, on ``device`` or else where the data is, and drawn uniformly.
+    Every sample gets a *rank* when it arrives, by default a random one, and a policy keeps those of the lowest ranks:
+    the ``k`` lowest of ``n`` random ranks are a uniform sample of size ``k``, whatever ``n`` and however often ``k``
+    has shrunk. A policy is one method, :meth:`choose`; it may also replace :meth:`rank` and :meth:`replayable`.
+
+    >>> class NewestOfEachTask(Memory):
+    ...     def rank(self, arrivals):
+    ...         return -arrivals.astype(float)
+    ...
+    ...     def choose(self):
+    ...         share = self.budget // len(self.shelves)
+    ...         return {task: shelf.ranks.argsort().argsort() < share for task, shelf in self.shelves.items()}
+    >>> memory = NewestOfEachTask(4)
+    >>> for task, first in ("a", 0), ("b", 10):
+    ...     memory.start(task, classes=2)
+    ...     memory.observe(task, torch.arange(first, first + 5), torch.tensor([0, 1, 0, 1, 1]))
+    >>> [(rehearsal.task, sorted(rehearsal.x.tolist())) for rehearsal in memory.draw(8)]
+    [('a', [3, 4]), ('b', [13, 14])]
+
+    Args:
+        budget: how many samples may be replayed from.
+        seed: of the memory's own generator.
+        device: where samples are kept; where they came from by default.
+        dtype: the type inputs are kept in; their own by default. Methods that edit inputs need a floating-point one.
+
+    Attributes:
+        shelves: the samples of every task, in the order in which tasks started.
+        seen: how many samples have been observed.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if budget < 1:
+            raise SpclError(f"a memory needs a budget of at least 1 sample, not {budget}")
+        self.budget = budget
+        self.device = None if device is None else torch.device(device)
+        self.dtype = dtype
+        self.generator = np.random.default_rng(seed)
+        self.shelves: dict[str, Shelf] = {}
+        self.seen = 0
+
+    @abstractmethod
+    def choose(self) -> dict[str, NDArray[np.bool_]]:
+        """Say which samples stay, by a mask over ``shelf.ranks`` for every task that must give some up.
+
+        Called whenever samples have arrived or a task has ended; must leave at most ``budget`` replayable samples.
+        """
+
+    def rank(self, arrivals: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Rank new samples, given how many were seen before each of them; the lowest ranks stay longest."""
+        return self.generator.random(len(arrivals))
+
+    def replayable(self, shelf: Shelf) -> bool:
+        """Say whether the samples of a task may be drawn; the others are candidates outside the budget."""
+        return True
+
+    def start(self, task: str, classes: int | None) -> None:
+        """Begin to keep samples of ``task``, which has this many classes (``None``: it is no classification task)."""
+        if task in self.shelves:
+            raise TaskError(f"memory already holds a task {task!r}: give the new task another name")
+        if classes is not None and classes < 1:
+            raise TaskError(f"task {task!r} has {classes} classes: it needs at least 1, or None if it has no classes")
+        self.shelves[task] = Shelf(classes)
+
+    def check(self, task: str, x: Tensor, y: Tensor) -> None:
+        """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
+        shelf = self._running(task)
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+            raise TaskError(
+                f"task {task!r}: x ({_kind(x)}) and y ({_kind(y)}) must be equally many samples, at least 1"
+            )
+        for name, rows, dtype in ("x", x, self.dtype or x.dtype), ("y", y, y.dtype):
+            stored = shelf.fields.get(name)
+            if stored is not None and (stored.shape[1:], stored.dtype) != (rows.shape[1:], dtype):
+                raise TaskError(f"task {task!r}: {name} ({_kind(rows)}) does not fit the memory's ({_kind(stored)})")
+        if shelf.labelled:
+            _check_labels(task, y, shelf)
+
+    def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+        """Offer a training batch of a running task to the memory, perhaps with the model's logits for it."""
+        self.check(task, x, y)
+        if logits is not None and len(logits) != len(x):
+            raise TaskError(f"task {task!r}: {len(logits)} logits ({_kind(logits)}) for {len(x)} samples")
+        shelf = self.shelves[task]
+        shelf.prepare("x", x, self.device, self.dtype)
+        shelf.prepare("y", y, self.device, None)
+        shelf.offer(self.rank(np.arange(self.seen, self.seen + len(x))), shelf.labels_of(y))
+        self.seen += len(x)
+        self._settle(task, {"x": x, "y": y} if logits is None else {"x": x, "y": y, "logits": logits})
+
+    def finish(self, task: str, describe: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Stop keeping samples of ``task``; ``describe`` gives the present model's logits for inputs.
+
+        Whether ``describe`` is used is up to the policy; here it is not.
+        """
+        self._running(task).running = False
+        self._settle(task, {})
+
+    def draw(self, count: int) -> list[Rehearsal]:
+        """Draw ``count`` samples (or all, if there are fewer) uniformly without replacement, grouped by task."""
+        shelves = {task: shelf for task, shelf in self.shelves.items() if self.replayable(shelf) and shelf.size}
+        if not shelves:
+            return []
+        starts = np.cumsum([0, *(shelf.size for shelf in shelves.values())])
+        chosen = np.sort(self.generator.choice(starts[-1], min(count, starts[-1]), replace=False, shuffle=False))
+        groups = np.split(chosen, np.searchsorted(chosen, starts[1:-1]))
+        drawn = zip(shelves, groups, starts[:-1], strict=True)
+        return [self._rehearsal(task, rows - start) for task, rows, start in drawn if len(rows)]
+
+    def replace(self, rehearsal: Rehearsal, x: Tensor) -> None:
+        """Write edited inputs back to where they were drawn from, before any further sample is observed."""
+        if (x.shape, x.dtype) != (rehearsal.x.shape, rehearsal.x.dtype):
+            raise TaskError(
+                f"task {rehearsal.task!r}: edited x ({_kind(x)}) does not fit the memory's ({_kind(rehearsal.x)}); "
+                "build the memory with the dtype in which inputs are edited"
+            )
+        self.shelves[rehearsal.task].overwrite("x", rehearsal.slots.numpy(), x)
+
+    def __len__(self) -> int:
+        """Count the replayable samples."""
+        return sum(shelf.size for shelf in self.shelves.values() if self.replayable(shelf))
+
+    def counts(self) -> dict[str, list[int]]:
+        """Count the replayable samples of every task, class by class."""
+        return {
+            task: np.bincount(shelf.labels, minlength=shelf.classes).tolist()
+            for task, shelf in self.shelves.items()
+            if self.replayable(shelf)
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all stored samples: inputs, targets and logits, candidates included."""
+        return sum(shelf.nbytes for shelf in self.shelves.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything as plain data; the tensors are views of the stored ones."""
+        return {
+            "policy": type(self).__name__,
+            "budget": self.budget,
+            "seen": self.seen,
+            "generator": self.generator.bit_generator.state,
+            "tasks": [{"name": task, **shelf.state_dict()} for task, shelf in self.shelves.items()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from where a memory of the same policy and budget was; its tensors are copied."""
+        if (state["policy"], state["budget"]) != (type(self).__name__, self.budget):
+            raise CheckpointError(
+                f"the saved memory is a {state['policy']} of {state['budget']} samples, this one a "
+                f"{type(self).__name__} of {self.budget}: build the memory as it was saved"
+            )
+        self.seen = state["seen"]
+        self.generator.bit_generator.state = state["generator"]
+        self.shelves = {task["name"]: Shelf.from_state_dict(task, self.device) for task in state["tasks"]}
+
+    def _running(self, task: str) -> Shelf:
+        if task not in self.shelves:
+            raise TaskError(
+                f"memory knows no task {task!r}: start it first; known: {', '.join(self.shelves) or 'none'}"
+            )
+        if not self.shelves[task].running:
+            raise TaskError(f"task {task!r} is finished: memory takes no more samples of it")
+        return self.shelves[task]
+
+    def _settle(self, task: str, batch: Mapping[str, Tensor]) -> None:
+        kept = {task: np.ones(len(self.shelves[task].ranks), dtype=bool), **self.choose()}
+        for name, mask in kept.items():
+            self.shelves[name].retain(mask, batch if name == task else {})
+
+    def _rehearsal(self, task: str, slots: NDArray[np.int64]) -> Rehearsal:
+        shelf = self.shelves[task]
+        logits = shelf.take("logits", slots) if "logits" in shelf.fields else None
+        return Rehearsal(task, shelf.take("x", slots), shelf.take("y", slots), logits, torch.from_numpy(slots))
+
+
+def _kind(rows: Tensor) -> str:
+    return f"shape {tuple(rows.shape)}, {rows.dtype}"
+
+
+def _check_labels(task: str, y: Tensor, shelf: Shelf) -> None:
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise TaskError(f"task {task!r}: labels ({_kind(y)}) must be one whole number per sample")
+    labels = shelf.labels_of(y)
+    outside = labels[(labels < 0) | (labels >= shelf.classes)]
+    if len(outside):
+        raise TaskError(f"task {task!r}: label {outside[0]} is outside 0 … {shelf.classes - 1}")

@@ -1,0 +1,30 @@
+"""Experience replay."""
+
+import torch
+
+from spcl.learner import Columns, Method, Weights
+
+__all__ = ["ER"]
+
+
+class ER(Method):
+    r"""Experience replay: half the current tasks' mean gradient, half the memory's.
+
+    .. math:: u = \tfrac12 (g + g_m)
+
+    Chaudhry et al., *On Tiny Episodic Memories in Continual Learning*, 2019.
+
+    >>> ER()
+    ER()
+    """
+
+    name = "er"
+    family = "SCL"
+    summary = "averages the current tasks' gradient with the memory's"
+    reference = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
+    fold = "mean"
+    uses_gramian = False
+
+    def weigh(self, columns: Columns) -> Weights:
+        """Equal weights."""
+        return Weights(torch.full((len(columns.names),), 1.0 / len(columns.names)))

@@ -1,0 +1,9 @@
+"""Backbones, what all tasks share: each is an `nn.Module` whose attribute `feature_dim` is the length of its output."""
+
+from spcl.models.backbone import Backbone
+from spcl.models.cnn import SmallCNN
+from spcl.models.mlp import MLP
+from spcl.models.normalise import Normalise
+from spcl.models.resnet import ResNet18
+
+__all__ = ["MLP", "Backbone", "Normalise", "ResNet18", "SmallCNN"]

@@ -1,0 +1,18 @@
+"""Modules one after another that together are a backbone."""
+
+from torch import nn
+
+__all__ = ["Backbone"]
+
+
+class Backbone(nn.Sequential):
+    """A sequence of modules that ends in a backbone, whose `feature_dim` it takes over.
+
+    >>> from spcl.models import MLP, Normalise
+    >>> Backbone(Normalise(mean=0.13, std=0.31), MLP(784)).feature_dim
+    64
+    """
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__(*modules)
+        self.feature_dim: int = modules[-1].feature_dim  # type: ignore[assignment]

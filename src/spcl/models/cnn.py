@@ -1,0 +1,49 @@
+"""The small convolutional network of the CIFAR-10 toy."""
+
+from torch import Tensor, nn
+
+from spcl.errors import SpclError
+from spcl.models.initialisation import initialise_he
+
+__all__ = ["SmallCNN"]
+
+
+class SmallCNN(nn.Module):
+    """Three 3×3 convolutions (32, 64, 64 filters, no padding) with 2×2 max-pools between them, and a dense layer of 64.
+
+    Args:
+        channels: Of the images: 3 for colour, 1 for grey.
+        image_size: Their height and width.
+
+    >>> import torch
+    >>> model = SmallCNN(channels=3, image_size=32)
+    >>> model(torch.zeros(5, 3, 32, 32)).shape, model.feature_dim
+    (torch.Size([5, 64]), 64)
+    """
+
+    feature_dim = 64
+
+    def __init__(self, channels: int = 3, image_size: int = 32) -> None:
+        super().__init__()
+        side = ((image_size - 2) // 2 - 2) // 2 - 2
+        if side < 1:
+            raise SpclError(
+                f"images of {image_size}×{image_size} are too small: three convolutions need at least 18×18"
+            )
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+        )
+        self.dense = nn.Sequential(nn.Flatten(), nn.Linear(64 * side * side, self.feature_dim), nn.ReLU())
+        initialise_he(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of a batch of images."""
+        features: Tensor = self.dense(self.convolutions(x))
+        return features

@@ -1,0 +1,34 @@
+"""The multi-layer perceptron of PS-EMNIST."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from spcl.models.initialisation import initialise_he
+
+__all__ = ["MLP"]
+
+
+class MLP(nn.Module):
+    """Fully connected layers, each followed by ReLU; samples of any shape are flattened.
+
+    The default, 784–128–64, is the backbone of PS-EMNIST (paper §5.2).
+
+    >>> import torch
+    >>> model = MLP(inputs=28 * 28)
+    >>> model(torch.zeros(5, 1, 28, 28)).shape, model.feature_dim
+    (torch.Size([5, 64]), 64)
+    """
+
+    def __init__(self, inputs: int, hidden: Sequence[int] = (128, 64)) -> None:
+        super().__init__()
+        layers = [layer for sizes in pairwise((inputs, *hidden)) for layer in (nn.Linear(*sizes), nn.ReLU())]
+        self.layers = nn.Sequential(nn.Flatten(), *layers)
+        self.feature_dim = (inputs, *hidden)[-1]
+        initialise_he(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of a batch."""
+        features: Tensor = self.layers(x)
+        return features

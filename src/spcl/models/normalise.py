@@ -1,0 +1,38 @@
+"""From bytes to normalised floats, inside the model, so that data can be kept and moved as bytes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spcl.errors import SpclError
+
+__all__ = ["Normalise"]
+
+
+class Normalise(nn.Module):
+    """`(x / 255 - mean) / std` in float32, for x of bytes or floats from 0 to 255.
+
+    Args:
+        mean: Of the data scaled to 0 … 1: one number, or one for each channel (dimension 1).
+        std: The standard deviation, likewise.
+
+    >>> import torch
+    >>> Normalise(mean=0.5, std=0.25)(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
+    tensor([[-2.0000, -1.2000,  2.0000]])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).flatten())
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).flatten())
+        if self.mean.shape != self.std.shape or not bool((self.std > 0).all()):
+            raise SpclError(f"mean {mean} and std {std}: give as many of one as of the other, every std positive")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise a batch; dimension 1 holds the channels."""
+        shape = (-1,) + (1,) * (x.dim() - 2)
+        return (x.to(torch.float32) / 255 - self.mean.view(shape)) / self.std.view(shape)

@@ -1,0 +1,70 @@
+"""ResNet-18 for small images."""
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from spcl.models.initialisation import initialise_he
+
+__all__ = ["ResNet18"]
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al., 2016) with a 3×3 stride-1 stem and a 2×2 max-pool.
+
+    It is the backbone of PS-CIFAR-100 and PS-ImageNet-TINY (paper §5.2).
+
+    Args:
+        channels: Of the images.
+        batch_norm_momentum: The weight of the newest batch in the running statistics (PyTorch's convention);
+            the published networks use 0.01.
+
+    >>> import torch
+    >>> model = ResNet18()
+    >>> model(torch.zeros(2, 3, 32, 32)).shape, model.feature_dim
+    (torch.Size([2, 512]), 512)
+    """
+
+    feature_dim = 512
+
+    def __init__(self, channels: int = 3, batch_norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64, momentum=batch_norm_momentum),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.stages = nn.Sequential()
+        for inputs, outputs in pairwise((64, 64, 128, 256, 512)):
+            self.stages.append(_Block(inputs, outputs, 1 if inputs == outputs else 2, batch_norm_momentum))
+            self.stages.append(_Block(outputs, outputs, 1, batch_norm_momentum))
+        initialise_he(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of a batch of images: the last stage's, averaged over the positions."""
+        features: Tensor = self.stages(self.stem(x))
+        return features.mean(dim=(2, 3))
+
+
+class _Block(nn.Module):
+    """relu(F(x) + shortcut(x)), where F is two 3×3 convolutions with batch-norm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, momentum: float) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs, momentum=momentum),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs, momentum=momentum),
+        )
+        self.shortcut = nn.Sequential()
+        if stride != 1:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(outputs, momentum=momentum))
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual: Tensor = self.residual(x)
+        shortcut: Tensor = self.shortcut(x)
+        return (residual + shortcut).relu()

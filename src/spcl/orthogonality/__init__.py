@@ -1,0 +1,15 @@
+"""Orthogonal convolutions: the doubly-block Toeplitz penalty, its gradient, and measures of a layer's filters."""
+
+from spcl.orthogonality.layers import LayerChoice
+from spcl.orthogonality.penalty import add_orthogonality_gradient, orthogonality_penalty
+from spcl.orthogonality.statistics import FilterStatistics, filter_statistics
+from spcl.orthogonality.toeplitz import toeplitz_matrix
+
+__all__ = [
+    "FilterStatistics",
+    "LayerChoice",
+    "add_orthogonality_gradient",
+    "filter_statistics",
+    "orthogonality_penalty",
+    "toeplitz_matrix",
+]

@@ -1,0 +1,118 @@
+"""The DBT penalty of a whole module: as a differentiable loss, or as a gradient added to given buffers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from spcl.errors import SpclError
+from spcl.orthogonality.kernel import layer_penalty
+from spcl.orthogonality.layers import Layer, LayerChoice, find_layers
+
+__all__ = ["add_orthogonality_gradient", "orthogonality_penalty"]
+
+
+def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tensor:
+    r"""How far the convolutions and linear layers of `module` are from being orthogonal maps.
+
+    A convolution is a product with a doubly-block Toeplitz (DBT) matrix 𝓜, whose rows are copies of the kernel K
+    (N×C×k×k) shifted by multiples of the stride S. The penalty is ‖𝓜𝓜ᵀ − I‖² per output position, summed over
+    the layers; in the paper it is ‖Conv(K, K, padding=P, stride=S) − I₀‖² (Eq. orth_loss_row, orth_loss in §4.1):
+
+        O_s[n, m] = Σ_{c,p} K[n, c, p+s] · K[m, c, p]       for shifts s that are multiples of S, up to P = ⌊(k−1)/S⌋·S
+        penalty   = Σ_s ‖O_s‖²                              with I subtracted from O_0
+
+    - Linear layers are the case k = 1: ‖WWᵀ − I‖².
+    - Every group of a grouped convolution has a matrix of its own; they share no input.
+    - Dilated kernels overlap where the shift is a multiple of the dilation as well.
+    - A transposed convolution is the adjoint of the convolution with the same weight. The penalty is that
+      convolution's: it makes the *columns* of the transposed convolution orthonormal.
+
+    Always the rows: a layer with more of them than columns cannot be orthogonal, and its penalty is then least, and
+    positive, where its columns are orthogonal.
+
+    The gradient is in closed form and is computed with the value, so `backward` costs nothing more; it cannot be
+    differentiated again.
+
+    Args:
+        module: Any module. A lone layer has the name `""`.
+        layers: All convolutions and linear layers (`None`), a predicate `(name, layer) -> bool`, or names.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 1, 2, bias=False), nn.Linear(2, 2))
+    >>> _ = nn.init.ones_(net[0].weight), nn.init.eye_(net[1].weight)
+    >>> penalty = orthogonality_penalty(net)  # 3² at s = 0, 2² at four shifts, 1² at four more; the linear layer has 0
+    >>> penalty
+    tensor(29., grad_fn=...)
+    >>> penalty.backward()
+    >>> net[0].weight.grad.round()
+    tensor([[[[32., 32.],
+              [32., 32.]]]])
+    >>> orthogonality_penalty(net, layers=["1"])
+    tensor(0., grad_fn=...)
+    """
+    return torch.stack([_differentiable_penalty(layer) for layer in find_layers(module, layers)]).sum()
+
+
+@torch.no_grad()
+def add_orthogonality_gradient(
+    module: nn.Module, buffers: Mapping[nn.Parameter, Tensor], alpha: float = 1.0, layers: LayerChoice = None
+) -> Tensor:
+    """Adds `alpha` times the gradient of `orthogonality_penalty` to `buffers` and returns the penalty.
+
+    For training loops that keep gradients in storage of their own: the penalty depends on the weights alone, so its
+    gradient is found once per step and added to every task's (line 5 of the paper's Algorithm 1).
+    Nothing larger than one layer is allocated, and nothing waits for the device.
+
+    Args:
+        module: The module whose layers are meant.
+        buffers: For the weight of every chosen layer, a tensor of its shape, such as a view into one flat gradient.
+            Frozen weights need none: they count in the penalty.
+        alpha: The weight α of the penalty in the loss.
+        layers: As in `orthogonality_penalty`.
+
+    >>> linear = nn.Linear(2, 2, bias=False)
+    >>> _ = nn.init.constant_(linear.weight, 1.0)
+    >>> flat = torch.zeros(4)
+    >>> add_orthogonality_gradient(linear, {linear.weight: flat.view(2, 2)}, alpha=0.5)
+    tensor(10.)
+    >>> flat  # 0.5 · 4(WWᵀ − I)W
+    tensor([6., 6., 6., 6.])
+    """
+    chosen = [(layer, _buffer(layer, buffers)) for layer in find_layers(module, layers)]
+    return torch.stack([layer_penalty(layer, buffer, alpha) for layer, buffer in chosen]).sum()
+
+
+def _buffer(layer: Layer, buffers: Mapping[nn.Parameter, Tensor]) -> Tensor | None:
+    if not isinstance(layer.weight, nn.Parameter):
+        raise SpclError(f"the weight of {layer.name!r} is computed from other parameters: use orthogonality_penalty")
+    buffer = buffers.get(layer.weight)
+    if buffer is None and layer.weight.requires_grad:
+        raise SpclError(f"no buffer for the weight of {layer.name!r}: give one, or leave the layer out by `layers`")
+    if buffer is not None and buffer.shape != layer.weight.shape:
+        raise SpclError(
+            f"the buffer for {layer.name!r} is {tuple(buffer.shape)}, its weight {tuple(layer.weight.shape)}"
+        )
+    return buffer
+
+
+def _differentiable_penalty(layer: Layer) -> Tensor:
+    if not (torch.is_grad_enabled() and layer.weight.requires_grad):
+        return layer_penalty(layer)
+    penalty: Tensor = _Penalty.apply(layer.weight, layer)  # type: ignore[no-untyped-call]
+    return penalty
+
+
+class _Penalty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, layer: Layer) -> Tensor:
+        gradient = torch.zeros_like(weight)
+        ctx.save_for_backward(gradient)
+        return layer_penalty(layer, gradient)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return output_gradient * gradient, None

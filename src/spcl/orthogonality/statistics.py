@@ -1,0 +1,64 @@
+"""What the filters of every layer look like: conditioning, norm and redundancy."""
+
+from dataclasses import dataclass
+from math import inf, nan
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from spcl.orthogonality.layers import LayerChoice, find_layers
+
+__all__ = ["FilterStatistics", "filter_statistics"]
+
+
+@dataclass(frozen=True)
+class FilterStatistics:
+    """Measures of one layer's kernel as a matrix, a row for every filter: N × (C·k·k).
+
+    Attributes:
+        condition_number: σ_max/σ_min, 1 for orthogonal filters of one length and infinite for dependent ones.
+        norm: The spectral norm σ_max. An orthogonal layer of any size has norm 1, so that layers can be compared,
+            and σ_max/κ to σ_max are the factors by which the matrix stretches its row space.
+        correlation: The paper's filter correlation (§5.4), 1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)| over the m filters.
+            As there, the sum over the m(m−1)/2 pairs is divided by m(m−1): equal filters have 1/2, orthogonal ones 0.
+    """
+
+    condition_number: float
+    norm: float
+    correlation: float
+
+
+@torch.no_grad()
+def filter_statistics(module: nn.Module, layers: LayerChoice = None) -> dict[str, FilterStatistics]:
+    """Condition number, norm and filter correlation of the chosen layers, by name (paper, §5.4).
+
+    Layers are chosen as in `orthogonality_penalty`; the filters are those whose orthogonality it measures.
+    A kernel with NaN or infinite entries has NaN for all three.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> _ = linear.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    >>> filter_statistics(nn.Sequential(linear))
+    {'0': FilterStatistics(condition_number=3.0, norm=3.0, correlation=0.0)}
+    """
+    return {layer.name: _statistics(layer.weight.flatten(1).double()) for layer in find_layers(module, layers)}
+
+
+def _statistics(filters: Tensor) -> FilterStatistics:
+    if not filters.isfinite().all():
+        return FilterStatistics(nan, nan, nan)
+    singular = torch.linalg.svdvals(filters)
+    largest, smallest = singular[0].item(), singular[-1].item()
+    rounding = largest * max(filters.shape) * torch.finfo(filters.dtype).eps
+    return FilterStatistics(
+        condition_number=largest / smallest if smallest > rounding else inf,
+        norm=largest,
+        correlation=_correlation(filters),
+    )
+
+
+def _correlation(filters: Tensor) -> float:
+    count = len(filters)
+    directions = normalize(filters)
+    pairs = (directions @ directions.T).abs().triu(diagonal=1)
+    return pairs.sum().item() / max(count * (count - 1), 1)

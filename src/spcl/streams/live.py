@@ -1,0 +1,302 @@
+"""Running sources, each at its own pace, merged into one stream of moments."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from spcl.errors import DataError, SpclError, TaskError
+from spcl.streams.moment import Moment
+
+__all__ = ["Failure", "LiveStream"]
+
+Batch = tuple[Tensor, Tensor]
+_END = object()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with a source: the last exception, when it came (`time.time()`), and how many there were."""
+
+    exception: BaseException
+    time: float
+    count: int
+
+
+@dataclass(eq=False)
+class _Source:
+    name: str
+    started: bool  # a moment has announced it
+    queue: deque[Batch] = field(default_factory=deque)
+    reading: bool = True  # its thread may still append; False once exhausted or failed
+    failed: bool = False
+    stopped: bool = False  # its thread is to leave as soon as it can
+
+    @property
+    def exhausted(self) -> bool:
+        return not (self.reading or self.failed or self.queue)
+
+
+def _log_failure(name: str, failure: Failure) -> None:
+    logging.getLogger(__name__).warning("source %r failed (%d×): %r", name, failure.count, failure.exception)
+
+
+class LiveStream:
+    """Moments of named sources that run side by side: generators, DataLoaders, anything that yields `(x, y)` batches.
+
+    Each source is read by its own thread into its own queue. A moment holds what is there now, at most one batch of
+    each source; only when nothing at all is there does the loop wait. So a slow source holds up nobody, and
+    a source that is faster than the learner waits once `capacity` batches of it are queued.
+
+    - A task is `started` in the moment of its first batch, and `ended` once its source is known to be exhausted or
+      removed: often after its last batch, in a moment that may have no batches at all.
+    - A source that raises, or yields something else than two tensors of one length, has failed. It is in `failures`, is
+      reported to `on_failure`, and has not ended: `restart` brings it back, `remove` ends it.
+    - The loop ends when no source is running and everything is delivered, after `patience` seconds without news, or
+      on `close`. Looping again goes on with what has come since.
+    - `add`, `restart`, `remove` and `close` may be called by any thread at any time.
+
+    Args:
+        sources: The first sources by name; their threads start at once.
+        capacity: How many batches of a source may wait; the source runs no further ahead.
+        patience: How many seconds to wait for news before the loop is left; None waits as long as it takes.
+        keep_open: Wait for sources to be added or restarted when none is running, instead of ending the loop.
+        on_failure: Called as `on_failure(name, failure)` in the thread of the loop, before the next moment: the place
+            to call `restart`, or to raise. By default the failure is logged as a warning.
+
+    >>> import torch
+    >>> def sensor(readings):
+    ...     for reading in readings:
+    ...         yield torch.tensor([reading]), torch.tensor([0])
+    >>> with LiveStream({"camera": sensor([1.0, 2.0]), "lidar": sensor([5.0])}) as stream:
+    ...     seen = [float(x) for moment in stream for x, y in moment.batches.values()]
+    >>> sorted(seen), sorted(stream.delivered.items())
+    ([1.0, 2.0, 5.0], [('camera', 2), ('lidar', 1)])
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Iterable[Any]] | None = None,
+        *,
+        capacity: int = 4,
+        patience: float | None = None,
+        keep_open: bool = False,
+        on_failure: Callable[[str, Failure], None] = _log_failure,
+    ) -> None:
+        if capacity < 1:
+            raise SpclError(f"capacity is {capacity}: a source needs room for at least 1 batch")
+        self.capacity = capacity
+        self.patience = patience
+        self.keep_open = keep_open
+        self.on_failure = on_failure
+        self.failures: dict[str, Failure] = {}
+        self.delivered: dict[str, int] = {}
+        self._sources: dict[str, _Source] = {}
+        self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has said so
+        self._unreported: list[str] = []
+        self._threads: list[threading.Thread] = []
+        self._step = 0
+        self._closed = False
+        self._changed = threading.Condition()  # guards everything above, and tells of every change
+        for name, iterable in (sources or {}).items():
+            self.add(name, iterable)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The sources that are being read or still have batches waiting."""
+        with self._changed:
+            return tuple(source.name for source in self._sources.values() if source.reading or source.queue)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The sources that have failed and not come back."""
+        with self._changed:
+            return tuple(source.name for source in self._sources.values() if source.failed)
+
+    def add(self, name: str, iterable: Iterable[Any]) -> None:
+        """Let a source join. Names are used once: a task that has ended does not start again."""
+        with self._changed:
+            if name in self._sources or name in self._ended:
+                raise TaskError(f"there is or was a source {name!r}: add this one under another name")
+            source = _Source(name, started=name in self.delivered)
+            self._start_reading(source, iterable)
+            self._sources[name] = source
+
+    def restart(self, name: str, iterable: Iterable[Any]) -> None:
+        """Let a source that failed come back; batches that were waiting still come first."""
+        with self._changed:
+            source = self._find(name)
+            if not source.failed:
+                raise TaskError(f"source {name!r} has not failed: only a failed source can be restarted")
+            self._start_reading(source, iterable)
+            source.failed, source.reading = False, True
+
+    def remove(self, name: str) -> None:
+        """End a source now; batches of it that are still waiting are dropped."""
+        with self._changed:
+            source = self._find(name)
+            source.stopped = True
+            self._end(source)
+            self._changed.notify_all()
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Stop all sources and wait for their threads.
+
+        A thread inside its source's own code cannot be interrupted: it is waited for until `timeout` seconds have
+        passed, and ends when the source next yields, at the latest with the program.
+        """
+        with self._changed:
+            self._closed = True
+            for source in self._sources.values():
+                source.stopped = True
+                source.queue.clear()
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Moment]:
+        while (moment := self._next()) is not None:
+            yield moment
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, how many batches of each source were delivered, and which sources have ended.
+
+        Sources cannot be rewound: on resuming it is up to them to skip what was delivered, and what was read but not
+        delivered is lost.
+        """
+        with self._changed:
+            ended = [name for name, announced in self._ended.items() if announced]
+            return {"step": self._step, "delivered": dict(self.delivered), "ended": ended}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count on from a saved state; call it before the first moment is taken.
+
+        Tasks that had started are not announced again, and sources of tasks that had ended are dropped.
+        """
+        with self._changed:
+            self._step = state["step"]
+            self.delivered = dict(state["delivered"])
+            for source in self._sources.values():
+                source.started = source.name in self.delivered
+            for name in self._ended:  # a source may have been exhausted before this call
+                self._ended[name] = name not in self.delivered
+            for name in state["ended"]:
+                if name in self._sources:
+                    self._sources.pop(name).stopped = True
+                self._ended[name] = True
+            self._changed.notify_all()
+
+    def _find(self, name: str) -> _Source:
+        if name not in self._sources:
+            raise TaskError(f"there is no source {name!r} that has not ended: the sources are {list(self._sources)}")
+        return self._sources[name]
+
+    def _start_reading(self, source: _Source, iterable: Iterable[Any]) -> None:
+        if self._closed:
+            raise SpclError(f"the stream is closed: source {source.name!r} cannot join, make a new LiveStream")
+        thread = threading.Thread(target=self._read, args=(source, iterable), name=f"source {source.name}", daemon=True)
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
+
+    def _read(self, source: _Source, iterable: Iterable[Any]) -> None:
+        try:
+            iterator = iter(iterable)
+            while self._wait_for_room(source) and (batch := next(iterator, _END)) is not _END:
+                self._put(source, _checked(batch))
+        except BaseException as error:  # also SystemExit: a dead source must never look like a slow one
+            self._stop_reading(source, error)
+        else:
+            self._stop_reading(source, None)
+
+    def _wait_for_room(self, source: _Source) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: source.stopped or len(source.queue) < self.capacity)
+            return not source.stopped
+
+    def _put(self, source: _Source, batch: Batch) -> None:
+        with self._changed:
+            if not source.stopped:
+                source.queue.append(batch)
+                self._changed.notify_all()
+
+    def _stop_reading(self, source: _Source, error: BaseException | None) -> None:
+        with self._changed:
+            source.reading = False
+            if error is not None and not source.stopped:
+                source.failed = True
+                count = self.failures[source.name].count + 1 if source.name in self.failures else 1
+                self.failures[source.name] = Failure(error, time.time(), count)
+                self._unreported.append(source.name)
+            if source.exhausted and not source.stopped:
+                self._end(source)
+            self._changed.notify_all()
+
+    def _next(self) -> Moment | None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._has_news, self.patience)
+                failed, self._unreported = self._unreported, []
+                if not failed or self._closed:
+                    return self._collect()
+            for name in failed:
+                self.on_failure(name, self.failures[name])
+
+    def _has_news(self) -> bool:
+        sources = self._sources.values()
+        return (
+            self._closed
+            or bool(self._unreported)
+            or not all(self._ended.values())
+            or any(source.queue for source in sources)
+            or not (self.keep_open or any(source.reading for source in sources))
+        )
+
+    def _collect(self) -> Moment | None:
+        if self._closed:
+            return None
+        batches = {name: source.queue.popleft() for name, source in self._sources.items() if source.queue}
+        started = tuple(name for name in batches if not self._sources[name].started)
+        for name in batches:
+            self._sources[name].started = True
+            self.delivered[name] = self.delivered.get(name, 0) + 1
+        for source in [source for source in self._sources.values() if source.exhausted]:
+            self._end(source)
+        ended = tuple(name for name, announced in self._ended.items() if not announced)
+        self._ended.update(dict.fromkeys(ended, True))
+        if not (batches or ended):
+            return None
+        self._changed.notify_all()
+        self._step += 1
+        return Moment(self._step - 1, batches, started, ended)
+
+    def _end(self, source: _Source) -> None:
+        """Leave the source out from now on; the next moment says so if one has said that it started."""
+        del self._sources[source.name]
+        self._ended[source.name] = not source.started
+
+
+def _checked(batch: Any) -> Batch:
+    if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
+        raise DataError(f"the source yielded {type(batch).__name__}: it must yield pairs (x, y) of tensors")
+    x, y = batch
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
+        raise DataError(
+            f"the source yielded x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: one y for each x"
+        )
+    return x, y

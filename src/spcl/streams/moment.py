@@ -1,0 +1,32 @@
+"""What every stream yields: the batches that are there at one instant."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Moment"]
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """One step of parallel learning: a batch of every task that has data now.
+
+    Attributes:
+        step: The time, counted in training steps.
+        batches: `(x, y)` of each task, by name; labels are local to the task.
+        started: The tasks whose first batch is in this moment.
+        ended: The tasks that send nothing after this moment.
+
+    A learner is fed with it in four lines: add what started, step, finish what ended.
+
+    >>> import torch
+    >>> moment = Moment(0, {"camera": (torch.zeros(8, 3), torch.zeros(8))}, started=("camera",), ended=())
+    >>> for name, (x, y) in moment.batches.items():
+    ...     print(name, tuple(x.shape), "new" if name in moment.started else "known")
+    camera (8, 3) new
+    """
+
+    step: int
+    batches: dict[str, tuple[Tensor, Tensor]]
+    started: tuple[str, ...]
+    ended: tuple[str, ...]

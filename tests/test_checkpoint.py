@@ -1,0 +1,355 @@
+import math
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from spcl import checkpoint
+from spcl.checkpoint import DTYPES, read_checkpoint, read_newest, write_checkpoint
+from spcl.errors import CheckpointError
+
+SMALL = {"step": 3, "tasks": ["a", {"classes": 2}], "w": torch.tensor([1.5, -0.0]), "y": torch.tensor([7, 8])}
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_identical(found: Any, expected: Any) -> None:
+    """Equality to the last bit, after tuples have become lists."""
+    if isinstance(expected, Tensor):
+        assert isinstance(found, Tensor)
+        assert (found.dtype, found.shape, found.device.type) == (expected.dtype, expected.shape, "cpu")
+        assert bits(found) == bits(expected.detach())
+    elif isinstance(expected, dict):
+        assert type(found) is dict
+        assert list(found) == list(expected)
+        for key in expected:
+            assert_identical(found[key], expected[key])
+    elif isinstance(expected, list | tuple):
+        assert type(found) is list
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_identical(one, other)
+    elif isinstance(expected, float):
+        assert math.isnan(found) if math.isnan(expected) else struct.pack("d", found) == struct.pack("d", expected)
+    else:
+        assert type(found) is type(expected)
+        assert found == expected
+
+
+@st.composite
+def any_bits(draw: st.DrawFn) -> Tensor:
+    """Tensors of every type and shape, filled with arbitrary bytes: NaN payloads, infinities and negative zeros."""
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    count = math.prod(shape)
+    raw = bytearray(draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize)))
+    if dtype == torch.bool:
+        raw = bytearray(byte & 1 for byte in raw)
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+KEYS = st.text(max_size=4) | st.sampled_from(["$tensor", "$float", "$", "$$x"])
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | any_bits()
+STATES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        LEAVES,
+        lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(state=STATES)
+def test_every_state_comes_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]) -> None:
+    path = tmp_path_factory.mktemp("state") / "c"
+    write_checkpoint(path, state)
+    assert_identical(read_checkpoint(path), state)
+
+
+def test_awkward_tensors_come_back(tmp_path: Path) -> None:
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    state = {
+        "base": base,
+        "same": base,
+        "overlapping": base[1:3],
+        "transposed": base.T,
+        "strided": base[:, ::2],
+        "expanded": base[:1].expand(5, 6),
+        "parameter": torch.nn.Parameter(base),
+        "scalar": torch.tensor(2.5, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3, dtype=torch.bool),
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    }
+    write_checkpoint(tmp_path / "c", state)
+    found = read_checkpoint(tmp_path / "c")
+    assert_identical(found, state)
+    found["base"].zero_()
+    assert_identical(found["same"], base)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tensors_come_back_on_the_host(tmp_path: Path) -> None:
+    state = {"x": torch.randn(5, 7, device="cuda").T}
+    write_checkpoint(tmp_path / "c", state)
+    assert_identical(read_checkpoint(tmp_path / "c"), {"x": state["x"].cpu()})
+
+
+def test_the_file_is_a_standard_safetensors_file(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "c", SMALL)
+    tensors = load_file(tmp_path / "c")
+    assert sorted(map(bits, tensors.values())) == sorted(bits(v) for v in SMALL.values() if isinstance(v, Tensor))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({1: 2}, r"state\['v'\] has the key 1: keys .* must be strings"),
+        ([{"deep": {3}}], r"state\['v'\]\[0\]\['deep'\] is a set"),
+        (Path("x"), r"state\['v'\] is a .*Path"),
+        (torch.zeros(1, dtype=torch.complex128), r"state\['v'\] .* torch.complex128"),
+        (torch.eye(2).to_sparse(), r"state\['v'\] is a torch.sparse_coo tensor"),
+        (torch.empty(2, device="meta"), r"state\['v'\]"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_named_and_nothing_written(tmp_path: Path, value: Any, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        write_checkpoint(tmp_path / "c", {"v": value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_before_stays_as_previous(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    for version in range(3):
+        write_checkpoint(path, {"version": version})
+    assert read_checkpoint(path) == {"version": 2}
+    assert read_checkpoint(tmp_path / "c.previous") == {"version": 1}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "c.previous"]
+
+
+def test_without_hard_links_the_checkpoint_before_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    for version in range(3):
+        write_checkpoint(tmp_path / "c", {"version": version})
+    assert read_checkpoint(tmp_path / "c.previous") == {"version": 1}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "c.previous"]
+
+
+def test_leftovers_of_killed_writers_are_removed_and_other_files_kept(tmp_path: Path) -> None:
+    ours, others = tmp_path / ".c[1].0123abcd.partial", tmp_path / ".c1.0123abcd.partial"
+    ours.write_bytes(b"half")
+    others.write_bytes(b"half")
+    write_checkpoint(tmp_path / "c[1]", {})
+    assert not ours.exists()
+    assert others.exists()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let the kernel refuse to write files beyond ``size`` bytes, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, SMALL)
+    with (
+        largest_file(100_000),
+        pytest.raises(CheckpointError, match=r"^cannot write checkpoint .*: File too large; .*$"),
+    ):
+        write_checkpoint(path, {"big": torch.zeros(100_000)})
+    assert_identical(read_checkpoint(path), SMALL)
+    assert [file.name for file in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("place", ["absent/c", "file/c", "."])
+def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"^cannot write checkpoint [^\n]+$"):
+        write_checkpoint(tmp_path / place, {})
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b"sha256") + 20] ^= 1
+    path.write_bytes(data)
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, SMALL)
+    good = path.read_bytes()
+    for position in range(len(good)):
+        for bit in range(8):
+            bad = bytearray(good)
+            bad[position] ^= 1 << bit
+            path.write_bytes(bad)
+            with pytest.raises(CheckpointError, match=str(path)):
+                read_checkpoint(path)
+
+
+def test_every_truncation_and_extension_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, SMALL)
+    good = path.read_bytes()
+    for bad in [good[:length] for length in range(len(good))] + [good + b"\0", good + good]:
+        path.write_bytes(bad)
+        with pytest.raises(CheckpointError, match=str(path)):
+            read_checkpoint(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_replaced_bytes_never_change_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("bytes") / "c"
+    write_checkpoint(path, SMALL)
+    bad = bytearray(path.read_bytes())
+    for position in data.draw(st.lists(st.integers(0, len(bad) - 1), min_size=1, max_size=4)):
+        bad[position] = data.draw(st.integers(0, 255))
+    path.write_bytes(bad)
+    try:
+        found = read_checkpoint(path)
+    except CheckpointError:
+        return
+    assert_identical(found, SMALL)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n" * 50, pickle.dumps([1, 2])], ids=["empty", "text", "pickle"])
+def test_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="no checkpoint at all"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "spcl-checkpoint"}])
+def test_other_safetensors_files_are_refused(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"x": torch.zeros(2)}, tmp_path / "c", metadata=metadata)
+    with pytest.raises(CheckpointError, match="not an spcl checkpoint"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def test_other_versions_are_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "VERSION", 2)
+        write_checkpoint(tmp_path / "c", SMALL)
+    with pytest.raises(CheckpointError, match=r"has version 2 .* reads version 1: use the spcl that wrote it"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_the_error_says_whether_there_is_a_way_back(tmp_path: Path) -> None:
+    path, previous = tmp_path / "c", tmp_path / "c.previous"
+    write_checkpoint(path, {"version": 1})
+    damage(path)
+    with pytest.raises(CheckpointError, match=r"c is damaged: .*checksum; there is no .*c\.previous to go back to"):
+        read_checkpoint(path)
+    write_checkpoint(previous, {"version": 0})
+    with pytest.raises(CheckpointError, match=r"previous checkpoint is valid: load .*c\.previous, or copy it to .*c$"):
+        read_checkpoint(path)
+    damage(previous)
+    with pytest.raises(CheckpointError, match=r"nor can the previous checkpoint be used: .*c\.previous is damaged"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("harm", [damage, Path.unlink])
+def test_the_newest_valid_checkpoint_is_used_with_a_warning(tmp_path: Path, harm: Any) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, {"version": 1})
+    write_checkpoint(path, {"version": 2})
+    assert read_newest(path) == ({"version": 2}, path)
+    harm(path)
+    with pytest.warns(RuntimeWarning, match=r"c (is damaged|does not exist).*; going back to .*c\.previous"):
+        assert read_newest(path) == ({"version": 1}, tmp_path / "c.previous")
+    damage(tmp_path / "c.previous")
+    with pytest.raises(CheckpointError, match="nor can the previous checkpoint be used"):
+        read_newest(path)
+
+
+def test_writing_over_a_damaged_checkpoint_mends_it(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, {"version": 1})
+    write_checkpoint(path, {"version": 2})
+    damage(path)
+    write_checkpoint(path, {"version": 3})
+    assert read_newest(path) == ({"version": 3}, path)
+
+
+KILLS = 40
+KILLER = """
+    import os, random, signal, sys, time, torch
+    from pathlib import Path
+    from spcl.checkpoint import read_checkpoint, write_checkpoint
+
+    def write_forever(path, version, done):
+        while True:
+            write_checkpoint(path, {"version": version, "block": torch.full((50_000,), version)})
+            os.write(done, version.to_bytes(8, "little"))
+            version += 1
+
+    path, kills = Path(sys.argv[1]), int(sys.argv[2])
+    random.seed(0)
+    write_checkpoint(path, {"version": 0, "block": torch.zeros(50_000, dtype=torch.int64)})
+    version = interrupted = 0
+    for _ in range(kills):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            write_forever(path, version + 1, writer)
+        os.close(writer)
+        time.sleep(random.uniform(0.001, 0.02))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        interrupted += any(file.suffix == ".partial" for file in path.parent.iterdir())
+        with open(reader, "rb") as pipe:
+            reported = pipe.read()
+        returned = int.from_bytes(reported[-8:], "little") if reported else version
+        state = read_checkpoint(path)
+        version = state["version"]
+        assert version in (returned, returned + 1), (version, returned)
+        assert (state["block"] == version).all()
+    write_checkpoint(path, {"version": version})
+    print(interrupted, version)
+"""
+
+
+def test_killed_writers_never_leave_less_than_they_wrote(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path / "c"), str(KILLS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    interrupted, versions = map(int, done.stdout.split())
+    assert interrupted > KILLS // 4, "too few writers were killed while they wrote"
+    assert versions > 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "c.previous"]

@@ -1,0 +1,462 @@
+import logging
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from spcl.errors import DataError, SpclError, TaskError
+from spcl.streams import Failure, LiveStream, Moment
+
+LONG = 10.0  # seconds after which a test gives up; none of them takes it when all is well
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([number]), torch.tensor([number % 2])
+
+
+def counting(count: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from map(batch, range(start, start + count))
+
+
+def failing_after(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from counting(count)
+    raise OSError("cable pulled")
+
+
+def numbers(moments: list[Moment], name: str) -> list[int]:
+    return [int(moment.batches[name][0]) for moment in moments if name in moment.batches]
+
+
+class Feed:
+    """A source that yields, raises or ends as it is told from outside."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
+
+    def push(self, number: int) -> None:
+        self._orders.put(number)
+
+    def fail(self) -> None:
+        self._orders.put(OSError("told to"))
+
+    def finish(self) -> None:
+        self._orders.put(None)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while (order := self._orders.get()) is not None:
+            if isinstance(order, Exception):
+                raise order
+            yield batch(order)
+
+
+def test_all_batches_of_all_sources_come_in_order() -> None:
+    with LiveStream({"a": counting(50), "b": counting(20, start=100), "c": counting(1)}, patience=LONG) as stream:
+        moments = list(stream)
+    assert numbers(moments, "a") == list(range(50))
+    assert numbers(moments, "b") == list(range(100, 120))
+    assert numbers(moments, "c") == [0]
+    assert [moment.step for moment in moments] == list(range(len(moments)))
+    assert stream.delivered == {"a": 50, "b": 20, "c": 1}
+    assert Counter(name for moment in moments for name in moment.started) == {"a": 1, "b": 1, "c": 1}
+    assert Counter(name for moment in moments for name in moment.ended) == {"a": 1, "b": 1, "c": 1}
+    for name in "abc":
+        steps = [moment.step for moment in moments if name in moment.batches]
+        assert name in moments[steps[0]].started
+        assert any(name in moment.ended for moment in moments[steps[-1] :])
+
+
+def test_a_moment_takes_one_batch_of_every_source_that_has_some() -> None:
+    with LiveStream({"a": counting(3), "b": counting(3)}, capacity=4) as stream:
+        wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
+        moments = list(stream)
+    assert [list(moment.batches) for moment in moments] == [["a", "b"]] * 3
+    assert [moment.ended for moment in moments] == [(), (), ("a", "b")]
+
+
+def test_a_stalled_source_holds_up_nobody() -> None:
+    stalled = Feed()
+    with LiveStream({"stalled": stalled, "fast": counting(200)}, capacity=2, patience=LONG) as stream:
+        moments = [next(iter(stream)) for _ in range(200)]
+        assert numbers(moments, "fast") == list(range(200))
+        stalled.push(7)
+        stalled.finish()
+        assert numbers(list(stream), "stalled") == [7]
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_a_source_never_runs_further_ahead_than_the_capacity(capacity: int) -> None:
+    made = 0
+
+    def source() -> Iterator[tuple[Tensor, Tensor]]:
+        nonlocal made
+        for number in range(30):
+            made += 1
+            yield batch(number)
+
+    with LiveStream({"eager": source()}, capacity=capacity, patience=LONG) as stream:
+        for taken, _ in enumerate(filter(lambda moment: moment.batches, stream), start=1):
+            assert made <= taken + capacity
+            wait_until(lambda: made == min(taken + capacity, 30))  # noqa: B023 - called at once
+    assert made == 30
+
+
+def test_a_failed_source_is_reported_and_comes_back() -> None:
+    reports: list[tuple[str, Failure]] = []
+
+    def bring_back(name: str, failure: Failure) -> None:
+        reports.append((name, failure))
+        assert stream.failed == (name,)
+        stream.restart(name, failing_after(2) if failure.count < 3 else counting(1, start=50))
+
+    with LiveStream({"weak": failing_after(2), "sound": counting(5)}, patience=LONG, on_failure=bring_back) as stream:
+        moments = list(stream)
+    assert numbers(moments, "weak") == [0, 1, 0, 1, 0, 1, 50]
+    assert numbers(moments, "sound") == list(range(5))
+    assert [(name, failure.count, str(failure.exception)) for name, failure in reports] == [
+        ("weak", count, "cable pulled") for count in (1, 2, 3)
+    ]
+    assert stream.failures["weak"] is reports[-1][1]
+    assert 0 <= time.time() - stream.failures["weak"].time < 60
+    assert sum("weak" in moment.started for moment in moments) == sum("weak" in moment.ended for moment in moments) == 1
+    assert stream.failed == stream.running == ()
+
+
+def test_a_lone_failure_is_logged_and_ends_the_loop_but_not_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), LiveStream({"weak": failing_after(1)}, patience=LONG) as stream:
+        moments = list(stream)
+        assert numbers(moments, "weak") == [0]
+        assert not any(moment.ended for moment in moments)
+        assert stream.failed == ("weak",)
+        assert "source 'weak' failed" in caplog.text
+        assert "cable pulled" in caplog.text
+        stream.restart("weak", counting(2, start=10))
+        again = list(stream)
+    assert numbers(again, "weak") == [10, 11]
+    assert [moment.started for moment in again if moment.started] == []
+    assert again[-1].ended == ("weak",)
+
+
+def test_a_failed_source_can_be_removed() -> None:
+    with LiveStream({"weak": failing_after(1)}, patience=LONG) as stream:
+        list(stream)
+        stream.remove("weak")
+        assert [moment.ended for moment in stream] == [("weak",)]
+
+
+def test_an_error_raised_by_the_callback_reaches_the_loop() -> None:
+    def give_up(name: str, failure: Failure) -> None:
+        raise RuntimeError(f"{name} is vital") from failure.exception
+
+    with (
+        LiveStream({"weak": failing_after(0)}, patience=LONG, on_failure=give_up) as stream,
+        pytest.raises(RuntimeError, match="weak is vital"),
+    ):
+        list(stream)
+
+
+@pytest.mark.parametrize(
+    "yielded",
+    [
+        5,
+        torch.zeros(2, 2),
+        (torch.zeros(2), [0, 1]),
+        (torch.zeros(2), torch.zeros(2), torch.zeros(2)),
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.zeros(0), torch.zeros(0)),
+        (torch.tensor(1), torch.tensor(1)),
+    ],
+)
+def test_a_source_of_something_else_has_failed(yielded: Any) -> None:
+    failures: list[Failure] = []
+    with LiveStream(
+        {"odd": [yielded]}, patience=LONG, on_failure=lambda _, failure: failures.append(failure)
+    ) as stream:
+        assert list(stream) == []
+    assert [type(failure.exception) for failure in failures] == [DataError]
+
+
+@pytest.mark.parametrize("error", [SystemExit, StopIteration, KeyboardInterrupt])
+def test_no_exception_kills_a_thread_unnoticed(error: type[BaseException]) -> None:
+    class Odd:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            raise error
+
+    seen: list[str] = []
+    with LiveStream({"odd": Odd()}, patience=LONG, on_failure=lambda name, _: seen.append(name)) as stream:
+        assert list(stream) == []
+    assert seen == ["odd"]
+    assert isinstance(stream.failures["odd"].exception, error)
+
+
+def test_a_loader_is_a_source() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(10), torch.arange(10)), batch_size=4)
+    with LiveStream({"loader": loader}, patience=LONG) as stream:
+        sizes = [len(moment.batches["loader"][0]) for moment in stream if moment.batches]
+    assert sizes == [4, 4, 2]
+
+
+def test_sources_join_and_leave_while_the_loop_runs() -> None:
+    first, second = Feed(), Feed()
+    first.push(1)
+    with LiveStream({"first": first}, patience=LONG) as stream:
+        moments = iter(stream)
+        assert next(moments).started == ("first",)
+        waiting = threading.Thread(target=lambda: (second.push(2), stream.add("second", second)))
+        waiting.start()
+        moment = next(moments)
+        waiting.join()
+        assert (list(moment.batches), moment.started) == (["second"], ("second",))
+        threading.Thread(target=lambda: stream.remove("first")).start()
+        moment = next(moments)
+        assert (moment.batches, moment.started, moment.ended) == ({}, (), ("first",))
+        assert stream.running == ("second",)
+        second.finish()
+        assert next(moments).ended == ("second",)
+        assert list(moments) == []
+        first.finish()
+
+
+def test_removing_drops_what_was_waiting() -> None:
+    with LiveStream({"a": counting(100)}, capacity=3, patience=LONG) as stream:
+        moments = iter(stream)
+        next(moments)
+        stream.remove("a")
+        assert [(moment.batches, moment.ended) for moment in moments] == [({}, ("a",))]
+
+
+def test_a_source_that_never_delivered_is_never_announced() -> None:
+    silent = Feed()
+    with LiveStream({"empty": [], "silent": silent}, patience=LONG) as stream:
+        stream.remove("silent")
+        assert list(stream) == []
+        silent.finish()
+
+
+def test_bad_calls_are_named_and_change_nothing() -> None:
+    feed = Feed()
+    with LiveStream({"a": feed, "b": counting(1)}, patience=LONG) as stream:
+        feed.push(0)
+        with pytest.raises(TaskError, match="there is or was a source 'a'"):
+            stream.add("a", counting(1))
+        with pytest.raises(TaskError, match="source 'a' has not failed"):
+            stream.restart("a", counting(1))
+        with pytest.raises(TaskError, match="there is no source 'c'"):
+            stream.remove("c")
+        feed.finish()
+        moments = list(stream)
+        assert (numbers(moments, "a"), numbers(moments, "b")) == ([0], [0])
+        with pytest.raises(TaskError, match="there is or was a source 'b'"):
+            stream.add("b", counting(1))
+    with pytest.raises(SpclError, match="the stream is closed: source 'd' cannot join"):
+        stream.add("d", counting(1))
+    with pytest.raises(SpclError, match="capacity is 0"):
+        LiveStream(capacity=0)
+
+
+def test_patience_leaves_an_idle_loop_which_can_go_on() -> None:
+    feed = Feed()
+    with LiveStream({"slow": feed}, patience=0.01) as stream:
+        assert list(stream) == []
+        assert stream.running == ("slow",)
+        feed.push(1)
+        stream.patience = LONG
+        assert numbers([next(iter(stream))], "slow") == [1]
+        feed.finish()
+        assert [moment.ended for moment in stream] == [("slow",)]
+
+
+def test_an_open_stream_waits_for_sources_until_it_is_closed() -> None:
+    taken: queue.SimpleQueue[Moment] = queue.SimpleQueue()
+    stream = LiveStream(keep_open=True)
+    loop = threading.Thread(target=lambda: [taken.put(moment) for moment in stream])
+    loop.start()
+    for name in ("a", "b"):
+        stream.add(name, counting(1))
+        moments = [taken.get(timeout=LONG)]
+        while name not in moments[-1].ended:
+            moments.append(taken.get(timeout=LONG))
+        assert numbers(moments, name) == [0]
+    assert loop.is_alive()
+    stream.close()
+    loop.join(LONG)
+    assert not loop.is_alive()
+
+
+def test_closing_stops_threads_that_wait_for_room() -> None:
+    with LiveStream({str(number): counting(10**9) for number in range(5)}, capacity=2) as stream:
+        for _, moment in zip(range(20), stream, strict=False):
+            assert moment.batches
+        threads = list(stream._threads)
+    assert len(threads) == 5
+    assert not any(thread.is_alive() for thread in threads)
+    assert list(stream) == []
+
+
+def test_closing_does_not_wait_for_a_source_that_hangs() -> None:
+    hanging = Feed()
+    stream = LiveStream({"hanging": hanging})
+    begin = time.monotonic()
+    stream.close(timeout=0.01)
+    assert time.monotonic() - begin < LONG
+    assert list(stream) == []
+    hanging.push(0)  # its thread finds out, and leaves: see the fixture
+
+
+def test_a_source_may_close_the_stream() -> None:
+    def last_words() -> Iterator[tuple[Tensor, Tensor]]:
+        yield batch(1)
+        stream.close()
+
+    stream = LiveStream(patience=LONG, keep_open=True)
+    stream.add("a", last_words())
+    assert len(list(stream)) <= 1
+
+
+def test_state_counts_on_and_leaves_out_what_had_ended() -> None:
+    with LiveStream({"done": counting(2), "cut": failing_after(3)}, patience=LONG) as stream:
+        moments = list(stream)
+        state = stream.state_dict()
+    assert state == {"step": len(moments), "delivered": {"done": 2, "cut": 3}, "ended": ["done"]}
+    new = Feed()
+    new.push(0)
+    new.finish()
+    with LiveStream({"done": counting(2), "cut": counting(1, start=3), "new": new}, patience=LONG) as resumed:
+        resumed.load_state_dict(state)
+        again = list(resumed)
+        assert again[0].step == state["step"]
+        assert numbers(again, "done") == []
+        assert numbers(again, "cut") == [3]
+        assert [name for moment in again for name in moment.started] == ["new"]
+        assert sorted(name for moment in again for name in moment.ended) == ["cut", "new"]
+        assert resumed.delivered == {"done": 2, "cut": 4, "new": 1}
+        assert sorted(resumed.state_dict()["ended"]) == ["cut", "done", "new"]
+        with pytest.raises(TaskError, match="there is or was a source 'done'"):
+            resumed.add("done", counting(1))
+
+
+def test_a_task_that_had_started_ends_even_if_its_source_has_nothing_more() -> None:
+    with LiveStream({"a": []}, patience=LONG) as stream:
+        wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
+        stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []})
+        assert [(moment.step, moment.ended) for moment in stream] == [(5, ("a",))]
+
+
+class RandomLife(RuleBasedStateMachine):
+    """Sources are added, fed, failed, restarted, finished and removed at random: what goes in must come out."""
+
+    @initialize(capacity=st.integers(1, 3))
+    def open(self, capacity: int) -> None:
+        self.stream = LiveStream(capacity=capacity, patience=LONG, keep_open=True, on_failure=lambda *_: None)
+        self.feeds: dict[str, Feed] = {}
+        self.sent: dict[str, list[int]] = {}
+        self.received: dict[str, list[int]] = {}
+        self.alive: set[str] = set()
+        self.finishing: set[str] = set()
+        self.started: list[str] = []
+        self.ended: list[str] = []
+
+    @rule()
+    def add(self) -> None:
+        name = f"source {len(self.sent)}"
+        self.feeds[name], self.sent[name], self.received[name] = Feed(), [], []
+        self.alive.add(name)
+        self.stream.add(name, self.feeds[name])
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def push(self, data: st.DataObject, count: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        for _ in range(count):
+            self.sent[name].append(len(self.sent[name]))
+            self.feeds[name].push(self.sent[name][-1])
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def fail_and_restart(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.feeds[name].fail()
+        while name not in self.stream.failed:
+            self.take()
+        self.feeds[name] = Feed()
+        self.stream.restart(name, self.feeds[name])
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.feeds[name].finish()
+        self.alive.remove(name)
+        if self.sent[name]:
+            self.finishing.add(name)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        self.stream.remove(name)
+        self.feeds[name].finish()
+        self.alive.remove(name)
+        if self.received[name]:
+            self.finishing.add(name)
+        self.sent[name] = list(self.received[name])
+
+    @rule()
+    def take(self) -> None:
+        if self.received == self.sent and not self.finishing:  # no precondition: it depends on the threads' timing
+            return
+        moment = next(iter(self.stream))
+        assert moment.batches or moment.ended
+        assert set(moment.started) <= set(moment.batches)
+        for name, (x, _) in moment.batches.items():
+            assert (name in moment.started) == (not self.received[name])
+            assert name not in self.ended
+            self.received[name].append(int(x))
+            assert self.received[name] == self.sent[name][: len(self.received[name])]
+        self.started.extend(moment.started)
+        self.ended.extend(moment.ended)
+        for name in moment.ended:
+            assert self.received[name] == self.sent[name]
+            self.finishing.remove(name)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stream"):
+            return
+        for name in sorted(self.alive):
+            self.feeds[name].finish()
+            self.finishing.update([name] if self.sent[name] else [])
+        while self.received != self.sent or self.finishing:
+            self.take()
+        self.stream.close(LONG)
+        assert not any(thread.is_alive() for thread in self.stream._threads)
+        assert sorted(self.started) == sorted(self.ended) == sorted(name for name in self.sent if self.received[name])
+        delivered = {name: len(received) for name, received in self.received.items() if received}
+        assert self.stream.delivered == delivered
+        assert self.stream.state_dict()["delivered"] == delivered
+
+
+TestRandomLife = RandomLife.TestCase
+TestRandomLife.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
