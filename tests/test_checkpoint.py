@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import pickle
@@ -113,10 +114,16 @@ def test_cuda_tensors_come_back_on_the_host(tmp_path: Path) -> None:
     assert_identical(read_checkpoint(tmp_path / "c"), {"x": state["x"].cpu()})
 
 
-def test_the_file_is_a_standard_safetensors_file(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "c", SMALL)
-    tensors = load_file(tmp_path / "c")
-    assert sorted(map(bits, tensors.values())) == sorted(bits(v) for v in SMALL.values() if isinstance(v, Tensor))
+def test_the_file_is_a_standard_safetensors_file_with_aligned_tensors(tmp_path: Path) -> None:
+    tensors = [torch.ones(size, dtype=dtype) for size, dtype in enumerate(DTYPES, start=1)]
+    write_checkpoint(tmp_path / "c", {"tensors": tensors[::-1]})
+    found = load_file(tmp_path / "c")
+    assert sorted(map(bits, found.values())) == sorted(map(bits, tensors))
+    data = (tmp_path / "c").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8 : 8 + length])
+    for name, tensor in found.items():
+        assert (8 + length + entries[name]["data_offsets"][0]) % tensor.element_size() == 0
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,16 @@ def test_removing_drops_what_was_waiting() -> None:
         assert [(moment.batches, moment.ended) for moment in moments] == [({}, ("a",))]
 
 
+def test_what_a_removed_source_does_later_is_nobody_s_business() -> None:
+    feed = Feed()
+    with LiveStream({"a": feed}, patience=LONG) as stream:
+        stream.remove("a")
+        feed.fail()
+        wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
+        assert list(stream) == []
+    assert stream.failures == {}
+
+
 def test_a_source_that_never_delivered_is_never_announced() -> None:
     silent = Feed()
     with LiveStream({"empty": [], "silent": silent}, patience=LONG) as stream:
@@ -363,6 +373,16 @@ def test_a_task_that_had_started_ends_even_if_its_source_has_nothing_more() -> N
         wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
         stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []})
         assert [(moment.step, moment.ended) for moment in stream] == [(5, ("a",))]
+
+
+def test_a_task_that_had_started_may_be_added_after_loading() -> None:
+    with LiveStream(patience=LONG) as stream:
+        stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []})
+        stream.add("a", counting(1, start=3))
+        moments = list(stream)
+    assert numbers(moments, "a") == [3]
+    assert [name for moment in moments for name in moment.started] == []
+    assert moments[-1].ended == ("a",)
 
 
 class RandomLife(RuleBasedStateMachine):

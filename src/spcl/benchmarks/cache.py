@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,8 @@ def cached(name: str, identity: object, make: Callable[[], ImageData], *, renew:
     A cache that is missing or damaged is made again, as it is with `renew`. Any number of processes may do so at
     once: they write the same bytes, and every file appears complete or not at all.
     """
-    folder = cache_dir() / "decoded" / f"{name}-{_digest(identity)}"
+    safe_name = re.sub(r"[^\w.-]", "_", name)
+    folder = cache_dir() / "decoded" / f"{safe_name}-{_digest(identity)}"
     if not renew and (data := _open(folder, name)) is not None:
         return data
     made = make()
@@ -48,8 +50,9 @@ def _open(folder: Path, name: str) -> ImageData | None:
     try:
         class_names = json.loads((folder / "class_names.json").read_text())
         # Copy-on-write maps: nothing is read until used, and no write can reach the file or crash the process.
-        tensors = [torch.from_numpy(np.load(folder / f"{array}.npy", mmap_mode="c")) for array in ARRAYS]
-        return ImageData(name, *tensors, tuple(class_names))
+        arrays = {array: np.load(folder / f"{array}.npy", mmap_mode="c") for array in ARRAYS}
+        tensors = {array: torch.from_numpy(values) for array, values in arrays.items()}
+        return ImageData(name, **tensors, class_names=tuple(class_names))
     except (OSError, EOFError, ValueError, TypeError):  # missing, truncated or altered; DataError is a ValueError
         return None
 

@@ -16,7 +16,18 @@ from spcl.benchmarks.sources import Source, fingerprint, open_source
 from spcl.benchmarks.tiny_imagenet import read_tiny_imagenet
 from spcl.errors import DataError
 
-__all__ = ["DATA_NAMES", "EMBEDDED", "PUBLISHED", "DataSet", "Layout", "Published", "how_to_get", "known", "load_data", "locate"]
+__all__ = [
+    "DATA_NAMES",
+    "EMBEDDED",
+    "PUBLISHED",
+    "DataSet",
+    "Layout",
+    "Published",
+    "how_to_get",
+    "known",
+    "load_data",
+    "locate",
+]
 
 EMBEDDED = "ps-glyphs"
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
@@ -190,4 +201,3 @@ def how_to_get(name: str, data_dir: str | Path | None = None) -> str:
     published = PUBLISHED[Path(archive).name]
     target = download_dir(data_dir) / archive
     return f"run `spcl data get {name}`, or without network fetch {published.url} elsewhere and save it as {target}"
-

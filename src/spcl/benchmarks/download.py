@@ -15,10 +15,11 @@ from spcl.errors import DataError
 
 __all__ = ["download", "file_sha256"]
 
-PAUSES = (1.0, 2.0, 4.0, 8.0)
+PAUSES = (1.0, 2.0, 4.0)
 """Seconds to wait before each further attempt."""
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 20
+NOTHING_LEFT, TOO_MANY_REQUESTS = 416, 429
 TROUBLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
@@ -34,7 +35,7 @@ def download(url: str, target: Path, sha256: str) -> None:
         _fetch_persistently(url, part, target)
         if (found := file_sha256(part)) != sha256:
             part.unlink()
-            raise DataError(f"{url}: expected a file with SHA-256 {sha256}, found {found}; {_by_hand(url, target)}")
+            raise DataError(f"{url}: expected a file with SHA-256 {sha256}, found {found}; {_by_hand(target)}")
         part.replace(target)
     except OSError as error:
         raise DataError(f"cannot save {target} ({error}); choose another folder with --data-dir") from error
@@ -47,15 +48,18 @@ def file_sha256(path: Path) -> str:
 
 
 def _fetch_persistently(url: str, part: Path, target: Path) -> None:
-    for pause in (*PAUSES, None):
+    for attempt, pause in enumerate((0.0, *PAUSES)):
+        time.sleep(pause)
         try:
             return _fetch(url, part)
         except TROUBLE as error:
-            code = error.code if isinstance(error, urllib.error.HTTPError) else None
-            final = pause is None or (code is not None and code < 500)
-            if final:
-                raise DataError(f"could not download {url} ({error}); {_by_hand(url, target)}") from error
-        time.sleep(pause)
+            if _is_final(error) or attempt == len(PAUSES):
+                raise DataError(f"could not download {url} ({error}); {_by_hand(target)}") from error
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the server refused, so that asking again is useless."""
+    return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != TOO_MANY_REQUESTS
 
 
 def _fetch(url: str, part: Path) -> None:
@@ -63,9 +67,14 @@ def _fetch(url: str, part: Path) -> None:
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-", "User-Agent": "spcl"})
     # A fresh opener, because the one urlopen() keeps would not notice changed proxy settings.
-    with urllib.request.build_opener().open(request, timeout=TIMEOUT_SECONDS) as response:
-        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        _append(response, part, have if resumed else 0)
+    try:
+        with urllib.request.build_opener().open(request, timeout=TIMEOUT_SECONDS) as response:
+            resumed = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
+            _append(response, part, have if resumed else 0)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != NOTHING_LEFT or have == 0:
+            raise
 
 
 def _append(response: http.client.HTTPResponse, part: Path, have: int) -> None:
@@ -82,9 +91,15 @@ def _append(response: http.client.HTTPResponse, part: Path, have: int) -> None:
 
 def _bar() -> Progress:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def _by_hand(url: str, target: Path) -> str:
+def _by_hand(target: Path) -> str:
     return f"fetch that file with another computer and save it as {target}"

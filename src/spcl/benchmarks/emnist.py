@@ -59,7 +59,9 @@ def _gunzip(source: Source, name: str) -> bytes:
     try:
         raw = gzip.GzipFile(fileobj=io.BytesIO(source.require(name))).read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{source.path}, {name}: expected a complete gzip file, found a damaged one ({error})") from error
+        raise DataError(
+            f"{source.path}, {name}: expected a complete gzip file, found a damaged one ({error})"
+        ) from error
     if len(raw) > MAX_BYTES:
         raise DataError(f"{source.path}, {name}: refused, because it would unpack to more than {MAX_BYTES} bytes")
     return raw

@@ -4,6 +4,7 @@ import numpy as np
 import PIL
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
+from torch import Tensor
 
 from spcl.benchmarks.cache import cached
 from spcl.benchmarks.emnist import CHARACTERS
@@ -43,16 +44,15 @@ def load_glyphs(name: str = "ps-glyphs", *, renew: bool = False) -> ImageData:
 def _make_both(name: str) -> ImageData:
     train_x, train_y = make_glyphs(TRAIN_PER_CLASS, seed=0)
     test_x, test_y = make_glyphs(TEST_PER_CLASS, seed=1)
-    tensors = [torch.from_numpy(array) for array in (train_x, train_y, test_x, test_y)]
-    return ImageData(name, *tensors, tuple(CHARACTERS))
+    return ImageData(name, train_x, train_y, test_x, test_y, tuple(CHARACTERS))
 
 
-def make_glyphs(per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def make_glyphs(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draw `per_class` images of every character: uint8 N×1×28×28 and their labels, the same for the same seed.
 
     >>> images, labels = make_glyphs(2, seed=0)
-    >>> images.shape, labels[:5].tolist()
-    ((124, 1, 28, 28), [0, 0, 1, 1, 2])
+    >>> images.shape, labels[:5]
+    (torch.Size([124, 1, 28, 28]), tensor([0, 0, 1, 1, 2]))
     """
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(CHARACTERS)), per_class)
@@ -63,7 +63,7 @@ def make_glyphs(per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     images = np.empty((len(labels), SIDE, SIDE), np.float32)
     for i in track(range(len(labels)), "drawing ps-glyphs", len(labels)):
         images[i] = _distort(templates[labels[i]][strokes[i]], maps[i], blurs[i])
-    return _expose(rng, images)[:, None], labels
+    return torch.from_numpy(_expose(rng, images)[:, None]), torch.from_numpy(labels)
 
 
 def _templates() -> list[list[Image.Image]]:
@@ -85,7 +85,8 @@ def _affine_maps(rng: np.random.Generator, count: int) -> np.ndarray:
     """Random maps from pixels of the distorted image to pixels of the template, as count×6 coefficients for Pillow."""
     angle = rng.uniform(-ROTATION, ROTATION, count)
     shear = rng.uniform(-SHEAR, SHEAR, count)
-    width = np.exp(rng.uniform(*np.log(SCALE), count))
+    low, high = np.log(SCALE)
+    width = np.exp(rng.uniform(low, high, count))
     height = width * np.exp(rng.uniform(-STRETCH, STRETCH, count))
     shift = rng.uniform(-SHIFT, SHIFT, (count, 2)) * OVERSAMPLING
     zero, one = np.zeros(count), np.ones(count)
@@ -113,4 +114,5 @@ def _expose(rng: np.random.Generator, images: np.ndarray) -> np.ndarray:
     images *= rng.uniform(*CONTRAST, (len(images), 1, 1)).astype(np.float32)
     deviation = rng.uniform(*NOISE, (len(images), 1, 1)).astype(np.float32)
     images += deviation * rng.standard_normal(images.shape, dtype=np.float32)
-    return np.clip(images, 0, 255).astype(np.uint8)
+    exposed: np.ndarray = np.clip(images, 0, 255).astype(np.uint8)
+    return exposed

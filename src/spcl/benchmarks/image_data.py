@@ -61,7 +61,10 @@ def _check_samples(what: str, x: Tensor) -> None:
     if x.dtype == torch.uint8:
         fits, expected = x.ndim == 4, "uint8 images must be N×C×H×W"
     else:
-        fits, expected = x.is_floating_point() and x.ndim >= 2, "samples must be uint8 images or floating-point features"
+        fits, expected = (
+            x.is_floating_point() and x.ndim >= 2,
+            "samples must be uint8 images or floating-point features",
+        )
     if not fits:
         raise DataError(f"{what}: {expected}, found {x.dtype} of shape {tuple(x.shape)}")
     if x.numel() == 0:

@@ -65,7 +65,9 @@ def _stock(name: str, data_dir: str | Path | None, verify: bool) -> Stock:
     except DataError as error:
         return Stock(name, path, original=original, problem=str(error))
     complete = _is_complete(name, data)
-    altered = "as many images as published, but the archive's checksum differs" if complete and original is False else None
+    altered = (
+        "as many images as published, but the archive's checksum differs" if complete and original is False else None
+    )
     return Stock(name, path, len(data.train_x), len(data.test_x), data.classes, complete, original, altered)
 
 

@@ -43,10 +43,14 @@ def from_arrays(
     if (test_x is None) != (test_y is None):
         raise DataError(f"{name}: give test samples and test labels together, or neither")
     samples, labels = _samples(x, name), _labels(y, name)
-    _check_counts(samples, labels, name)
+    if len(samples) != len(labels):
+        raise DataError(f"{name}: {len(samples)} samples but {len(labels)} labels")
     if test_x is None:
         test = _held_out(labels, test_fraction, seed, name)
-        return _data_set(name, samples[~test], labels[~test.numpy()], samples[test], labels[test.numpy()])
+        train = ~test
+        return _data_set(
+            name, samples[torch.from_numpy(train)], labels[train], samples[torch.from_numpy(test)], labels[test]
+        )
     return _data_set(name, samples, labels, _samples(test_x, name), _labels(test_y, name))
 
 
@@ -95,3 +99,98 @@ def from_folder(
         return from_arrays(*_pictures(root, size, mode), test_fraction=test_fraction, seed=seed, name=name)
 
     return cached(name, [size, mode, test_fraction, seed, fingerprint(root)], make)
+
+
+def _samples(x: Any, name: str) -> Tensor:
+    try:
+        tensor = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=("C", "W")))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: samples must be an array of numbers, all of one shape ({error})") from error
+    if tensor.is_floating_point():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DataError(f"{name}: samples hold NaN or infinite values; replace them first")
+        return tensor.float()
+    if tensor.ndim == 3:
+        return tensor[:, None]
+    if tensor.ndim == 4 and tensor.shape[1] > 4 >= tensor.shape[3]:
+        raise DataError(f"{name}: images must be N×C×H×W, found {tuple(tensor.shape)}; use x.transpose(0, 3, 1, 2)")
+    return tensor
+
+
+def _labels(y: Any, name: str) -> np.ndarray:
+    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if labels.ndim != 1 or labels.dtype.kind not in "biuU":
+        raise DataError(
+            f"{name}: labels must be a vector of integers or text, found {labels.dtype} of shape {labels.shape}"
+        )
+    return labels
+
+
+def _held_out(labels: np.ndarray, fraction: float, seed: int, name: str) -> np.ndarray:
+    """A mask of the samples set aside for testing: of every class the same fraction, at least one, never all."""
+    if not 0 < fraction < 1:
+        raise DataError(f"{name}: test_fraction must lie between 0 and 1, found {fraction}")
+    rng = np.random.default_rng(seed)
+    mask = np.zeros(len(labels), bool)
+    for value in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == value))
+        if len(members) < 2:
+            raise DataError(f"{name}: class {value!s} has one sample; splitting into training and test needs two")
+        mask[members[: min(max(1, round(fraction * len(members))), len(members) - 1)]] = True
+    return mask
+
+
+def _data_set(name: str, x: Tensor, y: np.ndarray, test_x: Tensor, test_y: np.ndarray) -> ImageData:
+    values = np.unique(y)
+    if len(unknown := np.setdiff1d(test_y, values)):
+        raise DataError(f"{name}: test labels without training samples: {', '.join(map(str, unknown[:5]))}")
+    train_labels, test_labels = (torch.from_numpy(np.searchsorted(values, labels)) for labels in (y, test_y))
+    return ImageData(name, x, train_labels, test_x, test_labels, tuple(map(str, values)))
+
+
+def _stack(dataset: Any, name: str) -> tuple[np.ndarray, list[Any]]:
+    # Indexing, where possible: iterating over a Dataset relies on an IndexError that not every Dataset raises.
+    items: Iterable[Any] = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else dataset
+    samples: list[np.ndarray] = []
+    labels = []
+    for i, item in enumerate(items):
+        if not (isinstance(item, tuple | list) and len(item) == 2):
+            raise DataError(f"{name}: expected item {i} to be a pair (sample, label), found {type(item).__name__}")
+        sample = _sample_array(item[0])
+        if samples and sample.shape != samples[0].shape:
+            raise DataError(f"{name}: sample {i} has shape {sample.shape}, the first {samples[0].shape}; resize them")
+        samples.append(sample)
+        labels.append(item[1].item() if isinstance(item[1], Tensor) else item[1])
+    if not samples:
+        raise DataError(f"{name}: the dataset is empty")
+    return np.stack(samples), labels
+
+
+def _sample_array(sample: Any) -> np.ndarray:
+    if isinstance(sample, Image.Image):
+        pixels = np.asarray(sample if sample.mode in ("L", "RGB") else sample.convert("RGB"))
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return np.asarray(sample)
+
+
+def _pictures(folder: Path, size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:
+    """All pictures of the class folders, with the folder names as labels."""
+    files = [file for kind in _class_folders(folder) for file in _picture_files(kind)]
+    progress = track(files, f"decoding {folder}", len(files))
+    pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]
+    return np.stack(pixels), [file.parent.name for file in files]
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise DataError(f"{folder}: expected one sub-folder of pictures per class, found none")
+    return folders
+
+
+def _picture_files(folder: Path) -> list[Path]:
+    readable = Image.registered_extensions()
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in readable)
+    if not files:
+        raise DataError(f"{folder}: expected pictures of this class, found none")
+    return files

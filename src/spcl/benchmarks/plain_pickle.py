@@ -27,14 +27,16 @@ def load_plain_pickle(content: bytes, origin: str) -> Any:
     """
     try:
         return _arrays(_PlainUnpickler(io.BytesIO(content), encoding="bytes").load())
-    except _RefusedGlobal as refused:
+    except _RefusedGlobalError as refused:
         message = f"{origin}: refused, because the pickle asks for {refused}, and only plain data is read"
         raise DataError(message) from None
     except Exception as error:  # a damaged pickle can make the unpickler raise almost anything
-        raise DataError(f"{origin}: expected a pickle of plain data and byte arrays, could not read it ({error})") from error
+        raise DataError(
+            f"{origin}: expected a pickle of plain data and byte arrays, could not read it ({error})"
+        ) from error
 
 
-class _RefusedGlobal(Exception):
+class _RefusedGlobalError(Exception):
     """The pickle names something that plain data does not need."""
 
 
@@ -82,7 +84,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (full_name := f"{module}.{name}") in _ALLOWED:
             return _ALLOWED[full_name]
-        raise _RefusedGlobal(full_name)
+        raise _RefusedGlobalError(full_name)
 
 
 def _arrays(content: Any) -> Any:

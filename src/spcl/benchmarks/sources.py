@@ -1,9 +1,9 @@
 """Files by name, whether they lie in a folder, a tar.gz or a zip; archives are read in memory, never extracted."""
 
+import gzip
 import stat
 import tarfile
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,8 +42,8 @@ class Source(ABC):
 def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
     """Open a folder, a ``.zip`` or a ``.tar.gz``.
 
-    In an archive only files below the folder `top` count, as publishers pack them; in a folder those matching `pattern`.
-    An archive with a member that points outside it, or that is a link or a device, is refused whole.
+    In an archive only the files below its folder `top` count, in a folder those that match `pattern`. An archive with a
+    member that points outside it, or that is a link or a device, is refused whole.
     """
     if path.is_dir():
         return _Folder(path, pattern)
@@ -79,8 +79,14 @@ class _Tar(Source):
     def __init__(self, path: Path, top: str) -> None:
         super().__init__(path)
         self._contents: dict[str, bytes] = {}
-        with _damage_reported(path, "gzipped tar archive"), tarfile.open(path, "r:gz") as tar:
+        with (
+            _damage_reported(path, "complete gzipped tar archive"),
+            gzip.open(path) as stream,
+            tarfile.open(fileobj=stream, mode="r:") as tar,
+        ):
             self._contents = dict(self._members(tar, top))
+            while stream.read(1 << 20):  # only at its very end does gzip compare checksums
+                pass
         self.names = frozenset(self._contents)
 
     def _members(self, tar: tarfile.TarFile, top: str) -> Iterator[tuple[str, bytes]]:
@@ -105,7 +111,7 @@ class _Zip(Source):
     def __init__(self, path: Path, top: str) -> None:
         super().__init__(path)
         self._members: dict[str, zipfile.ZipInfo] = {}
-        with _damage_reported(path, "zip archive"):
+        with _damage_reported(path, "complete zip archive"):
             self._zip = zipfile.ZipFile(path)
         for member in self._zip.infolist():
             if stat.S_ISLNK(member.external_attr >> 16):
@@ -118,17 +124,18 @@ class _Zip(Source):
     def read(self, name: str) -> bytes:
         member = self._members[name]
         _check_size(self.path, member.filename, member.file_size)
-        with _damage_reported(self.path, "zip archive"):
+        with _damage_reported(self.path, "complete zip archive"):
             return self._zip.read(member)
 
 
 @contextmanager
 def _damage_reported(path: Path, kind: str) -> Iterator[None]:
-    damage = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
     try:
         yield
-    except damage as error:
-        raise DataError(f"{path}: expected a {kind}, found a damaged one ({error})") from error
+    except DataError:
+        raise
+    except Exception as error:  # the archive modules raise many kinds on damaged files
+        raise DataError(f"{path}: expected a {kind}, could not read it ({error})") from error
 
 
 def _inside(archive: Path, member: str) -> PurePosixPath:

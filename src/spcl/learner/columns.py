@@ -103,7 +103,7 @@ class Collector:
                 self._write_orthogonality(count)
         with result.timed("weighting"):
             products = gramian(rows.buffer[:used]).cpu()
-            kept = self._keep_finite(result, columns, products.diagonal().isfinite().tolist())
+            kept = self._keep_finite(result, columns, products.diagonal()[:count].isfinite().tolist())
             if len(kept) < count:
                 rows.compact([*kept, *range(count, used)])
                 products = gramian(rows.buffer[: len(kept) + used - count]).cpu()

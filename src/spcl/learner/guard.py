@@ -1,30 +1,51 @@
-"""Keeping batch-norm averages clean of a batch that turned out not to be finite."""
+"""Taking a step back: what a backward pass changes before its outcome is known."""
 
 import torch
-from torch import nn
+from torch import Tensor
+from torch.nn.utils import get_total_norm
 
-__all__ = ["BufferGuard"]
+from spcl.learner.method import Method
+from spcl.learner.model import SharedModel
+from spcl.memory import Memory
+
+__all__ = ["StepGuard"]
 
 
-class BufferGuard:
-    """Remembers the floating-point buffers of a module, to set them back when a step spoilt them.
+class StepGuard:
+    """Remembers all that is touched on the way to an update, so that a step can be undone or repeated.
 
-    A batch with NaN leaves its mark on the running averages of batch-norm during the forward pass, before anything is
-    known about its loss.
+    These are the buffers of backbone and heads (a forward pass leaves its mark on the running averages of batch-norm),
+    the random numbers of dropout, the draws of the memory, and what the method remembers.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-        self._copies = [buffer.clone() for buffer in self._buffers]
+    def __init__(self, model: SharedModel, method: Method, memory: Memory | None) -> None:
+        self._model = model
+        self._method = method
+        self._memory = memory
 
-    @torch.no_grad()
     def remember(self) -> None:
-        """Take the buffers as they are for good."""
-        if self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
+        """Take everything as it is for good."""
+        self._buffers = [buffer for module in self._model.modules() for buffer in module.buffers()]
+        self._copies = [buffer.clone() for buffer in self._buffers]
+        self._averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        self._random = torch.get_rng_state()
+        self._device_random = torch.cuda.get_rng_state(self._model.device) if self._model.device.type == "cuda" else None
+        self._draws = None if self._memory is None else self._memory.generator.bit_generator.state
+        self._method_state = self._method.state_dict()
 
     @torch.no_grad()
-    def restore_if_not_finite(self) -> None:
-        """Set the buffers back if any of them is not finite."""
-        if not all(bool(buffer.isfinite().all()) for buffer in self._buffers):
-            torch._foreach_copy_(self._buffers, self._copies)
+    def restore(self) -> None:
+        """Set everything back to what it was."""
+        for buffer, copy in zip(self._buffers, self._copies, strict=True):
+            buffer.copy_(copy)
+        torch.set_rng_state(self._random)
+        if self._device_random is not None:
+            torch.cuda.set_rng_state(self._device_random, self._model.device)
+        if self._memory is not None:
+            self._memory.generator.bit_generator.state = self._draws
+        self._method.load_state_dict(self._method_state)
+
+    @torch.no_grad()
+    def averages_size(self) -> Tensor:
+        """The norm of all floating-point buffers: finite as long as the running averages are."""
+        return get_total_norm(self._averages).to(self._model.device)

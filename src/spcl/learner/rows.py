@@ -34,6 +34,7 @@ class GradientRows:
             raise SpclError(f"the backbone's trainable parameters must share one type and device; found {found}")
         self.parameters = list(parameters)
         self.length = sum(parameter.numel() for parameter in parameters)
+        self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         ((self.dtype, self.device),) = kinds
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
         self._views: list[list[Tensor]] = []
@@ -56,29 +57,17 @@ class GradientRows:
         for parameter, view in zip(self.parameters, self._views[row], strict=True):
             parameter.grad = view
 
-    def present_vector(self, vector: Tensor) -> None:
-        """Let the parameters' ``.grad`` be this vector, which need not be one of the rows."""
-        for parameter, view in zip(self.parameters, self.views(vector), strict=True):
-            parameter.grad = view
-
     def views(self, vector: Tensor) -> list[Tensor]:
         """One view of the vector per parameter, laid out in memory as the parameter is."""
         views, start = [], vector.storage_offset()
-        for parameter in self.parameters:
-            views.append(vector.as_strided(parameter.shape, parameter.stride(), start))
+        for parameter, strides in zip(self.parameters, self._strides, strict=True):
+            views.append(vector.as_strided(parameter.shape, strides, start))
             start += parameter.numel()
         return views
 
-    def compact(self, kept: Sequence[int]) -> None:
-        """Move these rows, given in rising order, to the front."""
-        for target, source in enumerate(kept):
-            if target != source:
-                self.buffer[target].copy_(self.buffer[source])
-
-    def combine(self, weights: Tensor) -> int:
-        """Form the weighted sum of the first rows in place; gives the row that holds it."""
+    def combine(self, weights: Tensor) -> None:
+        """Form the weighted sum of the first rows in row 0."""
         weights = weights.to(self.buffer)
         first = self.buffer[0].mul_(weights[0])
         if len(weights) > 1:
             first.addmv_(self.buffer[1 : len(weights)].T, weights[1:])
-        return 0

@@ -1,11 +1,10 @@
 """The DBT penalty of a whole module: as a differentiable loss, or as a gradient added to given buffers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from spcl.errors import SpclError
 from spcl.orthogonality.kernel import layer_penalty
@@ -108,11 +107,20 @@ class _Penalty(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, layer: Layer) -> Tensor:
         gradient = torch.zeros_like(weight)
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(weight, gradient)
         return layer_penalty(layer, gradient)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return output_gradient * gradient, None
+        return _Gradient.apply(output_gradient, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
+
+
+class _Gradient(torch.autograd.Function):
+    # `once_differentiable` would let a second differentiation pass in silence when the penalty is itself the loss.
+    @staticmethod
+    def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+        return output_gradient * gradient
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Never:
+        raise RuntimeError("the gradient of orthogonality_penalty is in closed form and cannot be differentiated again")

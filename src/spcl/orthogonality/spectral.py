@@ -9,8 +9,8 @@ from torch import Tensor
 
 __all__ = ["spectral_penalty"]
 
-CHUNK = 2**20
-"""About how many numbers one matrix of every frequency in a chunk may have together."""
+CPU_CHUNK, ACCELERATOR_CHUNK = 2**19, 2**23
+"""How many numbers K̂ may have at the frequencies treated together: what a cache holds, what keeps a GPU busy."""
 
 
 def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> Tensor:
@@ -32,9 +32,10 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
         swapped = None if gradient is None else gradient.transpose(1, 2)
         return spectral_penalty(kernel.transpose(1, 2), swapped, alpha) + groups * (rows - columns)
     taps = kernel.flatten(3).movedim(-1, 0).reshape(prod(sizes), -1)
-    tap_gradient = torch.zeros_like(taps)
+    tap_gradient = taps.new_zeros(taps.shape)
     penalty = kernel.new_zeros(())
-    frequencies = max(1, CHUNK // (groups * rows * columns))
+    chunk = CPU_CHUNK if kernel.device.type == "cpu" else ACCELERATOR_CHUNK
+    frequencies = max(1, chunk // (groups * rows * columns))
     for analysis, synthesis, weights in _waves(tuple(sizes), frequencies, kernel.dtype, kernel.device):
         x, y, x_plus_y, y_minus_x = (analysis @ taps).view(4, -1, rows, columns)
         t = torch.bmm(x_plus_y, x.mT).baddbmm_(y_minus_x, y.mT)

@@ -231,9 +231,8 @@ class LiveStream:
 
     def _put(self, source: _Source, batch: Batch) -> None:
         with self._changed:
-            if not source.stopped:
-                source.queue.append(batch)
-                self._changed.notify_all()
+            source.queue.append(batch)
+            self._changed.notify_all()
 
     def _stop_reading(self, source: _Source, error: BaseException | None) -> None:
         with self._changed:

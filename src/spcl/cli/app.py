@@ -1,0 +1,50 @@
+"""The commands, and how their errors reach the user."""
+
+import sys
+import warnings
+
+import typer
+from rich.console import Console
+
+from spcl import __version__
+from spcl.cli import data, methods, run, timeline
+from spcl.errors import SpclError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Parallel continual learning: train one model on many data sources at once, with tasks that come and go.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.run)
+app.command("timeline")(timeline.timeline)
+app.command("methods")(methods.methods)
+app.add_typer(data.app, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"spcl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Options of all commands."""
+
+
+def main() -> None:
+    """Run the command; an error the user can mend is one line on standard error and exit status 1."""
+    console = Console(stderr=True, highlight=False)
+    warnings.showwarning = lambda message, *_, **__: console.print(f"[yellow]warning:[/] {message}", soft_wrap=True)
+    try:
+        app()
+    except SpclError as error:
+        console.print(f"[red]error:[/] {error}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("stopped")
+        sys.exit(130)

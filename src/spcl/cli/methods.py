@@ -1,0 +1,7 @@
+"""``spcl methods``."""
+
+__all__ = ["methods"]
+
+
+def methods() -> None:
+    """List the methods."""

@@ -1,0 +1,79 @@
+"""``spcl run``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from spcl.errors import SpclError
+from spcl.experiments.run import execute, resume_settings
+from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
+from spcl.experiments.trackers import TensorBoardTracker, Tracker, WandbTracker
+from spcl.experiments.view import LiveView, PlainView, View
+
+__all__ = ["run"]
+
+
+def run(
+    out: Annotated[Path, typer.Option(help="Folder for everything the run writes.")],
+    benchmark: Annotated[
+        str | None, typer.Option(help="ps-glyphs, ps-emnist, …, or a folder of pictures or an .npz of your own.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="See 'spcl methods'.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="task or class (incremental).")] = None,
+    config: Annotated[int | None, typer.Option(help="Which label set and timeline, 0 to 8.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, data order and memory.")] = None,
+    preset: Annotated[str | None, typer.Option(help="default, or paper (network details as published).")] = None,
+    protocol: Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
+    paradigm: Annotated[str | None, typer.Option(help="parallel, joint (MTL) or serial (SCL).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    settings: Annotated[Path | None, typer.Option(help="A YAML or JSON file of settings.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, e.g. method.sigma=50; may be repeated.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,
+    wandb: Annotated[str | None, typer.Option(help="Report to this Weights & Biases project.")] = None,
+) -> None:
+    """Train and evaluate one method on one configuration of a benchmark."""
+    flags = {
+        "benchmark": benchmark,
+        "scenario": scenario,
+        "config": config,
+        "seed": seed,
+        "preset": preset,
+        "protocol": str(protocol.resolve()) if protocol else None,
+        "fit": fit or None,
+        "paradigm": paradigm,
+        "device": device,
+        "data_dir": str(data_dir.resolve()) if data_dir else None,
+        "method": {"name": method} if method else None,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    chosen = _settings(out, given, settings, parse_assignments(assignments or []), resume)
+    console = Console()
+    view: View = LiveView(console) if console.is_terminal else PlainView(console)
+    trackers: list[Tracker] = []
+    if tensorboard:
+        trackers.append(TensorBoardTracker(out / "tensorboard"))
+    if wandb:
+        trackers.append(WandbTracker(wandb, chosen.model_dump(mode="json")))
+    execute(chosen, out, resume=resume, view=view, trackers=tuple(trackers))
+    console.print(f"[dim]settings, metrics and result are in[/] {out}", highlight=False, soft_wrap=True)
+
+
+def _settings(
+    out: Path, given: dict[str, Any], file: Path | None, assigned: dict[str, Any], resume: bool
+) -> RunSettings:
+    layers = [load_settings_file(file)] if file else []
+    if not resume:
+        return resolve_settings(*layers, given, assigned)
+    if given or assigned or layers:
+        raise SpclError(
+            f"--resume continues the run in {out} with its own settings; give no others "
+            f"(found {', '.join(sorted(given | assigned | (layers[0] if layers else {})))})"
+        )
+    return resume_settings(out)

@@ -1,0 +1,38 @@
+"""``spcl timeline``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from spcl.experiments.problem import make_problem
+from spcl.experiments.settings import parse_assignments, resolve_settings
+
+__all__ = ["timeline"]
+
+
+def timeline(
+    benchmark: Annotated[str, typer.Option(help="A benchmark, a folder of pictures or an .npz file.")] = "ps-glyphs",
+    config: Annotated[int, typer.Option(help="Which label set and timeline.")] = 0,
+    protocol: Annotated[Path | None, typer.Option(help="A protocol file.")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
+    paradigm: Annotated[str, typer.Option(help="parallel, joint or serial.")] = "parallel",
+    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. overlap=0.5.")] = None,
+) -> None:
+    """Draw which task of a configuration trains when, and where memory starts."""
+    given = {
+        "benchmark": benchmark,
+        "config": config,
+        "fit": fit,
+        "paradigm": paradigm,
+        "protocol": str(protocol) if protocol else None,
+        "data_dir": str(data_dir) if data_dir else None,
+    }
+    settings = resolve_settings(given, parse_assignments(assignments or []))
+    problem = make_problem(settings, torch.device("cpu"))
+    console = Console()
+    names = [f"{name} ({n} classes)" for name, n in problem.stream.classes.items()]
+    console.print(problem.configuration.timeline.draw(max(20, min(100, console.width - 24)), names=names))

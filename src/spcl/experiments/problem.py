@@ -1,0 +1,166 @@
+"""From settings to what a run needs: the data, the stream of moments, the learner."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from spcl.benchmarks import ImageData, from_arrays, from_folder, load_data
+from spcl.benchmarks.presets import PRESETS
+from spcl.benchmarks.protocol import Configuration, draw_protocol, fit, in_paradigm, load_protocol
+from spcl.errors import DataError, SpclError
+from spcl.memory import BalancedCoreset, Memory, Reservoir
+from spcl.models import MLP, Normalise, ResNet18, SmallCNN
+from spcl.streams import ParallelStream
+
+if TYPE_CHECKING:
+    from spcl.experiments.settings import RunSettings
+
+__all__ = ["Problem", "load_benchmark", "make_backbone", "make_memory", "make_problem", "pick_device"]
+
+SAMPLE_FOR_NORMALISATION = 10_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data of a run, laid out in time.
+
+    Attributes:
+        data: training and test samples.
+        configuration: label set and timeline.
+        stream: the moments.
+        tests: the samples each task is evaluated on, with local labels.
+    """
+
+    data: ImageData
+    configuration: Configuration
+    stream: ParallelStream
+    tests: dict[str, tuple[Tensor, Tensor]]
+
+
+def load_benchmark(benchmark: str, data_dir: str | None) -> ImageData:
+    """A known benchmark by name, or your own data by path: a folder of pictures, or an .npz file with x and y."""
+    path = Path(benchmark).expanduser()
+    if benchmark in PRESETS or not (path.suffix == ".npz" or path.is_dir()):
+        return load_data(benchmark, data_dir)
+    if path.is_dir():
+        return from_folder(path)
+    try:
+        with np.load(path) as arrays:
+            return from_arrays(arrays["x"], arrays["y"], arrays.get("test_x"), arrays.get("test_y"), name=path.stem)
+    except KeyError as error:
+        raise DataError(f"{path} must hold arrays x and y (and perhaps test_x and test_y); {error}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+
+
+def make_problem(settings: "RunSettings", device: torch.device) -> Problem:
+    """Data, protocol and stream as the settings say, the data on the device."""
+    data = load_benchmark(settings.benchmark, settings.data_dir)
+    if settings.validation:
+        data = hold_out(data, settings.validation)
+    configuration = _configuration(settings, data)
+    stream = ParallelStream(
+        data.train_x.to(device),
+        data.train_y,
+        configuration.label_set,
+        configuration.timeline,
+        settings.batch_size,
+        settings.seed,
+    )
+    return Problem(data, configuration, stream, _tests(data, stream, device))
+
+
+def hold_out(data: ImageData, fraction: float) -> ImageData:
+    """The training data alone, split: the last part of every class, in a fixed shuffle, takes the test data's place."""
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(data.train_y)))
+    held = torch.zeros(len(order), dtype=torch.bool)
+    for label in range(data.classes):
+        members = order[data.train_y[order] == label]
+        held[members[: round(len(members) * fraction)]] = True
+    if not held.any():
+        raise SpclError(f"validation = {fraction} of {len(order)} samples leaves nothing to validate on")
+    x, y = data.train_x, data.train_y
+    return replace(data, train_x=x[~held], train_y=y[~held], test_x=x[held], test_y=y[held])
+
+
+def _configuration(settings: "RunSettings", data: ImageData) -> Configuration:
+    if settings.protocol is None:
+        protocol = draw_protocol(
+            data.classes,
+            settings.tasks,
+            data.train_y,
+            settings.batch_size,
+            settings.protocol_seed,
+            overlap=settings.overlap,
+            gap=settings.gap,
+            benchmark=data.name,
+        )
+    else:
+        protocol = load_protocol(Path(settings.protocol).expanduser())
+        if protocol.classes != data.classes:
+            raise DataError(
+                f"the protocol {settings.protocol} is for {protocol.classes} classes, but {data.name} has {data.classes}"
+            )
+    configuration = protocol.configuration(settings.config)
+    if settings.fit:
+        configuration = fit(configuration, data.train_y, settings.batch_size)
+    return in_paradigm(configuration, settings.paradigm)
+
+
+def _tests(data: ImageData, stream: ParallelStream, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+    tests = {}
+    for name, classes in zip(stream.names, stream.label_set, strict=True):
+        local = torch.full((data.classes,), -1)
+        local[list(classes)] = torch.arange(len(classes))
+        labels = local[data.test_y]
+        members = labels >= 0
+        if not members.any():
+            raise DataError(f"{name}: its classes {list(classes)} have no test sample, so it cannot be evaluated")
+        tests[name] = (data.test_x[members].to(device), labels[members])
+    return tests
+
+
+def make_backbone(settings: "RunSettings", data: ImageData) -> nn.Module:
+    """The shared network, with bytes normalised by the statistics of (a part of) the training data."""
+    backbone = _network(settings, data)
+    if data.train_x.dtype != torch.uint8:
+        return backbone
+    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLE_FOR_NORMALISATION)].float() / 255
+    dims = [0, 2, 3]
+    normalise = Normalise(sample.mean(dims).tolist(), sample.std(dims).clamp(min=1e-3).tolist())
+    return nn.Sequential(normalise, backbone)
+
+
+def _network(settings: "RunSettings", data: ImageData) -> nn.Module:
+    if settings.backbone == "mlp":
+        return MLP(int(np.prod(data.shape)))
+    if len(data.shape) != 3:
+        raise SpclError(f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp")
+    channels, side, _ = data.shape
+    if settings.backbone == "cnn":
+        return SmallCNN(channels, side)
+    return ResNet18(channels, settings.batch_norm_momentum)
+
+
+def make_memory(settings: "RunSettings", edited: bool) -> Memory | None:
+    """The rehearsal memory; one whose samples a method edits keeps them as floats."""
+    if not settings.memory_budget:
+        return None
+    policy = BalancedCoreset if settings.memory == "balanced" else Reservoir
+    return policy(settings.memory_budget, seed=settings.seed, dtype=torch.float32 if edited else None)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; ``auto`` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise SpclError(f"cannot use device {name!r}: {str(error).splitlines()[0]}; try --device cpu") from error
+    return device

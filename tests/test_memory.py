@@ -1,0 +1,541 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.memory import BalancedCoreset, Memory, Rehearsal, Reservoir
+
+POLICIES = [BalancedCoreset, Reservoir]
+both = pytest.mark.parametrize("policy", POLICIES)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def numbered(first: int, count: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Samples that can be told apart: x holds their number, the label is the number modulo the classes."""
+    numbers = torch.arange(first, first + count)
+    return numbers[:, None].repeat(1, 2), numbers % classes
+
+
+def numbers(rehearsals: list[Rehearsal]) -> list[int]:
+    return [int(number) for rehearsal in rehearsals for number in rehearsal.x[:, 0]]
+
+
+def fill(memory: Memory, tasks: dict[str, int], *, batches: int = 4, size: int = 12) -> None:
+    for task, classes in tasks.items():
+        memory.start(task, classes)
+    for batch in range(batches):
+        for task, classes in tasks.items():
+            memory.observe(task, *numbered(batch * size, size, classes))
+
+
+def drawn(memory: Memory, count: int = 10_000) -> dict[str, list[int]]:
+    return {rehearsal.task: numbers([rehearsal]) for rehearsal in memory.draw(count)}
+
+
+# What is kept
+
+
+def dealt(budget: int, classes: int) -> list[int]:
+    """The equal shares, by dealing out the budget one by one."""
+    return [len(range(first, budget, classes)) for first in range(classes)]
+
+
+def test_the_coreset_is_empty_until_a_task_finishes_and_then_shared_equally() -> None:
+    memory = BalancedCoreset(23)
+    fill(memory, {"a": 2, "b": 3, "c": 1})
+    assert (memory.draw(5), len(memory), memory.counts()) == ([], 0, {})
+    memory.finish("b")
+    assert memory.counts() == {"b": dealt(23, 3)}
+    memory.finish("a")
+    assert memory.counts() == {"a": dealt(23, 5)[:2], "b": dealt(23, 5)[2:]}
+    memory.finish("c")
+    assert memory.counts() == {"a": dealt(23, 6)[:2], "b": dealt(23, 6)[2:5], "c": dealt(23, 6)[5:]}
+    assert len(memory) == 23
+
+
+def test_places_a_class_cannot_fill_stay_empty() -> None:
+    memory = BalancedCoreset(10)
+    memory.start("a", 2)
+    memory.observe("a", torch.zeros(21, 1), torch.tensor([0] * 20 + [1]))
+    memory.finish("a")
+    assert memory.counts() == {"a": [5, 1]}
+
+
+def test_more_classes_than_places() -> None:
+    memory = BalancedCoreset(3)
+    fill(memory, {"a": 2, "b": 4})
+    memory.finish("a")
+    memory.finish("b", lambda x: x.float())
+    assert memory.counts() == {"a": [1, 1], "b": [1, 0, 0, 0]}
+
+
+def test_a_task_without_samples_can_finish() -> None:
+    memory = BalancedCoreset(4)
+    memory.start("a", 2)
+    memory.finish("a", lambda x: x.float())
+    assert (memory.draw(4), memory.counts(), memory.nbytes) == ([], {"a": [0, 0]}, 0)
+
+
+def test_the_reservoir_fills_at_once_and_to_the_brim() -> None:
+    memory = Reservoir(20)
+    memory.start("a", 3)
+    memory.observe("a", *numbered(0, 12, 3))
+    assert sorted(drawn(memory)["a"]) == list(range(12))
+    memory.observe("a", *numbered(12, 30, 3))
+    memory.finish("a")
+    assert len(set(drawn(memory)["a"])) == len(memory) == 20
+
+
+def assert_uniform(hits: NDArray[np.int64], trials: int, kept: int) -> None:
+    """Every sample was kept equally often: chi-square, corrected for drawing ``kept`` of them without replacement."""
+    n, p = len(hits), kept / len(hits)
+    assert hits.sum() == trials * kept
+    statistic = ((hits - trials * p) ** 2).sum() / (trials * p * (1 - p)) * (n - 1) / n
+    assert 0.001 < stats.chi2.cdf(statistic, n - 1) < 0.999
+
+
+def test_every_sample_of_a_class_is_kept_equally_often_by_the_coreset() -> None:
+    hits, trials = np.zeros(30, dtype=np.int64), 1500
+    for seed in range(trials):
+        memory = BalancedCoreset(12, seed=seed)
+        fill(memory, {"a": 1, "b": 1}, batches=5, size=6)
+        memory.finish("b")
+        memory.observe("a", *numbered(30, 6, 1))
+        memory.finish("a")
+        hits[drawn(memory)["b"]] += 1
+    assert_uniform(hits, trials, kept=6)
+
+
+def test_every_sample_of_every_task_is_kept_equally_often_by_the_reservoir() -> None:
+    hits, trials = np.zeros(40, dtype=np.int64), 1500
+    for seed in range(trials):
+        memory = Reservoir(10, seed=seed)
+        memory.start("a", 1)
+        memory.start("b", 1)
+        for first, task in enumerate("abbab"):
+            memory.observe(task, *numbered(first * 8, 8, 1))
+        hits[numbers(memory.draw(10))] += 1
+    assert_uniform(hits, trials, kept=10)
+
+
+@both
+def test_every_stored_sample_is_drawn_equally_often(policy: type[Memory]) -> None:
+    memory = policy(24)
+    memory.start("a", 2)
+    memory.start("b", 1)
+    memory.observe("a", *numbered(0, 16, 2))
+    memory.observe("b", *numbered(16, 8, 1))
+    memory.finish("a")
+    memory.finish("b")
+    hits, trials = np.zeros(24, dtype=np.int64), 1500
+    for _ in range(trials):
+        hits[numbers(memory.draw(7))] += 1
+    assert_uniform(hits, trials, kept=7)
+
+
+class Newest(Reservoir):
+    def rank(self, arrivals: NDArray[np.int64]) -> NDArray[np.float64]:
+        return -arrivals.astype(float)
+
+
+@given(sizes=st.lists(st.integers(1, 15), min_size=1, max_size=8), budget=st.integers(1, 30))
+def test_an_own_policy_is_a_small_class(sizes: list[int], budget: int) -> None:
+    memory = Newest(budget)
+    memory.start("a", 3)
+    first = 0
+    for size in sizes:
+        memory.observe("a", *numbered(first, size, 3))
+        first += size
+        assert sorted(drawn(memory)["a"]) == list(range(max(0, first - budget), first))
+
+
+# The whole life of a memory, against plain Python
+
+
+class Life(RuleBasedStateMachine):
+    policy: type[Memory]
+
+    @initialize(budget=st.integers(1, 25), seed=st.integers(0, 99))
+    def build(self, budget: int, seed: int) -> None:
+        self.memory = self.policy(budget, seed=seed)
+        self.classes: dict[str, int | None] = {}
+        self.running: set[str] = set()
+        self.seen: dict[str, dict[int, float]] = {}
+        self.described: dict[int, float] = {}
+        self.count = 0
+
+    @rule(classes=st.none() | st.integers(1, 4))
+    def start(self, classes: int | None) -> None:
+        task = f"task {len(self.classes)}"
+        self.memory.start(task, classes)
+        self.classes[task], self.seen[task] = classes, {}
+        self.running.add(task)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), size=st.integers(1, 20), with_logits=st.booleans())
+    def observe(self, data: st.DataObject, size: int, with_logits: bool) -> None:
+        task = data.draw(st.sampled_from(sorted(self.running)))
+        x = torch.arange(self.count, self.count + size, dtype=torch.int32)[:, None]
+        classes = self.classes[task]
+        y = x[:, 0] / 2 if classes is None else x[:, 0].long() ** 2 % classes
+        width = data.draw(st.integers(1, 3))
+        self.memory.observe(task, x, y, x.float().repeat(1, width) if with_logits else None)
+        for number, target in zip(x[:, 0].tolist(), y.tolist(), strict=True):
+            self.seen[task][number] = target
+            if with_logits and self.policy is Reservoir:
+                self.described[number] = float(number)
+        self.count += size
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), describe=st.booleans())
+    def finish(self, data: st.DataObject, describe: bool) -> None:
+        task = data.draw(st.sampled_from(sorted(self.running)))
+        self.running.remove(task)
+        self.memory.finish(task, (lambda x: -x.float()) if describe else None)
+        if describe and self.policy is BalancedCoreset:
+            self.described |= {number: -float(number) for number in self.seen[task]}
+
+    @rule()
+    def reload(self) -> None:
+        state = self.memory.state_dict()
+        self.memory = self.policy(self.memory.budget, seed=12345)
+        self.memory.load_state_dict(state)
+
+    @rule(count=st.integers(1, 30))
+    def draw(self, count: int) -> None:
+        rehearsals = self.memory.draw(count)
+        tasks = [rehearsal.task for rehearsal in rehearsals]
+        assert tasks == [task for task in self.classes if task in tasks]
+        found = numbers(rehearsals)
+        assert len(found) == len(set(found)) == min(count, len(self.memory))
+        for rehearsal in rehearsals:
+            self.check(rehearsal)
+
+    def check(self, rehearsal: Rehearsal) -> None:
+        assert rehearsal.x.dtype == torch.int32
+        for row, number in enumerate(rehearsal.x[:, 0].tolist()):
+            assert rehearsal.y[row].item() == self.seen[rehearsal.task][number]
+            logits = [] if rehearsal.logits is None else rehearsal.logits[row].tolist()
+            known = {value for value in logits if not math.isnan(value)}
+            assert known == ({self.described[number]} if number in self.described else set())
+
+    @invariant()
+    def balanced(self) -> None:
+        if self.policy is not BalancedCoreset:
+            return
+        for task in self.classes:
+            members = [name for name in self.classes if name == task or name not in self.running]
+            shares = dealt(self.memory.budget, sum(self.classes[name] or 1 for name in members))
+            first = sum(self.classes[name] or 1 for name in members[: members.index(task)])
+            targets = [0 if self.classes[task] is None else target for target in self.seen[task].values()]
+            expected = [min(shares[first + label], targets.count(label)) for label in range(self.classes[task] or 1)]
+            shelf = self.memory.shelves[task]
+            assert np.bincount(shelf.labels, minlength=shelf.classes).tolist() == expected
+            assert self.memory.counts().get(task, expected) == expected
+
+    @invariant()
+    def within_budget(self) -> None:
+        assert len(self.memory) <= self.memory.budget
+        assert len(self.memory) == sum(map(sum, self.memory.counts().values()))
+        if self.policy is Reservoir:
+            assert len(self.memory) == min(self.memory.budget, self.count)
+        stored = [shelf.state_dict()["fields"].values() for shelf in self.memory.shelves.values()]
+        assert self.memory.nbytes == sum(field.numel() * field.element_size() for fields in stored for field in fields)
+
+
+class CoresetLife(Life):
+    policy = BalancedCoreset
+
+
+class ReservoirLife(Life):
+    policy = Reservoir
+
+
+LIFE = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestCoresetLife = CoresetLife.TestCase
+TestCoresetLife.settings = LIFE
+TestReservoirLife = ReservoirLife.TestCase
+TestReservoirLife.settings = LIFE
+
+
+# Repeating and resuming
+
+
+@both
+def test_the_same_seed_gives_the_same_memory_and_draws(policy: type[Memory]) -> None:
+    def life(seed: int) -> list[dict[str, list[int]]]:
+        memory = policy(15, seed=seed)
+        fill(memory, {"a": 2, "b": 3})
+        memory.finish("a")
+        memory.finish("b")
+        return [drawn(memory, 6) for _ in range(3)]
+
+    torch.manual_seed(0)
+    np.random.seed(0)
+    expected = torch.rand(1), np.random.random()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    assert life(1) == life(1) != life(2)
+    assert (torch.rand(1), np.random.random()) == expected, "the global generators were used"
+
+
+@both
+def test_a_saved_memory_continues_identically(policy: type[Memory], tmp_path: Path) -> None:
+    def begin(memory: Memory) -> Memory:
+        fill(memory, {"a": 2, "b": 3})
+        memory.finish("a", lambda x: x.float())
+        memory.draw(3)
+        return memory
+
+    def go_on(memory: Memory) -> tuple[Any, ...]:
+        memory.observe("b", *numbered(48, 12, 3))
+        memory.finish("b")
+        rehearsals = [rehearsal for _ in range(3) for rehearsal in memory.draw(7)]
+        found = [(r.task, r.x.tolist(), r.y.tolist(), r.slots.tolist(), str(r.logits)) for r in rehearsals]
+        return found, memory.nbytes, memory.seen
+
+    write_checkpoint(tmp_path / "c", begin(policy(15)).state_dict())
+    resumed = policy(15, seed=7)
+    resumed.load_state_dict(read_checkpoint(tmp_path / "c"))
+    assert go_on(resumed) == go_on(begin(policy(15)))
+
+
+def test_a_loaded_memory_shares_nothing_with_its_origin() -> None:
+    memory, copy = Reservoir(10), Reservoir(10)
+    fill(memory, {"a": 1}, batches=1, size=5)
+    copy.load_state_dict(memory.state_dict())
+    [rehearsal] = memory.draw(5)
+    memory.replace(rehearsal, torch.full_like(rehearsal.x, -1))
+    assert sorted(drawn(copy)["a"]) == list(range(5))
+
+
+def test_another_memory_is_not_loaded() -> None:
+    with pytest.raises(CheckpointError, match="saved memory is a Reservoir of 10 samples, this one a Reservoir of 9"):
+        Reservoir(9).load_state_dict(Reservoir(10).state_dict())
+    with pytest.raises(CheckpointError, match="this one a BalancedCoreset of 10"):
+        BalancedCoreset(10).load_state_dict(Reservoir(10).state_dict())
+
+
+def test_the_generator_state_is_plain_data() -> None:
+    state = Reservoir(1, seed=3).state_dict()["generator"]
+    assert json.loads(json.dumps(state)) == state
+
+
+# Fields
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float64, torch.bool])
+def test_samples_keep_their_own_type(policy: type[Memory], dtype: torch.dtype) -> None:
+    memory = policy(4)
+    memory.start("a", None)
+    memory.observe("a", torch.ones(9, 3, 2, dtype=dtype), torch.ones(9, 5, dtype=torch.float64))
+    memory.finish("a")
+    [rehearsal] = memory.draw(4)
+    assert (rehearsal.x.dtype, rehearsal.x.shape) == (dtype, (4, 3, 2))
+    assert (rehearsal.y.dtype, rehearsal.y.shape) == (torch.float64, (4, 5))
+    assert rehearsal.logits is None
+    assert memory.nbytes == 4 * (6 * dtype.itemsize + 5 * 8)
+
+
+def test_tasks_may_have_different_shapes_and_targets() -> None:
+    memory = Reservoir(100)
+    memory.start("image", 2)
+    memory.start("signal", None)
+    memory.observe("image", torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
+    memory.observe("signal", torch.zeros(6, 20), torch.zeros(6, 2))
+    assert [(r.task, tuple(r.x.shape), tuple(r.y.shape)) for r in memory.draw(50)] == [
+        ("image", (4, 3, 8, 8), (4,)),
+        ("signal", (6, 20), (6, 2)),
+    ]
+
+
+def test_the_coreset_asks_the_model_for_logits_when_a_task_ends() -> None:
+    asked: list[int] = []
+
+    def model(x: Tensor) -> Tensor:
+        asked.append(len(x))
+        assert not torch.is_grad_enabled()
+        return torch.stack([x[:, 0].float(), -x[:, 0].float()], dim=1)
+
+    memory = BalancedCoreset(600)
+    fill(memory, {"a": 2, "b": 2}, batches=2, size=400)
+    memory.finish("a", model)
+    assert sum(asked) == 600
+    assert max(asked) <= 256
+    memory.finish("b")
+    first, second = memory.draw(600)
+    assert first.logits is not None
+    assert torch.equal(first.logits, torch.stack([first.x[:, 0].float(), -first.x[:, 0].float()], dim=1))
+    assert second.logits is None
+
+
+def test_classes_that_did_not_exist_yet_have_nan_logits() -> None:
+    memory = Reservoir(100)
+    memory.start("a", 1)
+    for first, width in (0, None), (10, 2), (20, 4), (30, 3), (40, None):
+        x, y = numbered(first, 10, 1)
+        logits = None if width is None else x[:, :1].float().repeat(1, width).requires_grad_()
+        memory.observe("a", x, y, logits)
+    [rehearsal] = memory.draw(100)
+    assert rehearsal.logits is not None
+    assert not rehearsal.logits.requires_grad
+    known = {0: 0, 1: 2, 2: 4, 3: 3, 4: 0}
+    for number, row in zip(numbers([rehearsal]), rehearsal.logits, strict=True):
+        width = known[number // 10]
+        assert row[:width].tolist() == [float(number)] * width
+        assert row[width:].isnan().all()
+    assert memory.nbytes == 50 * (2 * 8 + 8 + 4 * 4)
+
+
+def test_edited_inputs_are_written_back() -> None:
+    memory = Reservoir(40, dtype=torch.float32)
+    fill(memory, {"a": 2, "b": 2}, batches=1, size=20)
+    before = {task: set(found) for task, found in drawn(memory).items()}
+    edited = {}
+    for rehearsal in memory.draw(9):
+        memory.replace(rehearsal, -1000 - rehearsal.x)
+        edited[rehearsal.task] = set(numbers([rehearsal]))
+    after = {task: set(found) for task, found in drawn(memory).items()}
+    assert after == {task: before[task] - edited[task] | {-1000 - n for n in edited[task]} for task in before}
+
+
+def test_the_storage_shrinks_with_the_shares() -> None:
+    memory = BalancedCoreset(100)
+    fill(memory, {f"task {number}": 1 for number in range(10)}, batches=10)
+    for task in list(memory.shelves):
+        memory.finish(task)
+    held = sum(field.untyped_storage().nbytes() for shelf in memory.shelves.values() for field in shelf.fields.values())
+    assert memory.nbytes == 100 * 3 * 8
+    assert held <= 2 * memory.nbytes
+
+
+def test_what_was_observed_or_drawn_can_be_changed_without_harm() -> None:
+    memory = Reservoir(10)
+    memory.start("a", 1)
+    x, y = numbered(0, 5, 1)
+    memory.observe("a", x, y)
+    x.fill_(-1)
+    memory.draw(5)[0].x.fill_(-1)
+    assert sorted(drawn(memory)["a"]) == list(range(5))
+
+
+@needs_cuda
+@both
+def test_samples_stay_where_they_came_from_without_waiting_for_the_device(policy: type[Memory]) -> None:
+    memory = policy(8)
+    memory.start("a", 2)
+    x, y = torch.randn(10, 3, device="cuda"), torch.arange(10) % 2
+    logits = torch.randn(10, 2, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            memory.observe("a", x, y, logits)
+        memory.observe("a", x, y)
+        memory.finish("a", lambda x: x[:, :2])
+        [rehearsal] = memory.draw(4)
+        memory.replace(rehearsal, rehearsal.x + 1)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (rehearsal.x.device.type, rehearsal.y.device.type) == ("cuda", "cpu")
+    assert rehearsal.logits is not None
+    assert rehearsal.logits.device.type == "cuda"
+
+
+@needs_cuda
+@both
+@pytest.mark.parametrize(("source", "target"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_samples_go_to_the_device_of_choice(policy: type[Memory], source: str, target: str) -> None:
+    memory, resumed = policy(9, device=target), policy(9, device=source)
+    memory.start("a", 3)
+    x, y = (tensor.to(source) for tensor in numbered(0, 30, 3))
+    memory.observe("a", x, y, x.float())
+    memory.finish("a", lambda x: x.float())
+    resumed.load_state_dict(memory.state_dict())
+    for one, device in (memory, target), (resumed, source):
+        [rehearsal] = one.draw(9)
+        assert rehearsal.logits is not None
+        assert {t.device.type for t in (rehearsal.x, rehearsal.y, rehearsal.logits)} == {device}
+        assert torch.equal(rehearsal.x[:, 0] % 3, rehearsal.y)
+        assert torch.equal(rehearsal.x.float(), rehearsal.logits)
+
+
+# Errors
+
+
+def started() -> Reservoir:
+    memory = Reservoir(10)
+    fill(memory, {"a": 3}, batches=1, size=5)
+    memory.start("signal", None)
+    memory.start("done", 2)
+    memory.finish("done")
+    return memory
+
+
+LABELS = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda m: m.start("a", 2), "already holds a task 'a'"),
+        (lambda m: m.start("new", 0), "task 'new' has 0 classes"),
+        (lambda m: m.finish("new"), "knows no task 'new'.*known: a, signal, done"),
+        (lambda m: m.finish("done"), "task 'done' is finished"),
+        (lambda m: m.observe("done", torch.zeros(1, 2), torch.zeros(1)), "task 'done' is finished"),
+        (
+            lambda m: m.check("a", torch.zeros(4, 3), LABELS),
+            r"task 'a': x \(shape \(4, 3\), torch.float32\) .* \(5, 2\)",
+        ),
+        (
+            lambda m: m.check("a", torch.zeros(4, 2), LABELS),
+            r"task 'a': x .*torch.float32\) does not fit .*torch.int64",
+        ),
+        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS.int()), r"task 'a': y .*torch.int32\) does not fit"),
+        (
+            lambda m: m.check("a", torch.zeros(3, 2).long(), LABELS),
+            r"task 'a': x .*\(3, 2\).* y .*\(4,\).* equally many",
+        ),
+        (lambda m: m.check("a", torch.zeros(0, 2).long(), LABELS[:0]), "task 'a': .* at least 1"),
+        (lambda m: m.check("signal", torch.tensor(1.0), torch.tensor(1.0)), "task 'signal': x"),
+        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS + 3), "task 'a': label 3 is outside 0 … 2"),
+        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS - 1), "task 'a': label -1 is outside"),
+        (lambda m: m.observe("a", *numbered(0, 4, 3), torch.zeros(3, 2)), "task 'a': 3 logits .* for 4 samples"),
+        (lambda m: m.replace(m.draw(2)[0], torch.zeros(2, 2)), "task 'a': edited x .* build the memory with the dtype"),
+        (lambda m: m.replace(m.draw(2)[0], torch.zeros(1, 2).long()), "task 'a': edited x"),
+    ],
+)
+def test_bad_calls_name_the_task_and_change_nothing(call: Callable[[Memory], None], words: str) -> None:
+    memory = started()
+    before = str({**memory.state_dict(), "generator": None})
+    with pytest.raises(TaskError, match=words):
+        call(memory)
+    assert str({**memory.state_dict(), "generator": None}) == before
+
+
+def test_labels_must_be_whole_numbers() -> None:
+    memory = Reservoir(10)
+    memory.start("a", 2)
+    with pytest.raises(TaskError, match=r"task 'a': labels \(shape \(4,\), torch.float32\)"):
+        memory.check("a", torch.zeros(4, 2), torch.zeros(4))
+    with pytest.raises(TaskError, match=r"task 'a': labels \(shape \(4, 1\), torch.int64\)"):
+        memory.check("a", torch.zeros(4, 2), LABELS[:, None])
+
+
+@both
+def test_a_memory_needs_a_budget(policy: type[Memory]) -> None:
+    with pytest.raises(SpclError, match="budget of at least 1 sample, not 0"):
+        policy(0)

@@ -1,0 +1,490 @@
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchjd.autogram import Engine
+from torchjd.autojac import backward, jac_to_grad, mtl_backward
+
+from matrices import normal, relative_difference, with_condition
+from spcl.aggregation import RELEASED, SORO, SOROSettings, SOROWeighting, solve_soro
+from spcl.errors import SpclError
+from spcl.stability import condition_number
+
+PAPER: SOROSettings = {"sigma": 100.0, "lambda_": 100.0, "eta": 1.0 / 802.0, "iterations": 100, "tolerance": 1e-3}
+PRESETS = pytest.mark.parametrize("preset", [PAPER, RELEASED], ids=["paper", "released"])
+LENGTH = 200
+
+
+# --- Algorithm 1 on n×T iterates, written independently --------------------------------------------------------------
+
+
+@dataclass
+class Naive:
+    """Ĝ as an explicit n×T matrix, with gradients by autograd."""
+
+    G: Tensor
+    sigma: float
+    lambda_: float
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        U, _, Vh = torch.linalg.svd(self.G, full_matrices=False)
+        return U @ Vh, torch.ones(self.G.shape[1], dtype=self.G.dtype)
+
+    def smooth(self, G_hat: Tensor, d: Tensor) -> Tensor:
+        return (self.G - G_hat).square().sum() + self.sigma * (G_hat.T @ G_hat - d.diag()).square().sum()
+
+    def objective(self, G_hat: Tensor, d: Tensor) -> float:
+        return (self.smooth(G_hat, d) + self.lambda_ * (d - 1.0).square().sum()).item()
+
+    def gradient(self, G_hat: Tensor, d: Tensor) -> Tensor:
+        return torch.func.grad(self.smooth)(G_hat, d)
+
+    def best_d(self, G_hat: Tensor) -> Tensor:
+        return (self.lambda_ + self.sigma * (G_hat.T @ G_hat).diagonal()) / (self.lambda_ + self.sigma)
+
+
+def published(
+    G: Tensor, *, sigma: float, lambda_: float, eta: float, iterations: int, tolerance: float, momentum: float = 0.0
+) -> tuple[Tensor, list[float]]:
+    """The loop as published: SGD with a fixed step, whatever the objective does."""
+    problem = Naive(G, sigma, lambda_)
+    G_hat, d = problem.start()
+    G_hat.requires_grad_()
+    optimiser = torch.optim.SGD([G_hat], lr=eta, momentum=momentum)
+    history = [problem.objective(G_hat, d)]
+    for _ in range(iterations):
+        optimiser.zero_grad()
+        problem.smooth(G_hat, d).backward()
+        optimiser.step()
+        d = problem.best_d(G_hat.detach())
+        history.append(problem.objective(G_hat, d))
+        if history[-2] - history[-1] < tolerance:
+            break
+    return G_hat.detach(), history
+
+
+def safeguarded(
+    G: Tensor, *, sigma: float, lambda_: float, eta: float, iterations: int, tolerance: float, momentum: float = 0.0
+) -> tuple[Tensor, list[float], int]:
+    """The published loop, but a step that raises the objective is taken back, halved and stripped of its momentum."""
+    problem = Naive(G, sigma, lambda_)
+    G_hat, d = problem.start()
+    velocity, halvings = torch.zeros_like(G), 0
+    history = [problem.objective(G_hat, d)]
+    for _ in range(iterations):
+        gradient = problem.gradient(G_hat, d)
+        velocity = momentum * velocity + gradient
+        while True:
+            trial = G_hat - eta * velocity
+            trial_d = problem.best_d(trial)
+            value = problem.objective(trial, trial_d)
+            if value <= history[-1] + tolerance:
+                break
+            eta, velocity, halvings = eta / 2.0, gradient, halvings + 1
+        G_hat, d = trial, trial_d
+        history.append(value)
+        if history[-2] - history[-1] < tolerance:
+            break
+    return G_hat, history, halvings
+
+
+def without_scale(preset: SOROSettings) -> dict[str, float]:
+    return {name: value for name, value in preset.items() if name != "scale"}
+
+
+def scale_factor(G: Tensor, preset: SOROSettings) -> float:
+    return torch.linalg.svdvals(G)[-1].item() if preset.get("scale") == "min" else 1.0
+
+
+def error(G: Tensor, preset: SOROSettings, G_hat: Tensor, history: list[float]) -> float:
+    """The largest relative difference between the solution in T×T and Ĝ, before its scale, and its history."""
+    solution = solve_soro(G.T @ G, **preset)
+    G_hat = scale_factor(G, preset) * G_hat
+    assert len(solution.objective) == len(history)
+    return max(
+        relative_difference(G @ solution.weights, G_hat.sum(dim=1)),
+        relative_difference(solution.adjusted, G_hat.T @ G_hat),
+        relative_difference(
+            torch.tensor(solution.objective, dtype=torch.float64), torch.tensor(history, dtype=torch.float64)
+        ),
+    )
+
+
+@PRESETS
+@pytest.mark.parametrize(("condition", "typical", "worst"), [(1e2, 1e-11, 1e-10), (1e4, 1e-8, 1e-7), (1e6, 1e-4, 1e-3)])
+def test_equals_algorithm_1_on_whole_gradients(
+    condition: float, typical: float, worst: float, preset: SOROSettings
+) -> None:
+    """To κ² times the precision of float64, at which rounding the Gramian itself moves its smallest eigenvalue."""
+    errors = []
+    for tasks in range(2, 21):
+        G = with_condition(LENGTH, tasks, condition, seed=tasks)
+        G_hat, history, _ = safeguarded(G, **without_scale(preset))
+        errors.append(error(G, preset, G_hat, history))
+    assert median(errors) <= typical
+    assert max(errors) <= worst
+
+
+@PRESETS
+@pytest.mark.parametrize("tasks", [2, 5, 12])
+def test_equals_algorithm_1_where_the_step_has_to_shrink(tasks: int, preset: SOROSettings) -> None:
+    G = 1e3 * with_condition(LENGTH, tasks, 10.0)
+    G_hat, history, halvings = safeguarded(G, **without_scale(preset))
+    assert halvings > 0
+    assert error(G, preset, G_hat, history) <= 1e-8
+
+
+@PRESETS
+@pytest.mark.parametrize("tasks", [2, 5, 12])
+def test_equals_the_published_loop_where_that_descends(tasks: int, preset: SOROSettings) -> None:
+    G = with_condition(LENGTH, tasks, 100.0)
+    G_hat, history = published(G, **without_scale(preset))
+    assert all(after <= before for before, after in pairwise(history))
+    assert error(G, preset, G_hat, history) <= 1e-8
+
+
+def test_descends_where_the_published_loop_diverges() -> None:
+    G = 1e5 * with_condition(LENGTH, 5, 10.0)
+    _, history = published(G, **without_scale(PAPER))
+    assert history[-1] > 10.0 * history[0]
+    solution = solve_soro(G.T @ G, **PAPER)
+    assert solution.objective[-1] < solution.objective[0]
+
+
+# --- What the paper says of the solution -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tasks", [2, 7])
+def test_strong_penalties_give_the_orthogonal_factor(tasks: int) -> None:
+    G = with_condition(LENGTH, tasks, 50.0)
+    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    solution = solve_soro(G.T @ G, sigma=1e9, lambda_=1e9)
+    torch.testing.assert_close(G @ solution.weights, (U @ Vh).sum(dim=1), atol=1e-7, rtol=0.0)
+    torch.testing.assert_close(solution.adjusted, torch.eye(tasks, dtype=torch.float64), atol=1e-7, rtol=0.0)
+    torch.testing.assert_close(solution.d, torch.ones(tasks, dtype=torch.float64), atol=1e-7, rtol=0.0)
+
+
+@pytest.mark.parametrize("sigma", [10.0, 100.0])
+def test_larger_lambda_lowers_the_condition_number(sigma: float) -> None:
+    G = normal(LENGTH, 4)
+    G = G / G.norm(dim=0) * torch.tensor([1.0, 5.0, 20.0, 50.0])
+    gramian = G.T @ G
+    conditions = [
+        condition_number(solve_soro(gramian, sigma=sigma, lambda_=lambda_, iterations=5000, tolerance=1e-7).adjusted)
+        for lambda_ in (1.0, 10.0, 100.0, 1000.0)
+    ]
+    assert conditions == sorted(conditions, reverse=True)
+    assert conditions[0] > 1.5 * conditions[-1]
+    assert conditions[0] < condition_number(gramian) / 10.0
+
+
+def test_converges_to_a_stationary_point() -> None:
+    G = 3.0 * with_condition(LENGTH, 3, 20.0)
+    long: SOROSettings = {"iterations": 3000, "tolerance": 0.0}
+    M = torch.stack([solve_soro(G.T @ G, preference=column, **long).weights for column in torch.eye(3)], dim=1)
+    d = solve_soro(G.T @ G, **long).d
+    problem = Naive(G, 100.0, 100.0)
+    assert problem.gradient(G @ M, d).norm() < 1e-5 * problem.gradient(*problem.start()).norm()
+
+
+# --- Settings --------------------------------------------------------------------------------------------------------
+
+
+def test_preference_combines_the_columns_of_the_adjusted_gradients() -> None:
+    G = with_condition(LENGTH, 6, 30.0)
+    gramian = G.T @ G
+    M = torch.stack([solve_soro(gramian, preference=column).weights for column in torch.eye(6)], dim=1)
+    preference = torch.tensor([0.1, 2.0, 0.0, -1.0, 1.0, 3.0], dtype=torch.float64)
+    solution = solve_soro(gramian, preference=preference)
+    torch.testing.assert_close(solution.weights, M @ preference)
+    torch.testing.assert_close(solution.adjusted, M.T @ gramian @ M)
+    torch.testing.assert_close(solve_soro(gramian).weights, M.sum(dim=1))
+
+
+def test_scale_min_multiplies_by_the_smallest_singular_value() -> None:
+    G = with_condition(LENGTH, 5, 40.0)
+    unit, least = solve_soro(G.T @ G), solve_soro(G.T @ G, scale="min")
+    torch.testing.assert_close(least.weights, unit.weights / 40.0)
+    torch.testing.assert_close(least.adjusted, unit.adjusted / 1600.0)
+    assert least.objective == unit.objective
+
+
+def test_released_settings_can_be_changed() -> None:
+    G = with_condition(LENGTH, 4, 10.0)
+    torch.testing.assert_close(
+        SOROWeighting.released(iterations=7)(G.T @ G), solve_soro(G.T @ G, **(RELEASED | {"iterations": 7})).weights
+    )
+    torch.testing.assert_close(SORO.released()(G.T), solve_soro(G.T @ G, **RELEASED).weights @ G.T)
+
+
+def test_stops_as_it_says() -> None:
+    G = 3.0 * with_condition(LENGTH, 5, 20.0)
+    gramian = G.T @ G
+    start = torch.linalg.svd(G, full_matrices=False)
+    few = solve_soro(gramian, iterations=2, tolerance=0.0)
+    assert (few.stop, len(few.objective)) == ("iterations", 3)
+    none = solve_soro(gramian, iterations=0)
+    assert (none.stop, len(none.objective)) == ("iterations", 1)
+    many = solve_soro(gramian, iterations=10_000, tolerance=1e-6)
+    assert many.stop == "converged"
+    assert many.objective[-2] - many.objective[-1] < 1e-6 <= many.objective[-3] - many.objective[-2]
+    hopeless = solve_soro(gramian, eta=1e300)
+    assert (hopeless.stop, len(hopeless.objective)) == ("stalled", 1)
+    for unmoved in (none, hopeless):
+        torch.testing.assert_close(G @ unmoved.weights, (start.U @ start.Vh).sum(dim=1))
+
+
+# --- Any gradients ---------------------------------------------------------------------------------------------------
+
+DAMAGE: dict[str, Callable[[Tensor], None]] = {
+    "none": lambda G: None,
+    "zero column": lambda G: G[:, 0].zero_(),
+    "equal columns": lambda G: G[:, 0].copy_(G[:, -1]),
+    "opposite columns": lambda G: G[:, 0].copy_(-G[:, -1]),
+    "one huge column": lambda G: G[:, 0].mul_(1e8),
+    "all zero": lambda G: G.zero_(),
+}
+
+
+@st.composite
+def any_gradients(draw: st.DrawFn) -> Tensor:
+    tasks, length = draw(st.integers(1, 12)), draw(st.integers(1, 30))
+    condition, scale = 10.0 ** draw(st.floats(0.0, 8.0)), 10.0 ** draw(st.integers(-12, 12))
+    G = scale * with_condition(length, tasks, condition, seed=draw(st.integers(0, 1000)))
+    DAMAGE[draw(st.sampled_from(sorted(DAMAGE)))](G)
+    return G
+
+
+presets = st.sampled_from([PAPER, RELEASED])
+
+
+@given(any_gradients(), presets)
+def test_weights_are_finite_and_the_objective_never_rises(G: Tensor, preset: SOROSettings) -> None:
+    solution = solve_soro(G.T @ G, **preset)
+    assert solution.weights.shape == (G.shape[1],)
+    for found in (
+        solution.weights,
+        solution.adjusted,
+        solution.d,
+        torch.tensor(solution.objective, dtype=torch.float64),
+    ):
+        assert found.isfinite().all()
+    for before, after in pairwise(solution.objective):
+        assert after <= before + preset["tolerance"]
+
+
+@given(any_gradients(), presets)
+def test_single_precision_aggregation_is_finite(G: Tensor, preset: SOROSettings) -> None:
+    assert SORO(**preset)(G.T.float()).isfinite().all()
+
+
+@given(st.integers(2, 12).flatmap(lambda tasks: st.permutations(range(tasks))), st.integers(0, 100), presets)
+def test_permuting_the_tasks_permutes_the_weights(order: list[int], seed: int, preset: SOROSettings) -> None:
+    G = with_condition(30, len(order), 100.0, seed)
+    weights = solve_soro(G.T @ G, **preset).weights
+    permuted = G[:, order]
+    torch.testing.assert_close(
+        solve_soro(permuted.T @ permuted, **preset).weights,
+        weights[order],
+        rtol=1e-7,
+        atol=1e-9 * weights.norm().item(),
+    )
+
+
+@PRESETS
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_a_zero_gradient_weighs_nothing_and_changes_nothing(scale: float, preset: SOROSettings) -> None:
+    G = scale * with_condition(LENGTH, 5, 10.0)
+    G[:, 2] = 0.0
+    others = G[:, [0, 1, 3, 4]]
+    weights = solve_soro(G.T @ G, **preset).weights
+    assert abs(weights[2]) <= 1e-12 * weights.norm()
+    torch.testing.assert_close(weights[[0, 1, 3, 4]], solve_soro(others.T @ others, **preset).weights)
+
+
+@PRESETS
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_equal_gradients_weigh_the_same_and_opposite_ones_cancel(scale: float, preset: SOROSettings) -> None:
+    G = scale * with_condition(LENGTH, 5, 10.0)
+    G[:, 3] = G[:, 1]
+    weights = solve_soro(G.T @ G, **preset).weights
+    torch.testing.assert_close(weights[3], weights[1])
+    G[:, 3] = -G[:, 1]
+    weights = solve_soro(G.T @ G, **preset).weights
+    torch.testing.assert_close(weights[3], -weights[1])
+
+
+def test_a_single_task_takes_a_plain_step() -> None:
+    row = torch.tensor([[3.0, -4.0, 0.5]])
+    torch.testing.assert_close(SORO()(row), row[0])
+    torch.testing.assert_close(SORO.released(preference=torch.tensor([2.0]))(row), 2.0 * row[0])
+
+
+def test_no_task_gives_no_weight() -> None:
+    assert solve_soro(torch.zeros(0, 0)).weights.shape == (0,)
+    torch.testing.assert_close(SORO.released()(torch.zeros(0, 3)), torch.zeros(3))
+
+
+def test_nothing_of_the_caller_is_shared_or_changed() -> None:
+    for tasks in (1, 3):
+        preference, gramian = (
+            torch.full((tasks,), 2.0, dtype=torch.float64),
+            4.0 * torch.eye(tasks, dtype=torch.float64),
+        )
+        solution = solve_soro(gramian, preference=preference)
+        for result in (solution.weights, solution.adjusted, solution.d):
+            result.zero_()
+        assert (preference == 2.0).all()
+        assert torch.equal(gramian, 4.0 * torch.eye(tasks, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gradients_are_combined_in_single_precision(dtype: torch.dtype) -> None:
+    rows = (1e-5 * normal(4, 300)).to(dtype)  # the weights, about 1e5, are beyond float16
+    found = SORO()(rows)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, SORO()(rows.double()).to(dtype))
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def with_entry(row: int, column: int, value: float) -> Tensor:
+    gramian = 2.0 * torch.eye(3, dtype=torch.float64)
+    gramian[row, column] = value
+    return gramian
+
+
+@pytest.mark.parametrize(
+    ("gramian", "message"),
+    [
+        (torch.eye(3)[:2], r"square matrix, but its shape is \(2, 3\)"),
+        (torch.ones(4), r"square matrix, but its shape is \(4,\)"),
+        (with_entry(0, 2, 1.0), r"symmetric, but entry \(0, 2\) is 1.0 and entry \(2, 0\) is 0.0"),
+        (with_entry(1, 1, math.nan), r"finite, but entry \(1, 1\) is nan"),
+        (with_entry(2, 0, math.inf), r"finite, but entry \(2, 0\) is inf"),
+        (with_entry(2, 2, -1.0), r"no negative eigenvalue, but -1.0 was found"),
+    ],
+)
+def test_a_bad_gramian_is_named(gramian: Tensor, message: str) -> None:
+    with pytest.raises(SpclError, match=message):
+        solve_soro(gramian)
+    with pytest.raises(SpclError, match=message):
+        SOROWeighting()(gramian)
+
+
+def test_a_gradient_that_is_not_finite_is_named() -> None:
+    rows = torch.ones(3, 5000)
+    rows[1, 4000] = math.nan
+    with pytest.raises(SpclError, match=r"finite, but entry \(0, 1\) is nan; leave that task out"):
+        SORO()(rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sigma": 0.0}, "sigma must be positive, but it is 0.0"),
+        ({"sigma": math.inf}, "sigma must be positive, but it is inf"),
+        ({"lambda_": -1.0}, "lambda_ must not be negative, but it is -1.0"),
+        ({"eta": 0.0}, "eta must be positive, but it is 0.0"),
+        ({"eta": math.nan}, "eta must be positive, but it is nan"),
+        ({"iterations": -1}, "iterations must not be negative, but it is -1"),
+        ({"tolerance": math.nan}, "tolerance must not be negative, but it is nan"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), but it is 1.0"),
+        ({"scale": "max"}, "scale must be 'unit' or 'min', but it is 'max'"),
+        ({"preference": torch.ones(2, 2)}, r"preference .* its shape is \(2, 2\)"),
+    ],
+)
+def test_a_bad_setting_is_named_at_once(settings: SOROSettings, message: str) -> None:
+    for maker in (SORO, SOROWeighting, SORO.released, lambda **given: solve_soro(torch.eye(2), **given)):
+        with pytest.raises(SpclError, match=message):
+            maker(**settings)
+
+
+@pytest.mark.parametrize(
+    ("preference", "message"),
+    [
+        (torch.ones(3), r"one number for each of 2 tasks, but its shape is \(3,\)"),
+        (torch.tensor([1.0, math.nan]), r"preference must be finite, but it is \[1.0, nan\]"),
+    ],
+)
+def test_a_preference_that_does_not_fit_is_named(preference: Tensor, message: str) -> None:
+    with pytest.raises(SpclError, match=message):
+        SORO(preference=preference)(torch.eye(2))
+
+
+# --- Within TorchJD --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimised", [False, True])
+@PRESETS
+def test_autojac_backward(preset: SOROSettings, optimised: bool) -> None:
+    first, second = normal(3, 4, 0).requires_grad_(), normal(4, 2, 1).requires_grad_()
+    losses = (normal(3, 3, 2) @ first @ second).tanh().square().sum(dim=1)
+    rows = [torch.autograd.grad(loss, [first, second], retain_graph=True) for loss in losses]
+    G = torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows], dim=1)
+    solution = solve_soro(G.T @ G, **preset)
+
+    backward(losses)
+    weights = jac_to_grad([first, second], SORO(**preset), optimize_gramian_computation=optimised)
+
+    torch.testing.assert_close(weights, solution.weights)
+    torch.testing.assert_close(torch.cat([first.grad.flatten(), second.grad.flatten()]), G @ solution.weights)
+
+
+@pytest.mark.parametrize("optimised", [False, True])
+def test_autojac_mtl_backward(optimised: bool) -> None:
+    torch.manual_seed(0)
+    shared, heads = nn.Linear(5, 4), [nn.Linear(4, 1), nn.Linear(4, 2)]
+    x = torch.randn(8, 5)
+    features = shared(x).relu()
+    losses = [head(features).square().mean() for head in heads]
+    parameters = list(shared.parameters())
+    rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    expected = SORO()(torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows]))
+
+    mtl_backward(losses, features=features)
+    jac_to_grad(parameters, SORO(), optimize_gramian_computation=optimised)
+
+    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in parameters]), expected)
+    assert all(parameter.grad is not None for head in heads for parameter in head.parameters())
+
+
+def test_autogram_engine() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    engine = Engine(model, batch_dim=None)
+    losses = model(torch.randn(6, 5, dtype=torch.float64)).square().mean(dim=0)
+    parameters = list(model.parameters())
+    rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    jacobian = torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows])
+
+    weights = SOROWeighting.released()(engine.compute_gramian(losses))
+    losses.backward(weights)
+
+    torch.testing.assert_close(weights, solve_soro(jacobian @ jacobian.T, **RELEASED).weights)
+    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in parameters]), weights @ jacobian)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_have_the_type_of_the_gramian(dtype: torch.dtype) -> None:
+    assert SOROWeighting()(torch.eye(3, dtype=dtype)).dtype == dtype
+    assert SORO()(torch.eye(3, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("maker", [SORO, SORO.paper, SORO.released, SOROWeighting, SOROWeighting.released])
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "preference": torch.tensor([1.0, 2.0, 1.0]) / 3.0}])
+def test_repr_round_trips(maker: Callable[..., SORO | SOROWeighting], changes: SOROSettings) -> None:
+    original = maker(**changes)
+    copy = eval(repr(original), {"torch": torch, "SORO": SORO, "SOROWeighting": SOROWeighting})
+    rows = normal(3, 3, 5)
+    assert type(copy) is type(original)
+    assert repr(copy) == repr(original)
+    assert torch.equal(copy(rows @ rows.T), original(rows @ rows.T))
