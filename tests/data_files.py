@@ -65,7 +65,7 @@ def cifar100_binary_files(train: Split, test: Split) -> dict[str, bytes]:
 
 
 def python2_pickle(entries: dict[str, np.ndarray | list[int] | list[str]]) -> bytes:
-    """A dictionary as cPickle of Python 2 wrote it, opcode by opcode: all text is bytes, arrays are rebuilt by numpy.core."""
+    """A dictionary as Python 2 wrote it, opcode by opcode: all text is bytes, numpy.core rebuilds the arrays."""
     items = b"".join(_short_string(key) + _python2_value(value) for key, value in entries.items())
     return b"\x80\x02}(" + items + b"u."
 
@@ -123,7 +123,9 @@ def tiny_imagenet_files() -> dict[str, bytes]:
     files = {
         "wnids.txt": "\n".join(WNIDS).encode() + b"\n",
         "words.txt": b"n01\tcat, feline\nn02\tdog, hound\nn99\tunused\n",
-        "val/val_annotations.txt": b"val_0.JPEG\tn03\t0\t0\t63\t63\nval_1.JPEG\tn01\t0\t0\t63\t63\nval_2.JPEG\tn02\t0\t0\t63\t63\n",
+        "val/val_annotations.txt": b"".join(
+            b"val_%d.JPEG\t%s\t0\t0\t63\t63\n" % line for line in enumerate((b"n03", b"n01", b"n02"))
+        ),
         "test/images/test_0.JPEG": jpeg((0, 0, 0)),
     }
     for wnid, colour in colours.items():

@@ -326,6 +326,7 @@ KILLER = """
             os.write(done, version.to_bytes(8, "little"))
             version += 1
 
+    torch.set_num_threads(1)  # a forked child must not wait for its parent's threads
     path, kills = Path(sys.argv[1]), int(sys.argv[2])
     random.seed(0)
     write_checkpoint(path, {"version": 0, "block": torch.zeros(50_000, dtype=torch.int64)})
@@ -336,13 +337,14 @@ KILLER = """
         if not child:
             write_forever(path, version + 1, writer)
         os.close(writer)
-        time.sleep(random.uniform(0.001, 0.02))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        interrupted += any(file.suffix == ".partial" for file in path.parent.iterdir())
         with open(reader, "rb") as pipe:
-            reported = pipe.read()
-        returned = int.from_bytes(reported[-8:], "little") if reported else version
+            reported = pipe.read(8)
+            time.sleep(random.uniform(0, 0.01))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            reported += pipe.read()
+        returned = int.from_bytes(reported[-8:], "little")
+        interrupted += any(file.suffix == ".partial" for file in path.parent.iterdir())
         state = read_checkpoint(path)
         version = state["version"]
         assert version in (returned, returned + 1), (version, returned)
@@ -357,6 +359,6 @@ def test_killed_writers_never_leave_less_than_they_wrote(tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     interrupted, versions = map(int, done.stdout.split())
-    assert interrupted > KILLS // 4, "too few writers were killed while they wrote"
-    assert versions > 0
+    assert interrupted > 0, "no writer was killed while it wrote"
+    assert versions >= KILLS
     assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "c.previous"]

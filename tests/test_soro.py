@@ -150,6 +150,14 @@ def test_equals_the_published_loop_where_that_descends(tasks: int, preset: SOROS
     assert error(G, preset, G_hat, history) <= 1e-8
 
 
+def test_a_rise_within_the_tolerance_is_accepted_as_converged() -> None:
+    G = 1e3 * with_condition(LENGTH, 5, 10.0)
+    tolerant = PAPER | {"tolerance": 1e5}
+    G_hat, history = published(G, **without_scale(tolerant))
+    assert history[0] < history[1] <= history[0] + 1e5
+    assert error(G, tolerant, G_hat, history) <= 1e-8
+
+
 def test_descends_where_the_published_loop_diverges() -> None:
     G = 1e5 * with_condition(LENGTH, 5, 10.0)
     _, history = published(G, **without_scale(PAPER))
@@ -214,6 +222,12 @@ def test_scale_min_multiplies_by_the_smallest_singular_value() -> None:
     torch.testing.assert_close(least.weights, unit.weights / 40.0)
     torch.testing.assert_close(least.adjusted, unit.adjusted / 1600.0)
     assert least.objective == unit.objective
+
+
+def test_the_defaults_are_those_of_the_paper_with_a_stable_step() -> None:
+    G = with_condition(LENGTH, 4, 10.0)
+    assert torch.equal(solve_soro(G.T @ G).weights, solve_soro(G.T @ G, **PAPER).weights)
+    assert torch.equal(SORO.paper()(G.T), SORO(**PAPER)(G.T))
 
 
 def test_released_settings_can_be_changed() -> None:

@@ -1,6 +1,23 @@
 """Weightings: the Gramian of the tasks' gradients (and their losses) in, one weight per task out."""
 
+from spcl.aggregation.agem import AGEMWeighting
+from spcl.aggregation.emgd import emgd_weights
 from spcl.aggregation.gramians import gramian, host_gramian
+from spcl.aggregation.maxdo import MaxDOWeighting
+from spcl.aggregation.min_norm import min_norm_weights
 from spcl.aggregation.soro import RELEASED, SORO, SOROSettings, SOROSolution, SOROWeighting, solve_soro
 
-__all__ = ["RELEASED", "SORO", "SOROSettings", "SOROSolution", "SOROWeighting", "gramian", "host_gramian", "solve_soro"]
+__all__ = [
+    "RELEASED",
+    "SORO",
+    "AGEMWeighting",
+    "MaxDOWeighting",
+    "SOROSettings",
+    "SOROSolution",
+    "SOROWeighting",
+    "emgd_weights",
+    "gramian",
+    "host_gramian",
+    "min_norm_weights",
+    "solve_soro",
+]

@@ -16,6 +16,7 @@ __all__ = ["gramian", "host_gramian"]
 SLICE = 2048
 SLICE_ERROR = 2.0**-24  # of a slice's product, relative to its trace: the unit roundoff of float32
 TRUSTED_ERROR = 1e-3  # of the smallest eigenvalue; where a few numbers outweigh the rest it comes out ten times larger
+UNDERFLOW = 1e-30  # what float32 may have lost of a slice's product because it is too small a number
 DOUBLE_CHUNK = 1 << 16
 
 
@@ -117,7 +118,7 @@ def _trusted(matrix: Tensor, squared_traces: float) -> bool:
     if not np.isfinite(array).all():
         return False  # what overflows in float32 may be finite in float64
     smallest = np.linalg.eigvalsh(array).min(initial=np.inf)
-    return bool(SLICE_ERROR * squared_traces**0.5 < TRUSTED_ERROR * smallest)
+    return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TRUSTED_ERROR * smallest)
 
 
 @contextmanager

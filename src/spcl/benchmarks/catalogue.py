@@ -18,6 +18,7 @@ from spcl.errors import DataError
 
 __all__ = [
     "DATA_NAMES",
+    "DATA_SETS",
     "EMBEDDED",
     "PUBLISHED",
     "DataSet",
@@ -151,6 +152,8 @@ DATA_SETS = {
         ),
     ),
 }
+"""The published data sets by name."""
+
 DATA_NAMES = (EMBEDDED, *DATA_SETS)
 """Every name that `load_data` understands."""
 

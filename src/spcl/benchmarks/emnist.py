@@ -36,7 +36,9 @@ def _split(source: Source, split: str) -> tuple[Tensor, Tensor]:
         raise DataError(f"{source.path}, {images_name}: expected images of 28×28, found {images.shape[1:]}")
     if len(images) != len(labels):
         raise DataError(f"{source.path}: {len(images)} images in {images_name} but {len(labels)} in {labels_name}")
-    if len(labels) and labels.max() >= len(CHARACTERS):
+    if len(labels) == 0:
+        raise DataError(f"{source.path}, {images_name}: expected at least one image, found none")
+    if labels.max() >= len(CHARACTERS):
         raise DataError(f"{source.path}, {labels_name}: expected labels 0..61, found {labels.max()}")
     upright = np.ascontiguousarray(images.transpose(0, 2, 1))[:, None]
     return torch.from_numpy(upright), torch.from_numpy(labels.astype(np.int64))

@@ -42,7 +42,12 @@ def check_data(names: Iterable[str] = DATA_NAMES, data_dir: str | Path | None = 
 
 
 def get_data(name: str, data_dir: str | Path | None = None) -> Path:
-    """Download a set's archive, unless it is already there, and return its path."""
+    """Download a set's archive, unless it is already there, and return its path.
+
+    >>> get_data("ps-glyphs")
+    Traceback (most recent call last):
+    spcl.errors.DataError: ps-glyphs is drawn on this computer; there is nothing to download
+    """
     if name == EMBEDDED:
         raise DataError(f"{EMBEDDED} is drawn on this computer; there is nothing to download")
     archive = known(name).archive

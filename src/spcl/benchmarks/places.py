@@ -11,7 +11,8 @@ __all__ = ["cache_dir", "data_dirs", "download_dir"]
 def cache_dir() -> Path:
     """The folder for everything that can be made again: ``$SPCL_CACHE``, or ``spcl`` in ``$XDG_CACHE_HOME``.
 
-    >>> with __import__("unittest.mock").mock.patch.dict(os.environ, {"SPCL_CACHE": "/scratch/spcl"}):
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, {"SPCL_CACHE": "/scratch/spcl"}):
     ...     print(cache_dir())
     /scratch/spcl
     """

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from spcl import __version__
-from spcl.cli import data, methods, run, timeline
+from spcl.cli import data, grid, methods, run, timeline
 from spcl.errors import SpclError
 
 __all__ = ["app", "main"]
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run")(run.run)
+app.command("grid")(grid.grid)
 app.command("timeline")(timeline.timeline)
 app.command("methods")(methods.methods)
 app.add_typer(data.app, name="data")

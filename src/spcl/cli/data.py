@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from spcl.benchmarks import DATA_NAMES, Stock, check_data, get_data, list_data
 
@@ -44,7 +44,7 @@ def check(
 
 
 def _print(stocks: Iterable[Stock]) -> None:
-    table = Table("data set", "training + test images", "classes", "state", "where")
+    table = Table("data set", "training + test images", "classes", "state", Column("where", overflow="fold"))
     for stock in stocks:
         counts = f"{stock.train:,} + {stock.test:,}" if stock.train else ""
         table.add_row(stock.name, counts, str(stock.classes or ""), _state(stock), str(stock.path or ""))

@@ -13,7 +13,7 @@ __all__ = ["average_accuracy", "confusion", "forgetting", "predictions"]
 
 
 def predictions(learner: Learner, task: str, x: Tensor) -> Tensor:
-    """What the learner takes test samples of a task for: its own labels, or class-incremental one of all classes seen."""
+    """What the learner takes a task's samples for: one of its labels or, class-incremental, of all classes seen."""
     return learner.predict(x, task=task if learner.scenario == "task" else None).cpu()
 
 

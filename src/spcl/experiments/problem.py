@@ -13,7 +13,7 @@ from spcl.benchmarks.presets import PRESETS
 from spcl.benchmarks.protocol import Configuration, draw_protocol, fit, in_paradigm, load_protocol
 from spcl.errors import DataError, SpclError
 from spcl.memory import BalancedCoreset, Memory, Reservoir
-from spcl.models import MLP, Normalise, ResNet18, SmallCNN
+from spcl.models import MLP, Backbone, Normalise, ResNet18, SmallCNN
 from spcl.streams import ParallelStream
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _configuration(settings: "RunSettings", data: ImageData) -> Configuration:
         protocol = load_protocol(Path(settings.protocol).expanduser())
         if protocol.classes != data.classes:
             raise DataError(
-                f"the protocol {settings.protocol} is for {protocol.classes} classes, but {data.name} has {data.classes}"
+                f"the protocol {settings.protocol} has {protocol.classes} classes, but {data.name} has {data.classes}"
             )
     configuration = protocol.configuration(settings.config)
     if settings.fit:
@@ -132,26 +132,29 @@ def make_backbone(settings: "RunSettings", data: ImageData) -> nn.Module:
     sample = data.train_x[:: max(1, len(data.train_x) // SAMPLE_FOR_NORMALISATION)].float() / 255
     dims = [0, 2, 3]
     normalise = Normalise(sample.mean(dims).tolist(), sample.std(dims).clamp(min=1e-3).tolist())
-    return nn.Sequential(normalise, backbone)
+    return Backbone(normalise, backbone)
 
 
 def _network(settings: "RunSettings", data: ImageData) -> nn.Module:
     if settings.backbone == "mlp":
         return MLP(int(np.prod(data.shape)))
     if len(data.shape) != 3:
-        raise SpclError(f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp")
+        raise SpclError(
+            f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp"
+        )
     channels, side, _ = data.shape
     if settings.backbone == "cnn":
         return SmallCNN(channels, side)
     return ResNet18(channels, settings.batch_norm_momentum)
 
 
-def make_memory(settings: "RunSettings", edited: bool) -> Memory | None:
+def make_memory(settings: "RunSettings", edited: bool, device: torch.device) -> Memory | None:
     """The rehearsal memory; one whose samples a method edits keeps them as floats."""
     if not settings.memory_budget:
         return None
     policy = BalancedCoreset if settings.memory == "balanced" else Reservoir
-    return policy(settings.memory_budget, seed=settings.seed, dtype=torch.float32 if edited else None)
+    dtype = torch.float32 if edited else None
+    return policy(settings.memory_budget, seed=settings.seed, device=device, dtype=dtype)
 
 
 def pick_device(name: str) -> torch.device:

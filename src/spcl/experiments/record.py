@@ -34,7 +34,9 @@ class RunFolder:
             try:
                 lock.acquire()
             except Timeout as error:
-                raise SpclError(f"another process is running in {self.path}; wait for it, or choose another --out") from error
+                raise SpclError(
+                    f"another process is running in {self.path}; wait for it, or choose another --out"
+                ) from error
         with lock, plain_errors(self.path):
             yield
 
@@ -93,7 +95,7 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -26,12 +26,13 @@ from spcl.experiments.trackers import Tracker
 from spcl.experiments.view import SilentView, View
 from spcl.learner import Learner, StepReport
 from spcl.methods import make_method
+from spcl.orthogonality import filter_statistics
 from spcl.stability import Stability
 
-__all__ = ["Interrupted", "execute", "resume_settings"]
+__all__ = ["InterruptedRunError", "execute", "resume_settings"]
 
 
-class Interrupted(SpclError):
+class InterruptedRunError(SpclError):
     """The run was stopped by the user after saving; resuming continues it exactly."""
 
 
@@ -54,12 +55,17 @@ class Progress:
 
 
 def execute(
-    settings: RunSettings, out: Path, *, resume: bool = False, view: View | None = None, trackers: tuple[Tracker, ...] = ()
+    settings: RunSettings,
+    out: Path,
+    *,
+    resume: bool = False,
+    view: View | None = None,
+    trackers: tuple[Tracker, ...] = (),
 ) -> dict[str, Any]:
     """Train and evaluate as the settings say, leaving everything in the folder ``out``; gives the result.
 
-    A finished run is not run again. With ``resume`` an unfinished one goes on where it was saved; without, a folder that
-    holds one is refused.
+    A finished run is not run again. With ``resume`` an unfinished one goes on where it was saved; without, a folder
+    that holds one is refused.
     """
     folder = RunFolder(out)
     with folder.locked():
@@ -107,7 +113,7 @@ class _Run:
             backbone,
             method,
             optimizer=lambda parameters: kind(parameters, lr=self.settings.learning_rate),
-            memory=make_memory(self.settings, method.edits_memory),
+            memory=make_memory(self.settings, method.edits_memory, self.device),
             scenario=self.settings.scenario,
             memory_batch=self.settings.batch_size,
             autocast=torch.bfloat16 if self.settings.precision == "bfloat16" else None,
@@ -183,7 +189,7 @@ class _Run:
         self.learner.save(self.folder.checkpoint, stream=self.problem.stream, progress=self.progress)
         self._saved_at = time.monotonic()
         if stop:
-            raise Interrupted(
+            raise InterruptedRunError(
                 f"stopped after step {self.learner.steps} of {len(self.problem.stream)} and saved; "
                 f"continue with: spcl run --out {self.folder.path} --resume"
             )
@@ -214,6 +220,7 @@ class _Run:
             "forgetting": forgetting(final, at_end),
             "tasks": {task: {"at_end": at_end[task], "final": final[task]} for task in final},
             "confusion": {task: self._confusion(task).tolist() for task in final},
+            "filters": self._filters(),
             "left_out": {task.name: task.left_out for task in self.learner.tasks.values() if task.left_out},
             "steps": self.learner.steps,
             "timeline": [list(span) for span in self.problem.configuration.timeline.spans],
@@ -223,6 +230,13 @@ class _Run:
 
     def _confusion(self, task: str) -> NDArray[np.int64]:
         return confusion(self.learner, task, *self.problem.tests[task])
+
+    def _filters(self) -> dict[str, dict[str, float | None]]:
+        """Conditioning, norm and redundancy of the backbone's convolutions (paper, §5.4)."""
+        backbone = self.learner.backbone
+        names = [name for name, layer in backbone.named_modules() if isinstance(layer, torch.nn.Conv2d)]
+        statistics = filter_statistics(backbone, names) if names else {}
+        return {name: _finite(vars(values)) for name, values in statistics.items()}
 
 
 def _split_method(method: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -247,6 +261,11 @@ def _stability_values(stability: Stability | None) -> dict[str, float | None] | 
         "cosine": stability.mean_cosine,
         "magnitude_similarity": stability.mean_magnitude_similarity,
     }
+    return _finite(values)
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity."""
     return {name: value if np.isfinite(value) else None for name, value in values.items()}
 
 

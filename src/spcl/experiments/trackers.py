@@ -31,7 +31,7 @@ def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
     >>> _scalars({"losses": {"a": 1.0}, "before": None})
     {'losses/a': 1.0}
     """
-    flat = {}
+    flat: dict[str, float] = {}
     for group, inner in values.items():
         if isinstance(inner, Mapping):
             flat |= {f"{group}/{name}": value for name, value in inner.items() if isinstance(value, float)}

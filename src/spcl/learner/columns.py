@@ -4,18 +4,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from spcl.aggregation import gramian
+from spcl.learner.guard import StepGuard
 from spcl.learner.method import CURRENT, Columns, Method, Weights
 from spcl.learner.model import Samples, SharedModel
 from spcl.learner.rows import GradientRows
 from spcl.learner.tasks import MEMORY, Output
-from spcl.memory import Memory
+from spcl.memory import Memory, Rehearsal
 from spcl.orthogonality import add_orthogonality_gradient
 
 __all__ = ["Collected", "Collector"]
@@ -23,31 +26,34 @@ __all__ = ["Collected", "Collector"]
 
 @dataclass(frozen=True)
 class Column:
-    """One gradient: whose, at what loss, and what the heads got from it; the shared part lies in a row."""
+    """One gradient: whose, and what the heads got from it; the shared part lies in a row.
+
+    ``signs`` are three numbers that are finite while all is well: the loss, the norm of the gradient (where columns
+    are added up in one row, of all up to this one), and that of the running averages.
+    """
 
     name: str
-    loss: Tensor
     head_gradients: dict[nn.Parameter, Tensor]
     outputs: list[Output]
-
-    def health(self) -> Tensor:
-        """A number that is finite if the loss and the heads' gradients are."""
-        return torch.stack(
-            [self.loss.double(), *(g.sum(dtype=torch.float64) for g in self.head_gradients.values())]
-        ).sum()
+    signs: Tensor
 
 
 @dataclass
 class Collected:
-    """The outcome of a step's backward passes; the update lies in the ``.grad`` of backbone and heads."""
+    """The outcome of a step's backward passes.
+
+    Without ``faults`` the update lies in the ``.grad`` of backbone and heads. With them there is none: the step must be
+    undone and may be repeated without the columns at fault.
+    """
 
     losses: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     before: Tensor | None = None
     after: Tensor | None = None
-    dropped: dict[str, str] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
+    edits: list[tuple[Rehearsal, Tensor]] = field(default_factory=list)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -61,61 +67,56 @@ class Collector:
     """The backward half of a step, in the order of the paper's Algorithm 2.
 
     With ``full`` every column keeps its row until the weights are known: T×n numbers. Without, the columns are folded
-    as they come, which holds two or three rows whatever T is.
+    as they come, which holds one to three rows whatever T is. The update ends up in row 0.
     """
 
-    def __init__(self, model: SharedModel, method: Method, memory: Memory | None, rows: GradientRows) -> None:
+    def __init__(
+        self, model: SharedModel, method: Method, memory: Memory | None, rows: GradientRows, guard: StepGuard
+    ) -> None:
         self.model = model
         self.method = method
         self.memory = memory
         self.rows = rows
+        self.guard = guard
 
-    def collect(self, batches: Sequence[Samples], rehearse: int, full: bool) -> Collected:
+    def collect(self, result: Collected, batches: Sequence[Samples], rehearse: int, full: bool) -> None:
         """Leave the update of this step in the parameters' ``.grad``; ``rehearse`` samples come from memory, if any."""
-        result = Collected()
         if full or self.method.fold == "columns":
             columns = self._collect_rows(result, batches, rehearse)
         elif self.method.fold == "mean":
             columns = self._collect_means(result, batches, rehearse)
         else:
             columns = self._collect_sum(result, batches, rehearse)
-        self._hand_over_heads(columns)
-        return result
+        if not result.faults:
+            self._hand_over(result, columns)
 
     # -- every column in its own row
 
     def _collect_rows(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
         rows, alpha = self.rows, self.method.settings.alpha
         count = len(batches) + bool(rehearse)
-        used = count + bool(alpha)
-        rows.reserve(used)
+        rows.reserve(count + bool(alpha))
         columns = []
         with result.timed("tasks"):
             for row, samples in enumerate(batches):
                 rows.receive(row)
-                columns.append(self._task_column(samples))
+                columns.append(self._task_column(row, samples))
         if rehearse:
             with result.timed("memory"):
                 rows.receive(count - 1)
-                columns.append(self._memory_column(rehearse, lambda: rows.buffer[: len(batches)].mean(dim=0)))
+                mean = rows.buffer[: len(batches)].mean
+                columns.append(self._memory_column(result, count - 1, rehearse, partial(mean, dim=0)))
         if alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
         with result.timed("weighting"):
-            products = gramian(rows.buffer[:used]).cpu()
-            kept = self._keep_finite(result, columns, products.diagonal()[:count].isfinite().tolist())
-            if len(kept) < count:
-                rows.compact([*kept, *range(count, used)])
-                products = gramian(rows.buffer[: len(kept) + used - count]).cpu()
-            columns = [columns[row] for row in kept]
-            if columns:
-                self._weigh_rows(result, [column.name for column in columns], products)
+            if self._all_well(result, columns):
+                self._weigh_rows(result, [column.name for column in columns], alpha)
         return columns
 
-    def _weigh_rows(self, result: Collected, names: list[str], products: Tensor) -> None:
-        alpha = self.method.settings.alpha
+    def _weigh_rows(self, result: Collected, names: list[str], alpha: float) -> None:
         spread = self._spread(len(names), alpha)
-        result.before = spread @ products @ spread.T
+        result.before = spread @ gramian(self.rows.buffer[: spread.shape[1]]).cpu() @ spread.T
         if self.method.elementwise:
             self._combine_elementwise(len(names), alpha)
             return
@@ -129,7 +130,7 @@ class Collector:
         result.weights = dict(zip(names, per_column.tolist(), strict=True))
         adjusted = weights if self.method.fold == "columns" else Weights(per_column)
         result.after = adjusted.adjusted_gramian(result.before)
-        self.rows.present(self.rows.combine(per_row))
+        self.rows.combine(per_row)
 
     def _spread(self, count: int, alpha: float) -> Tensor:
         """Columns from rows: the orthogonality gradient, last row of the buffer, is added α times to each (line 5)."""
@@ -159,59 +160,44 @@ class Collector:
         decoupled = self.method.settings.decoupled
         if orthogonality is not None and not decoupled:
             rows.add_(orthogonality, alpha=alpha)
-        update = self.method.combine(rows)
+        update = self.rows.buffer[0].copy_(self.method.combine(rows))
         if orthogonality is not None and decoupled:
-            update = update.add(orthogonality, alpha=alpha)
-        self.rows.present_vector(update)
+            update.add_(orthogonality, alpha=alpha)
 
     # -- the current tasks in one row, the memory in another
 
     def _collect_means(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
         rows, alpha = self.rows, self.method.settings.alpha
-        several = len(batches) > 1
-        rows.reserve(1 + bool(rehearse) + (several or bool(alpha)))
-        scratch, columns = len(rows.buffer) - 1, list[Column]()
+        folded = [CURRENT, MEMORY] if rehearse else [CURRENT]
+        rows.reserve(len(folded) + bool(alpha))
+        rows.receive(0)
         with result.timed("tasks"):
-            for samples in batches:
-                row = scratch if columns else 0
-                column = self._healthy(result, row, partial(self._task_column, samples))
-                if column and row:
-                    rows.buffer[0].add_(rows.buffer[row])
-                columns += [column] if column else []
-            if len(columns) > 1:
-                rows.buffer[0].div_(len(columns))
-        folded = [CURRENT] if columns else []
+            columns = [self._task_column(0, samples) for samples in batches]
+            rows.buffer[0].div_(len(batches))
         if rehearse:
-            row = len(folded)
             with result.timed("memory"):
-                column = self._healthy(result, row, lambda: self._memory_column(rehearse, lambda: rows.buffer[0]))
-            if column:
-                columns.append(column)
-                folded.append(MEMORY)
-        if folded:
-            self._weigh_means(result, columns, folded, scratch, alpha)
+                rows.receive(1)
+                columns.append(self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]))
+        if self._all_well(result, columns):
+            self._weigh_means(result, [column.name for column in columns], folded, alpha)
         return columns
 
-    def _weigh_means(
-        self, result: Collected, columns: list[Column], folded: list[str], scratch: int, alpha: float
-    ) -> None:
-        rows, decoupled = self.rows, self.method.settings.decoupled
+    def _weigh_means(self, result: Collected, names: list[str], folded: list[str], alpha: float) -> None:
+        rows, decoupled, count = self.rows, self.method.settings.decoupled, len(folded)
         if alpha:
             with result.timed("orthogonality"):
-                self._write_orthogonality(scratch)
+                self._write_orthogonality(count)
                 if not decoupled:
-                    rows.buffer[: len(folded)].add_(rows.buffer[scratch], alpha=alpha)
+                    rows.buffer[:count].add_(rows.buffer[count], alpha=alpha)
         with result.timed("weighting"):
-            products = gramian(rows.buffer[: len(folded)]).cpu() if self.method.uses_gramian else None
-            names = [column.name for column in columns]
+            products = gramian(rows.buffer[:count]).cpu() if self.method.uses_gramian else None
             fold, _ = self._fold_matrix(names)
             losses = fold.numpy() @ np.array([result.losses[name] for name in names])
             weights = self.method.weigh(Columns(tuple(folded), losses, products)).values.double()
             result.weights = dict(zip(names, (fold.T @ weights).tolist(), strict=True))
-            update = rows.combine(weights)
+            rows.combine(weights)
             if alpha and decoupled:
-                rows.buffer[update].add_(rows.buffer[scratch], alpha=alpha)
-            rows.present(update)
+                rows.buffer[0].add_(rows.buffer[count], alpha=alpha)
 
     # -- one row, the weighted sum
 
@@ -220,34 +206,30 @@ class Collector:
         rows.reserve(2)
         prior = self._prior_weights([samples.task.name for samples in batches] + [MEMORY] * bool(rehearse))
 
-        def add(name: str, make: Callable[[], Column]) -> None:
-            row = 1 if columns else 0
-            column = self._healthy(result, row, make)
-            if column is None:
-                return
-            columns.append(column)
-            if row:
-                rows.buffer[0].add_(rows.buffer[1], alpha=prior[name])
+        def add(column: Column) -> None:
+            if columns:
+                rows.buffer[0].add_(rows.buffer[1], alpha=prior[column.name])
             else:
-                rows.buffer[0].mul_(prior[name])
+                rows.buffer[0].mul_(prior[column.name])
+            columns.append(column)
 
         with result.timed("tasks"):
             for samples in batches:
-                add(samples.task.name, partial(self._task_column, samples))
+                row = min(len(columns), 1)
+                rows.receive(row)
+                add(self._task_column(row, samples))
         if rehearse:
             with result.timed("memory"):
-                add(MEMORY, lambda: self._memory_column(rehearse, lambda: rows.buffer[0]))
-        if columns:
-            kept = sum(prior[column.name] for column in columns)
-            rescale = sum(prior.values()) / kept
-            rows.buffer[0].mul_(rescale)
-            result.weights = {column.name: prior[column.name] * rescale for column in columns}
-            if alpha:
-                with result.timed("orthogonality"):
-                    self._write_orthogonality(1)
-                    share = 1.0 if self.method.settings.decoupled else kept * rescale
-                    rows.buffer[0].add_(rows.buffer[1], alpha=alpha * share)
-            rows.present(0)
+                rows.receive(1)
+                add(self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]))
+        if not self._all_well(result, columns):
+            return columns
+        result.weights = prior
+        if alpha:
+            with result.timed("orthogonality"):
+                self._write_orthogonality(1)
+                share = 1.0 if self.method.settings.decoupled else sum(prior.values())
+                rows.buffer[0].add_(rows.buffer[1], alpha=alpha * share)
         return columns
 
     def _prior_weights(self, names: list[str]) -> dict[str, float]:
@@ -256,40 +238,43 @@ class Collector:
 
     # -- one column
 
-    def _task_column(self, samples: Samples) -> Column:
-        outputs = self.model.outputs([samples])
-        return self._backward(samples.task.name, self.method.task_loss(outputs[0]), outputs)
+    def _task_column(self, row: int, samples: Samples) -> Column:
+        with self.model.naming(samples.task, samples.x, samples.y):
+            outputs = self.model.outputs([samples])
+            return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs)
 
-    def _memory_column(self, count: int, direction: Callable[[], Tensor]) -> Column:
-        column = self._rehearse(count, 0, direction)
+    def _memory_column(self, result: Collected, row: int, count: int, direction: Callable[[], Tensor]) -> Column:
+        column = self._rehearse(result, row, count, 0, direction)
         for draw in range(1, self.method.draws):
-            more = self._rehearse(count, draw, direction)
+            more = self._rehearse(result, row, count, draw, direction)
             for parameter, gradient in more.head_gradients.items():
                 earlier = column.head_gradients.get(parameter)
                 column.head_gradients[parameter] = gradient if earlier is None else earlier + gradient
-            column = Column(MEMORY, column.loss + more.loss, column.head_gradients, [])
+            signs = torch.stack([column.signs[0] + more.signs[0], *more.signs[1:]])
+            column = Column(MEMORY, column.head_gradients, [], signs)
         return column
 
-    def _rehearse(self, count: int, draw: int, direction: Callable[[], Tensor]) -> Column:
+    def _rehearse(self, result: Collected, row: int, count: int, draw: int, direction: Callable[[], Tensor]) -> Column:
         assert self.memory is not None
         drawn = self.memory.draw(count)
         samples = [Samples(self.model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
         inputs = None
         if self.method.edits_memory:
             inputs = self.method.edit(drawn, _LookAhead(self, samples, direction))
-            for part, x in zip(drawn, inputs, strict=True):
-                self.memory.replace(part, x)
+            result.edits += zip(drawn, inputs, strict=True)
         outputs = self.model.outputs(samples, inputs)
-        return self._backward(MEMORY, self.method.memory_loss(outputs, draw), outputs)
+        return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs)
 
-    def _backward(self, name: str, loss: Tensor, outputs: list[Output]) -> Column:
+    def _backward(self, row: int, name: str, loss: Tensor, outputs: list[Output]) -> Column:
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {}
         for task in self.model.tasks.values():
             for parameter in task.head.parameters() if task.head is not None else ():
                 if parameter.grad is not None:
                     gradients[parameter], parameter.grad = parameter.grad, None
-        return Column(name, loss.detach(), gradients, outputs if self.method.stores_logits else [])
+        size = get_total_norm([self.rows.buffer[row], *gradients.values()])
+        signs = torch.stack([loss.detach().double(), size.double(), self.guard.averages_size().double()])
+        return Column(name, gradients, outputs if self.method.stores_logits else [], signs)
 
     def _write_orthogonality(self, row: int) -> None:
         self.rows.receive(row)
@@ -298,29 +283,33 @@ class Collector:
 
     # -- what is finite
 
-    def _healthy(self, result: Collected, row: int, make: Callable[[], Column]) -> Column | None:
-        """The column, if it is finite; its gradient then lies in this row."""
-        self.rows.receive(row)
-        column = make()
-        finite = bool(self.rows.buffer[row].sum(dtype=torch.float64).isfinite())
-        return column if self._keep_finite(result, [column], [finite]) else None
+    def _all_well(self, result: Collected, columns: Sequence[Column]) -> bool:
+        """Whether every column is finite; notes their losses, or which columns are at fault and why.
 
-    def _keep_finite(self, result: Collected, columns: Sequence[Column], finite_rows: Sequence[bool]) -> list[int]:
-        """The indices of the columns that are finite; notes their losses, and why the others are left out."""
-        numbers = torch.stack([torch.stack([column.loss.double(), column.health()]) for column in columns]).tolist()
-        kept = []
-        for index, (column, (loss, health), finite) in enumerate(zip(columns, numbers, finite_rows, strict=True)):
-            if np.isfinite(health) and finite:
-                result.losses[column.name] = loss
-                result.logits.update({o.task.name: o.value.detach() for o in column.outputs if column.name != MEMORY})
-                kept.append(index)
-            else:
-                what = f"its loss is {loss}" if not np.isfinite(loss) else f"its gradient is not finite (loss {loss:g})"
-                result.dropped[column.name] = what
-        return kept
+        Whatever comes after a column at fault may have been spoilt by it and is judged when the step is repeated,
+        unless its own loss speaks against it.
+        """
+        numbers = torch.stack([column.signs for column in columns]).tolist()
+        for column, (loss, gradient, averages) in zip(columns, numbers, strict=True):
+            if result.faults and (column.name == MEMORY or isfinite(loss)):
+                continue
+            if not isfinite(loss):
+                result.faults[column.name] = f"its loss is {loss}"
+            elif not isfinite(gradient):
+                result.faults[column.name] = f"its gradient is not finite, or too large to be squared (loss {loss:g})"
+            elif self.guard.averages_were_finite() and not isfinite(averages):
+                result.faults[column.name] = f"the model's running averages overflow on its inputs (loss {loss:g})"
+        result.losses = {column.name: loss for column, (loss, _, _) in zip(columns, numbers, strict=True)}
+        return not result.faults
 
-    def _hand_over_heads(self, columns: Sequence[Column]) -> None:
+    def _hand_over(self, result: Collected, columns: Sequence[Column]) -> None:
+        if not bool(get_total_norm([self.rows.buffer[0]]).isfinite()):
+            reason = f"the update that {self.method!r} gives for this step is not finite"
+            result.faults = {column.name: reason for column in columns}
+            return
+        self.rows.present(0)
         for column in columns:
+            result.logits.update({o.task.name: o.value.detach() for o in column.outputs if column.name != MEMORY})
             for parameter, gradient in column.head_gradients.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 

@@ -29,8 +29,9 @@ class StepGuard:
         self._copies = [buffer.clone() for buffer in self._buffers]
         self._averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._random = torch.get_rng_state()
-        self._device_random = torch.cuda.get_rng_state(self._model.device) if self._model.device.type == "cuda" else None
-        self._draws = None if self._memory is None else self._memory.generator.bit_generator.state
+        on_cuda = self._model.device.type == "cuda"
+        self._cuda_random = torch.cuda.get_rng_state(self._model.device) if on_cuda else None
+        self._draws = {} if self._memory is None else self._memory.generator.bit_generator.state
         self._method_state = self._method.state_dict()
 
     @torch.no_grad()
@@ -39,8 +40,8 @@ class StepGuard:
         for buffer, copy in zip(self._buffers, self._copies, strict=True):
             buffer.copy_(copy)
         torch.set_rng_state(self._random)
-        if self._device_random is not None:
-            torch.cuda.set_rng_state(self._device_random, self._model.device)
+        if self._cuda_random is not None:
+            torch.cuda.set_rng_state(self._cuda_random, self._model.device)
         if self._memory is not None:
             self._memory.generator.bit_generator.state = self._draws
         self._method.load_state_dict(self._method_state)
@@ -49,3 +50,7 @@ class StepGuard:
     def averages_size(self) -> Tensor:
         """The norm of all floating-point buffers: finite as long as the running averages are."""
         return get_total_norm(self._averages).to(self._model.device)
+
+    def averages_were_finite(self) -> bool:
+        """Whether they were when remembered; a mask with infinities, for one, never is."""
+        return all(bool(copy.isfinite().all()) for copy in self._copies)

@@ -1,5 +1,6 @@
 """The online learner: one model, tasks that come and go, one step at a time (the paper's Algorithm 2)."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
 from spcl.learner.columns import Collected, Collector
-from spcl.learner.guard import BufferGuard
+from spcl.learner.guard import StepGuard
 from spcl.learner.method import Method
 from spcl.learner.model import Samples, Scenario, SharedModel
 from spcl.learner.report import StepReport
@@ -77,7 +78,9 @@ class Learner:
     ) -> None:
         if memory_batch is not None and memory_batch < 1:
             raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
-        self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast)
+        if memory is not None and memory.shelves:
+            raise SpclError(f"the memory holds samples of {list(memory.shelves)} already; give the learner a new one")
+        self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
         shared = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         self.method = method
         self.memory = memory
@@ -85,9 +88,9 @@ class Learner:
         self.measure_stability = measure_stability
         self.seed = seed
         self.steps = 0
-        self.optimizer = (optimizer or torch.optim.Adam)(shared)
-        self._collector = Collector(self.model, method, memory, GradientRows(shared))
-        self._guard = BufferGuard(backbone)
+        self.optimizer = _made(optimizer or torch.optim.Adam, shared)
+        self._guard = StepGuard(self.model, method, memory)
+        self._collector = Collector(self.model, method, memory, GradientRows(shared), self._guard)
 
     # -- tasks
 
@@ -130,10 +133,11 @@ class Learner:
         if (classes is None) == (head is None) or (head is None) != (loss is None):
             raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
         if classes is not None:
-            if classes < 1:
-                raise TaskError(f"task {name!r}: classes must be positive, but it is {classes}")
+            if not isinstance(classes, int) or classes < 1:
+                raise TaskError(f"task {name!r}: classes must be a positive whole number, but it is {classes!r}")
             task = classifier_task(name, classes, len(self.classes))
         else:
+            self._check_is_new(name, cast(nn.Module, head))
             task = Task(name, None, cast(Loss, loss), cast(nn.Module, head).to(self.model.device), 0)
         if self.memory is not None:
             self.memory.start(name, classes)
@@ -142,6 +146,11 @@ class Learner:
             self._optimise(task)
         if self.model.feature_dim is not None:
             self._build_heads(self.model.feature_dim)
+
+    def _check_is_new(self, name: str, head: nn.Module) -> None:
+        known = {parameter for group in self.optimizer.param_groups for parameter in group["params"]}
+        if known.intersection(head.parameters()):
+            raise TaskError(f"task {name!r}: its head shares parameters with the backbone or another head; copy it")
 
     def finish_task(self, name: str) -> None:
         """End a task: it is not trained any more but by rehearsal, and its samples go to memory as the policy says."""
@@ -163,62 +172,117 @@ class Learner:
         samples = self._checked(batches)
         self._train_mode()
         self._guard.remember()
-        rehearse = self.memory_batch or max(len(group.x) for group in samples)
-        rehearse = rehearse if self.memory is not None and len(self.memory) else 0
-        self.optimizer.zero_grad(set_to_none=True)
-        collected = self._collector.collect(samples, rehearse, self.measure_stability)
-        begin = perf_counter()
-        if collected.losses:
-            self.optimizer.step()
-        if collected.dropped:
-            self._guard.restore_if_not_finite()
-        self.method.after_step(collected.losses)
-        self._observe(samples, collected)
-        self._count_left_out(collected.dropped, samples)
-        collected.seconds["update"] = perf_counter() - begin
+        try:
+            collected, dropped = self._collect(samples)
+            begin = perf_counter()
+            if collected.losses:
+                self.optimizer.step()
+        except BaseException:
+            self._undo()
+            raise
+        self._learn_from([group for group in samples if group.task.name not in dropped], collected)
         self.steps += 1
-        return self._report(collected)
+        collected.seconds["update"] = perf_counter() - begin
+        self._count_left_out(samples, dropped)
+        return self._report(collected, dropped)
+
+    def _undo(self) -> None:
+        self._guard.restore()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _collect(self, samples: list[Samples]) -> tuple[Collected, dict[str, str]]:
+        """The update from all columns that are finite, and why the others are left out.
+
+        A step with columns at fault is undone and repeated without them, so that they leave no trace; where no task is
+        left nothing is done.
+        """
+        dropped: dict[str, str] = {}
+        seconds: dict[str, float] = {}
+        while samples:
+            rehearse = 0 if MEMORY in dropped else self._rehearsal_size(samples)
+            self.optimizer.zero_grad(set_to_none=True)
+            collected = Collected(seconds=seconds)
+            self._collector.collect(collected, samples, rehearse, self.measure_stability)
+            if not collected.faults:
+                return collected, dropped
+            self._undo()
+            dropped |= collected.faults
+            samples = [group for group in samples if group.task.name not in dropped]
+        return Collected(seconds=seconds), dropped
+
+    def _rehearsal_size(self, samples: list[Samples]) -> int:
+        if self.memory is None or not len(self.memory):
+            return 0
+        return self.memory_batch or max(len(group.x) for group in samples)
 
     def _checked(self, batches: Mapping[str, Batch]) -> list[Samples]:
         """The batches in the order of the tasks, all of them checked before anything changes."""
         if not batches:
             raise TaskError(f"a step needs a batch of at least one task; running are {self.active_tasks}")
-        unknown = [name for name in batches if name not in self.tasks]
-        if unknown:
-            self._task(unknown[0])
+        for name, batch in batches.items():
+            self._task(name)
+            if not (isinstance(batch, tuple | list) and [isinstance(part, Tensor) for part in batch] == [True, True]):
+                raise TaskError(
+                    f"task {name!r}: a batch is a pair of tensors (inputs, targets), but it is {batch!r:.80}"
+                )
         samples = [Samples(task, *batches[name]) for name, task in self.tasks.items() if name in batches]
         for group in samples:
             group.task.check_batch(group.x, group.y)
             if self.memory is not None:
                 self.memory.check(group.task.name, group.x, group.y)
-        new = [group for group in samples if group.task.signature is None]
-        for group in new:
-            self._check_fits_memory(group)
-            self.model.probe(group)
-        for group in new:
-            group.task.signature = describe_samples(group.x, group.y)
-        if new and self.model.feature_dim is not None:
-            self._build_heads(self.model.feature_dim)
+        self._admit([group for group in samples if group.task.signature is None])
         return samples
 
-    def _check_fits_memory(self, group: Samples) -> None:
+    def _admit(self, new: list[Samples]) -> None:
+        """Try the first samples of tasks; if they all fit, note what they are like and make the missing heads."""
+        kinds, feature_dim = self._known_kinds(), self.model.feature_dim
+        for group in new:
+            self._check_fits_memory(group, kinds)
+            self.method.check_task(group.task, group.x, self.memory)
+            features = self.model.probe(group)
+            if feature_dim is not None and features not in (None, feature_dim):
+                raise TaskError(
+                    f"task {group.task.name!r}: the backbone gives {features} features for it and {feature_dim} "
+                    f"for the tasks before"
+                )
+            feature_dim = feature_dim or features
+            kinds.setdefault(describe_samples(group.x, group.y)[0], group.task.name)
+        for group in new:
+            group.task.signature = describe_samples(group.x, group.y)
+        if feature_dim is not None:
+            self._build_heads(feature_dim)
+
+    def _known_kinds(self) -> dict[str, str]:
+        """The shapes and types of samples seen so far, each with the first task that has them."""
+        kinds: dict[str, str] = {}
+        for task in self.tasks.values():
+            if task.signature is not None:
+                kinds.setdefault(task.signature[0], task.name)
+        return kinds
+
+    def _check_fits_memory(self, group: Samples, kinds: Mapping[str, str]) -> None:
         """Samples of all tasks are rehearsed in one batch, so they must be of one shape and type."""
         kind = describe_samples(group.x, group.y)[0]
-        for other in self.tasks.values():
-            if self.memory is not None and other.signature is not None and other.signature[0] != kind:
-                raise TaskError(
-                    f"task {group.task.name!r} has samples of {kind}, but memory holds {other.signature[0]} of task "
-                    f"{other.name!r}; bring them to one shape and type, or train without memory"
-                )
+        if self.memory is not None and kinds and kind not in kinds:
+            other, owner = next(iter(kinds.items()))
+            raise TaskError(
+                f"task {group.task.name!r} has samples of {kind}, but memory holds {other} of task {owner!r}; "
+                f"bring them to one shape and type, or train without memory"
+            )
 
-    def _observe(self, samples: list[Samples], collected: Collected) -> None:
+    def _learn_from(self, samples: list[Samples], collected: Collected) -> None:
+        """Tell method and memory of the samples that took part."""
+        if not samples:
+            return
+        self.method.after_step(collected.losses)
         if self.memory is None:
             return
+        for rehearsal, x in collected.edits:
+            self.memory.replace(rehearsal, x)
         for group in samples:
-            if group.task.name not in collected.dropped:
-                self.memory.observe(group.task.name, group.x, group.y, collected.logits.get(group.task.name))
+            self.memory.observe(group.task.name, group.x, group.y, collected.logits.get(group.task.name))
 
-    def _count_left_out(self, dropped: Mapping[str, str], samples: list[Samples]) -> None:
+    def _count_left_out(self, samples: list[Samples], dropped: Mapping[str, str]) -> None:
         for task in (group.task for group in samples):
             if task.name not in dropped:
                 task.left_out_in_a_row = 0
@@ -230,17 +294,17 @@ class Learner:
                     f"task {task.name!r} was left out of {WARN_AFTER} steps in a row: {dropped[task.name]}; "
                     f"check its data and the learning rate",
                     RuntimeWarning,
-                    stacklevel=4,
+                    stacklevel=3,
                 )
 
-    def _report(self, collected: Collected) -> StepReport:
+    def _report(self, collected: Collected, dropped: dict[str, str]) -> StepReport:
         return StepReport(
             step=self.steps - 1,
             losses=collected.losses,
             weights=collected.weights,
             before=None if collected.before is None else Stability(collected.before),
             after=None if collected.after is None else Stability(collected.after),
-            dropped=collected.dropped,
+            dropped=dropped,
             seconds=collected.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
         )
@@ -263,10 +327,10 @@ class Learner:
             raise TaskError("a task-incremental learner must be told the task: predict(x, task=…)")
         if task is None and not self.model.classifiers:
             raise TaskError("there is no classification task yet; call add_task first")
-        if len(x) == 0:
-            raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
         chosen = None if task is None else self._task(task)
-        with torch.no_grad(), self.model.evaluating():
+        if x.ndim == 0 or len(x) == 0:
+            raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
+        with self.model.naming(chosen, x), torch.no_grad(), self.model.evaluating():
             return torch.cat([self.model.logits(part, chosen) for part in x.split(PREDICT_BATCH)])  # type: ignore[no-untyped-call]
 
     def _logits(self, x: Tensor, task: Task) -> Tensor:
@@ -330,7 +394,23 @@ class Learner:
             self._optimise(task)
 
     def _optimise(self, task: Task) -> None:
+        """Hand the head's parameters to the optimiser, in a group of their own that bears the task's name."""
         assert task.head is not None
         parameters = [parameter for parameter in task.head.parameters() if parameter.requires_grad]
         if parameters:
-            self.optimizer.add_param_group({"params": parameters})
+            self.optimizer.add_param_group({"params": parameters, "task": task.name})
+
+
+def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    if not callable(make):
+        raise SpclError(
+            f"optimizer must make an optimiser from a list of parameters, e.g. "
+            f"functools.partial(torch.optim.SGD, lr=0.1), but it is {type(make).__name__}"
+        )
+    optimizer = make(parameters)
+    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        raise SpclError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step, which the gradients of several "
+            f"tasks do not allow; use e.g. torch.optim.Adam or torch.optim.SGD"
+        )
+    return optimizer

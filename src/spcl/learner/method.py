@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.learner.tasks import Output
-from spcl.memory import Rehearsal
+from spcl.learner.tasks import Output, Task
+from spcl.memory import Memory, Rehearsal
 
 __all__ = ["CURRENT", "Columns", "Fold", "LookAhead", "Method", "MethodSettings", "Weights"]
 
@@ -101,7 +101,7 @@ class Method:
     Other things a subclass may declare: ``uses_gramian = False`` if ``weigh`` reads only the losses; ``elementwise`` if
     it is no weighting and :meth:`combine` works on the gradients themselves; ``draws``, how many batches of memory a
     step takes; ``stores_logits`` if memory must keep the logits of its samples; ``edits_memory`` if :meth:`edit`
-    changes them.
+    changes them; ``joint_logits`` if losses cover the classes of all tasks, also task-incrementally.
     """
 
     name: ClassVar[str]
@@ -114,11 +114,15 @@ class Method:
     draws: ClassVar[int] = 1
     stores_logits: ClassVar[bool] = False
     edits_memory: ClassVar[bool] = False
+    joint_logits: ClassVar[bool] = False
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     settings: MethodSettings
 
     def __init__(self, **settings: Any) -> None:
         self.settings = validated(self.Settings, settings, f"method {self.name!r}")
+
+    def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
+        """Refuse a task that it cannot train, given the inputs of its first batch; nothing has changed yet."""
 
     def make_head(self, features: int, classes: int) -> nn.Module:
         """The classifier on top of the backbone's features."""

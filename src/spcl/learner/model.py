@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spcl.errors import SpclError, TaskError
-from spcl.learner.tasks import Output, Task, describe_samples
+from spcl.learner.tasks import Output, Task, describe
 
 __all__ = ["Samples", "Scenario", "SharedModel"]
 
@@ -30,7 +30,8 @@ class SharedModel:
     """One backbone, one head per task; task-incremental or class-incremental logits.
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
-    classifier that was added so far, side by side in that order.
+    classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
+    task-incrementally.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class SharedModel:
         make_head: Callable[[int, int], nn.Module],
         seed: int,
         autocast: torch.dtype | None,
+        joint_logits: bool = False,
     ) -> None:
         if scenario not in ("task", "class"):
             raise SpclError(f"scenario must be 'task' or 'class', but it is {scenario!r}")
@@ -49,15 +51,16 @@ class SharedModel:
             )
         self.backbone = backbone
         self.scenario: Scenario = scenario
+        self._joint = joint_logits or scenario == "class"
         self.tasks: dict[str, Task] = {}
         self.feature_dim: int | None = getattr(backbone, "feature_dim", None)
         self._make_head = make_head
         self._seed = seed
         self.autocast = autocast
-        first = next(backbone.parameters(), None)
-        if first is None or not any(parameter.requires_grad for parameter in backbone.parameters()):
+        first = next((parameter for parameter in backbone.parameters() if parameter.requires_grad), None)
+        if first is None:
             raise SpclError("the backbone has no parameter that can be trained")
-        self.device = first.device
+        self.device, self.dtype = first.device, first.dtype
 
     @property
     def classifiers(self) -> list[Task]:
@@ -71,8 +74,8 @@ class SharedModel:
         for index, task in enumerate(self.tasks.values()):
             if task.head is None and task.classes is not None:
                 with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(self._seed * 1_000_003 + index)
-                    task.head = self._make_head(feature_dim, task.classes).to(self.device)
+                    torch.default_generator.manual_seed(self._seed * 1_000_003 + index)
+                    task.head = self._make_head(feature_dim, task.classes).to(self.device, self.dtype)
                 made.append(task)
         return made
 
@@ -80,8 +83,8 @@ class SharedModel:
         """What the model gives for samples of one or more tasks, in one pass through the backbone."""
         inputs = inputs if inputs is not None else [group.x for group in samples]
         with self._precision():
-            x = inputs[0] if len(inputs) == 1 else torch.cat(list(inputs))
-            features = self.backbone(x.to(self.device, non_blocking=True))
+            parts = [part.to(self.device, non_blocking=True) for part in inputs]
+            features = self.backbone(parts[0] if len(parts) == 1 else torch.cat(parts))
             joint = self._joint_logits(features) if self._is_joint(samples) else None
             outputs, start = [], 0
             for group in samples:
@@ -94,56 +97,68 @@ class SharedModel:
         """Logits (or the custom head's output) for evaluation, over all classes seen when ``task`` is None."""
         with self._precision():
             features = self.backbone(x.to(self.device, non_blocking=True))
-            return self._joint_logits(features) if task is None else self._head(task)(features)
+            return self._joint_logits(features) if task is None else self._head_output(task, features)
 
-    def probe(self, group: Samples) -> None:
-        """Try samples of a new kind without training on them; an error names the task, and nothing has changed."""
-        try:
-            with torch.no_grad(), self.evaluating(), self._precision():
-                features = self.backbone(group.x.to(self.device))
-                if group.task.head is not None:
-                    group.task.loss(group.task.head(features), group.y.to(self.device))
-        except (RuntimeError, ValueError, TypeError) as error:
-            kind = " with targets ".join(describe_samples(group.x, group.y))
-            raise TaskError(f"task {group.task.name!r}: the model cannot take samples of {kind}: {error}") from error
-        if group.task.classes is None:
-            return
+    def probe(self, group: Samples) -> int | None:
+        """Try samples of a new kind without training on them: the number of their features, for a classifier.
+
+        An error names the task, and nothing has changed.
+        """
+        with self.naming(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self._precision():
+            features = self.backbone(group.x.to(self.device))
+            if group.task.classes is None:
+                loss = group.task.loss(self._head_output(group.task, features), group.y.to(self.device))
+                if loss.ndim != 0:
+                    raise TaskError(
+                        f"task {group.task.name!r}: its loss must be one number, but has shape {tuple(loss.shape)}"
+                    )
+                return None
         if features.ndim != 2:
             raise TaskError(
                 f"task {group.task.name!r}: a classifier needs features of shape (batch, features), but the backbone "
                 f"gives {tuple(features.shape)}; pass head= and loss= instead of classes="
             )
-        if self.feature_dim is None:
-            self.feature_dim = features.shape[1]
-        elif features.shape[1] != self.feature_dim:
-            raise TaskError(
-                f"task {group.task.name!r}: the backbone gives {features.shape[1]} features for it and "
-                f"{self.feature_dim} for the tasks before"
-            )
+        return int(features.shape[1])
+
+    def modules(self) -> list[nn.Module]:
+        """The backbone and the heads that exist."""
+        return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
+
+    @contextmanager
+    def naming(self, task: Task | None, x: Tensor, *targets: Tensor) -> Iterator[None]:
+        """Turn what goes wrong inside the model into an error that names the task and its samples."""
+        try:
+            yield
+        except (TaskError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            kind = " with targets ".join(describe(some[0]) for some in (x, *targets))
+            whose = "" if task is None else f"task {task.name!r}: "
+            raise TaskError(f"{whose}the model cannot take {len(x)} samples of {kind}: {error}") from error
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Backbone and heads in evaluation mode for a while."""
-        modules = [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
-        modes = [module.training for module in modules]
-        for module in modules:
+        modes = [(part, part.training) for module in self.modules() for part in module.modules()]
+        for module in self.modules():
             module.eval()
         try:
             yield
         finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.train(mode)
+            for part, mode in modes:
+                part.training = mode
 
     def _is_joint(self, samples: Sequence[Samples]) -> bool:
-        return self.scenario == "class" and any(group.task.classes is not None for group in samples)
+        return self._joint and any(group.task.classes is not None for group in samples)
 
     def _joint_logits(self, features: Tensor) -> Tensor:
-        return torch.cat([self._head(task)(features) for task in self.classifiers], dim=1)
+        return torch.cat([self._head_output(task, features) for task in self.classifiers], dim=1)
 
-    def _head(self, task: Task) -> nn.Module:
+    def _head_output(self, task: Task, features: Tensor) -> Tensor:
         if task.head is None:
             raise TaskError(f"task {task.name!r} has seen no data yet")
-        return task.head
+        value: Tensor = task.head(features)
+        return value.float() if value.dtype == self.autocast else value  # losses are computed in full precision
 
     def _output(self, group: Samples, features: Tensor, joint: Tensor | None) -> Output:
         task, y = group.task, group.y.to(self.device, non_blocking=True)
@@ -151,7 +166,7 @@ class SharedModel:
         if joint is not None and task.classes is not None:
             own = slice(task.offset, task.offset + task.classes)
             return Output(task, joint, y + task.offset, own, stored)
-        return Output(task, self._head(task)(features), y, slice(0, task.classes), stored)
+        return Output(task, self._head_output(task, features), y, slice(0, task.classes), stored)
 
     def _precision(self) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)

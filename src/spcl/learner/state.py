@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import spcl.memory
 from spcl.errors import CheckpointError
 from spcl.learner.method import Method
-from spcl.learner.tasks import Loss
+from spcl.learner.tasks import Loss, Task, classifier_task, describe
 from spcl.memory import Memory
 
 if TYPE_CHECKING:
@@ -83,14 +83,15 @@ def restored(
     sources: Mapping[str, Stateful],
 ) -> L:
     """The learner that :func:`learner_state` describes; the backbone is changed only when all of it fits."""
-    _check_fits(_uncompiled(backbone), saved["backbone"])
+    _check_is_learner(saved)
+    _check_fits("the backbone", _uncompiled(backbone), saved["backbone"])
     for name in sources:
         if name not in saved["sources"]:
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(saved['sources'])}")
     settings = saved["learner"]
     learner = cls(
         backbone,
-        method or _make_method(saved["method"]),
+        _chosen_method(method, saved["method"]),
         optimizer=optimizer or _optimizer_maker(saved["optimizer"]),
         memory=memory or _make_memory(saved["memory"]),
         scenario=settings["scenario"],
@@ -99,17 +100,23 @@ def restored(
         measure_stability=settings["measure_stability"],
         seed=settings["seed"],
     )
+    learner.steps = settings["steps"]
     _restore_tasks(learner, saved["tasks"], heads, settings["feature_dim"])
-    _uncompiled(backbone).load_state_dict(saved["backbone"])
-    _restore_optimizer(learner.optimizer, saved["optimizer"])
+    _restore_optimizer(learner, saved["optimizer"])
     learner.method.load_state_dict(saved["method"]["state"])
     if learner.memory is not None:
-        learner.memory.load_state_dict(saved["memory"]["state"])
-    learner.steps = settings["steps"]
+        learner.memory.load_state_dict(_saved_memory(saved["memory"])["state"])
     for name, source in sources.items():
         source.load_state_dict(saved["sources"][name])
+    _uncompiled(backbone).load_state_dict(saved["backbone"])
     set_random_state(saved["random"])
     return learner
+
+
+def _check_is_learner(saved: Mapping[str, Any]) -> None:
+    expected = {"learner", "tasks", "backbone", "optimizer", "method", "memory", "random", "sources"}
+    if missing := sorted(expected - saved.keys()):
+        raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
 
 
 def _restore_tasks(
@@ -119,39 +126,47 @@ def _restore_tasks(
     feature_dim: int | None,
 ) -> None:
     for saved in tasks:
-        if saved["classes"] is not None:
-            learner.add_task(saved["name"], classes=saved["classes"])
-        elif saved["name"] in heads:
-            head, loss = heads[saved["name"]]
-            learner.add_task(saved["name"], head=head, loss=loss)
-        else:
-            raise CheckpointError(
-                f"task {saved['name']!r} was added with a head and loss of its own; "
-                f"pass them as heads={{{saved['name']!r}: (head, loss)}}"
-            )
-        if feature_dim is not None and saved["head"] is not None:
-            learner._build_heads(feature_dim)
-        task = learner.tasks[saved["name"]]
-        task.finished = saved["finished"]
-        task.signature = None if saved["signature"] is None else tuple(saved["signature"])
-        task.left_out, task.left_out_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
-        if saved["head"] is not None and task.head is not None:
-            _check_fits(task.head, saved["head"])
-            task.head.load_state_dict(saved["head"])
+        learner.tasks[saved["name"]] = _restored_task(saved, heads, len(learner.classes), learner.model.device)
+    if feature_dim is not None:
+        learner.model.build_heads(feature_dim)
+    for saved in tasks:
+        head = learner.tasks[saved["name"]].head
+        if head is not None:
+            _check_fits(f"the head of task {saved['name']!r}", head, saved["head"])
+            head.load_state_dict(saved["head"])
+
+
+def _restored_task(
+    saved: Mapping[str, Any], heads: Mapping[str, tuple[nn.Module, Loss]], offset: int, device: torch.device
+) -> Task:
+    name = saved["name"]
+    if saved["classes"] is not None:
+        task = classifier_task(name, saved["classes"], offset)
+    elif name in heads:
+        head, loss = heads[name]
+        task = Task(name, None, loss, head.to(device), 0)
+    else:
+        raise CheckpointError(
+            f"task {name!r} was added with a head and loss of its own; pass them as heads={{{name!r}: (head, loss)}}"
+        )
+    task.finished = saved["finished"]
+    task.signature = None if saved["signature"] is None else tuple(saved["signature"])
+    task.left_out, task.left_out_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
+    return task
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
-def _check_fits(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    here = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    there = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+def _check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    here = {name: describe(tensor) for name, tensor in module.state_dict().items()}
+    there = {name: describe(tensor) for name, tensor in saved.items()}
     if here != there:
         names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         first = names[0]
         raise CheckpointError(
-            f"the module does not fit the checkpoint in {len(names)} tensors, e.g. {first!r}: "
+            f"{what} does not fit the checkpoint in {len(names)} tensors, e.g. {first!r}: "
             f"{here.get(first, 'missing')} here, {there.get(first, 'missing')} in the checkpoint"
         )
 
@@ -178,14 +193,24 @@ def _optimizer_maker(saved: Mapping[str, Any]) -> Callable[[list[nn.Parameter]],
     return lambda parameters: kind(parameters, **defaults)
 
 
-def _restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    groups = [{**_tuples(group), "params": group["params"]} for group in saved["groups"]]
-    if len(groups) != len(optimizer.param_groups):
+def _restore_optimizer(learner: "Learner", saved: Mapping[str, Any]) -> None:
+    """Give every parameter its state back; the groups of the heads come in the order in which they were made."""
+    if type(learner.optimizer).__name__ != saved["class"]:
         raise CheckpointError(
-            f"the checkpoint has {len(groups)} groups of parameters, the learner {len(optimizer.param_groups)}"
+            f"the checkpoint was made with {saved['class']}, but the optimiser is {type(learner.optimizer).__name__}"
+        )
+    for group in saved["groups"]:
+        if "task" in group:
+            learner._optimise(learner.tasks[group["task"]])
+    groups = [{**_tuples(group), "params": group["params"]} for group in saved["groups"]]
+    sizes = [[len(group["params"]) for group in side] for side in (groups, learner.optimizer.param_groups)]
+    if sizes[0] != sizes[1]:
+        raise CheckpointError(
+            f"the checkpoint has groups of {sizes[0]} parameters, the learner of {sizes[1]}; pass the optimizer= "
+            f"and freeze the parameters as before"
         )
     state = {int(index): entry for index, entry in saved["state"].items()}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    learner.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _is_plain(value: Any) -> bool:
@@ -199,10 +224,12 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 # -- method and memory
 
 
-def _make_method(saved: Mapping[str, Any]) -> Method:
+def _chosen_method(method: Method | None, saved: Mapping[str, Any]) -> Method:
     from spcl.methods import make_method  # the recipes know the learner, not the other way round
 
-    return make_method(saved["name"], **saved["settings"])
+    if method is not None and method.name != saved["name"]:
+        raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
+    return method or make_method(saved["name"], **saved["settings"])
 
 
 def _memory_state(memory: Memory) -> dict[str, Any]:
@@ -213,6 +240,12 @@ def _memory_state(memory: Memory) -> dict[str, Any]:
         "dtype": None if memory.dtype is None else str(memory.dtype).removeprefix("torch."),
         "state": memory.state_dict(),
     }
+
+
+def _saved_memory(saved: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if saved is None:
+        raise CheckpointError("the checkpoint holds no memory; load it without memory=")
+    return saved
 
 
 def _make_memory(saved: Mapping[str, Any] | None) -> Memory | None:

@@ -99,11 +99,12 @@ class Output:
 
 def describe_samples(x: Tensor, y: Tensor) -> tuple[str, str]:
     """Type and shape of one sample and of one target, as text."""
-    return _describe(x), _describe(y)
+    return describe(x[0]), describe(y[0])
 
 
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[1:])}"
+def describe(tensor: Tensor) -> str:
+    """Type and shape as text."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def classifier_task(name: str, classes: int, offset: int) -> Task:

@@ -48,9 +48,7 @@ class BalancedCoreset(Memory):
         for task, shelf in self.shelves.items():
             total = finished + (shelf.classes if shelf.running else 0)
             places = before + np.arange(shelf.classes)
-            shares = self.budget // total + (places < self.budget % total)
-            if (np.bincount(shelf.labels, minlength=shelf.classes) > shares).any():
-                kept[task] = _lowest(shelf.ranks, shelf.labels, shares)
+            kept[task] = _lowest(shelf.ranks, shelf.labels, self.budget // total + (places < self.budget % total))
             before += 0 if shelf.running else shelf.classes
         return kept
 
@@ -69,11 +67,11 @@ class BalancedCoreset(Memory):
             self.shelves[task].describe(describe)
 
 
-def _lowest(ranks: NDArray[np.float64], groups: NDArray[np.int64], limits: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the ``limits[g]`` lowest ranks of every group ``g``."""
-    order = np.lexsort((ranks, groups))
-    ordered = groups[order]
-    places = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    marked = np.empty(len(order), dtype=bool)
-    marked[order] = places < limits[ordered]
+def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the lowest ranks of every class, as many as its share."""
+    marked = np.ones(len(ranks), dtype=bool)
+    for label in np.flatnonzero(np.bincount(labels, minlength=len(shares)) > shares):
+        members = np.flatnonzero(labels == label)
+        highest = np.argpartition(ranks[members], shares[label])[shares[label] :]
+        marked[members[highest]] = False
     return marked

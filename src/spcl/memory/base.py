@@ -27,6 +27,7 @@ class Rehearsal:
         logits: the model's logits when the samples were stored, NaN where a class did not exist yet; ``None`` where the
             task's samples have none.
         slots: where the samples lie in the memory, until it next changes.
+        edits: how often the inputs of each sample were replaced.
     """
 
     task: str
@@ -34,6 +35,7 @@ class Rehearsal:
     y: Tensor
     logits: Tensor | None
     slots: Tensor
+    edits: Tensor
 
 
 class Memory(ABC):
@@ -88,7 +90,7 @@ class Memory(ABC):
 
     @abstractmethod
     def choose(self) -> dict[str, NDArray[np.bool_]]:
-        """Say which samples stay, by a mask over ``shelf.ranks`` for every task that must give some up.
+        """Say which samples stay, by a mask over ``shelf.ranks``; tasks without a mask keep all.
 
         Called whenever samples have arrived or a task has ended; must leave at most ``budget`` replayable samples.
         """
@@ -161,7 +163,9 @@ class Memory(ABC):
                 f"task {rehearsal.task!r}: edited x ({_kind(x)}) does not fit the memory's ({_kind(rehearsal.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
-        self.shelves[rehearsal.task].overwrite("x", rehearsal.slots.numpy(), x)
+        shelf, slots = self.shelves[rehearsal.task], rehearsal.slots.numpy()
+        shelf.overwrite("x", slots, x)
+        shelf.edits[slots] += 1
 
     def __len__(self) -> int:
         """Count the replayable samples."""
@@ -211,14 +215,23 @@ class Memory(ABC):
         return self.shelves[task]
 
     def _settle(self, task: str, batch: Mapping[str, Tensor]) -> None:
-        kept = {task: np.ones(len(self.shelves[task].ranks), dtype=bool), **self.choose()}
-        for name, mask in kept.items():
-            self.shelves[name].retain(mask, batch if name == task else {})
+        kept = self.choose()
+        for name, shelf in self.shelves.items():
+            mask = kept.get(name, np.ones(len(shelf.ranks), dtype=bool))
+            if name == task or not mask.all():
+                shelf.retain(mask, batch if name == task else {})
 
     def _rehearsal(self, task: str, slots: NDArray[np.int64]) -> Rehearsal:
         shelf = self.shelves[task]
         logits = shelf.take("logits", slots) if "logits" in shelf.fields else None
-        return Rehearsal(task, shelf.take("x", slots), shelf.take("y", slots), logits, torch.from_numpy(slots))
+        return Rehearsal(
+            task,
+            x=shelf.take("x", slots),
+            y=shelf.take("y", slots),
+            logits=logits,
+            slots=torch.from_numpy(slots),
+            edits=torch.from_numpy(shelf.edits[slots]),
+        )
 
 
 def _kind(rows: Tensor) -> str:

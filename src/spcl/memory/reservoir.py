@@ -30,5 +30,4 @@ class Reservoir(Memory):
         if len(ranks) <= self.budget:
             return {}
         first_to_go = np.partition(ranks, self.budget)[self.budget]
-        kept = {task: shelf.ranks < first_to_go for task, shelf in self.shelves.items()}
-        return {task: mask for task, mask in kept.items() if not mask.all()}
+        return {task: shelf.ranks < first_to_go for task, shelf in self.shelves.items()}

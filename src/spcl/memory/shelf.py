@@ -18,7 +18,8 @@ class Shelf:
     """The samples of one task: growing tensors ``x``, ``y`` and perhaps ``logits``, in rows without gaps.
 
     What is needed to choose among samples lies on the host, so that choosing never waits for an accelerator: ``labels``
-    and ``ranks`` have one entry per row, followed by those of newcomers that are not stored yet (:meth:`offer`).
+    and ``ranks`` have one entry per row, followed by those of newcomers that are not stored yet (:meth:`offer`); so has
+    ``edits``, how often a row's inputs were replaced.
     :meth:`retain` stores the newcomers that were chosen and forgets the other rows.
 
     Attributes:
@@ -34,6 +35,7 @@ class Shelf:
         self.size = 0
         self.labels: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.ranks: NDArray[np.float64] = np.empty(0)
+        self.edits: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.fields: dict[str, Tensor] = {}
 
     def prepare(self, name: str, like: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> None:
@@ -53,6 +55,7 @@ class Shelf:
         """Enter newcomers behind the stored rows."""
         self.ranks = np.concatenate([self.ranks, ranks])
         self.labels = np.concatenate([self.labels, labels])
+        self.edits = np.concatenate([self.edits, np.zeros(len(ranks), dtype=np.int64)])
 
     def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> None:
         """Keep the rows that ``kept`` marks; the newcomers among them are taken from ``batch``."""
@@ -66,7 +69,8 @@ class Shelf:
         self._fit(len(source))
         if len(new):
             self._put(new, {name: _pick(rows, source[new] - self.size) for name, rows in batch.items()})
-        self.ranks, self.labels, self.size = self.ranks[source], self.labels[source], len(source)
+        self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
+        self.size = len(source)
 
     def take(self, name: str, slots: NDArray[np.int64]) -> Tensor:
         """Copy the rows ``slots`` of a field."""
@@ -95,6 +99,7 @@ class Shelf:
             "classes": self.classes if self.labelled else None,
             "running": self.running,
             "ranks": torch.from_numpy(self.ranks),
+            "edits": torch.from_numpy(self.edits),
             "fields": {name: field[: self.size] for name, field in self.fields.items()},
         }
 
@@ -104,6 +109,7 @@ class Shelf:
         shelf = cls(state["classes"])
         shelf.running = state["running"]
         shelf.ranks = state["ranks"].cpu().numpy().copy()
+        shelf.edits = state["edits"].cpu().numpy().copy()
         shelf.size = len(shelf.ranks)
         shelf.fields = {name: field.to(device, copy=True) for name, field in state["fields"].items()}
         if shelf.fields:

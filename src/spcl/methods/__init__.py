@@ -1,7 +1,45 @@
 """Methods for parallel continual learning, one file each."""
 
+from spcl.methods.agem import AGEM
+from spcl.methods.costs import Cost, cost_of
+from spcl.methods.derpp import DERPP
+from spcl.methods.dwa import DWA
+from spcl.methods.emgd import EMGD
 from spcl.methods.er import ER
+from spcl.methods.gmed import GMED
+from spcl.methods.graddrop import GradDrop
+from spcl.methods.maxdo import MaxDO
+from spcl.methods.mdmtr import MDMTR, CosineHead
+from spcl.methods.mega import MEGA
+from spcl.methods.mgda import MGDA
+from spcl.methods.pcgrad import PCGrad
 from spcl.methods.registry import METHODS, make_method
+from spcl.methods.rlw import RLW
 from spcl.methods.soro import SORO, SORODBT
+from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
-__all__ = ["ER", "METHODS", "SORO", "SORODBT", "make_method"]
+__all__ = [
+    "AGEM",
+    "DERPP",
+    "DWA",
+    "EMGD",
+    "ER",
+    "GMED",
+    "MDMTR",
+    "MEGA",
+    "METHODS",
+    "MGDA",
+    "RLW",
+    "SORO",
+    "SORODBT",
+    "CosineHead",
+    "Cost",
+    "GradDrop",
+    "MaxDO",
+    "PCGrad",
+    "TorchJD",
+    "aggregators",
+    "cost_of",
+    "make_method",
+    "torchjd_method",
+]

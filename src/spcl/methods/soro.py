@@ -11,7 +11,7 @@ __all__ = ["SORO", "SORODBT"]
 
 
 class SOROMethodSettings(MethodSettings):
-    """Settings of Algorithm 1, as in :func:`spcl.aggregation.solve_soro`; the defaults are the paper's."""
+    """Settings of Algorithm 1, as in :func:`spcl.aggregation.solve_soro`."""
 
     sigma: float = Field(100.0, gt=0.0, description="σ, how strongly the adjusted gradients are made orthogonal")
     lambda_: float = Field(100.0, ge=0.0, description="λ, how strongly their norms are drawn to 1")
@@ -19,7 +19,7 @@ class SOROMethodSettings(MethodSettings):
     iterations: int = Field(100, ge=0, description="the most iterations")
     tolerance: float = Field(1e-3, ge=0.0, description="stop when the objective falls by less")
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum of the descent")
-    scale: Literal["unit", "min"] = Field("unit", description="multiply the result by 1 or by σ_min(G)")
+    scale: Literal["unit", "min"] = Field("min", description="multiply the result by 1 or by σ_min(G)")
 
 
 class SORO(Method):
@@ -28,8 +28,10 @@ class SORO(Method):
     .. math:: u = \hat G \mathbf 1, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
         + \sigma\|\hat G^\top\hat G - \mathrm{diag}(d)\|_F^2 + \lambda\|d-1\|_2^2
 
-    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 9 and Algorithm 1. The settings are
-    those of the paper; ``SORO(**spcl.aggregation.RELEASED)`` has those of the code that its authors published.
+    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 9 and Algorithm 1. σ, λ and the
+    tolerance are the paper's. The scale of Ĝ, of which the paper says nothing, is that of the code its authors
+    published: times the smallest singular value of G, so that the update shrinks as the gradients do. The rest of what
+    that code uses is ``SORO(**spcl.aggregation.RELEASED)``.
 
     >>> SORO(sigma=50.0)
     SORO(sigma=50.0)

@@ -18,7 +18,7 @@ def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tens
 
     A convolution is a product with a doubly-block Toeplitz (DBT) matrix 𝓜, whose rows are copies of the kernel K
     (N×C×k×k) shifted by multiples of the stride S. The penalty is ‖𝓜𝓜ᵀ − I‖² per output position, summed over
-    the layers; in the paper it is ‖Conv(K, K, padding=P, stride=S) − I₀‖² (Eq. orth_loss_row, orth_loss in §4.1):
+    the layers, which the paper writes as ‖Conv(K, K, padding=P, stride=S) − I₀‖² (§4.2, Eq. 3 and 4):
 
         O_s[n, m] = Σ_{c,p} K[n, c, p+s] · K[m, c, p]       for shifts s that are multiples of S, up to P = ⌊(k−1)/S⌋·S
         penalty   = Σ_s ‖O_s‖²                              with I subtracted from O_0
@@ -29,8 +29,8 @@ def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tens
     - A transposed convolution is the adjoint of the convolution with the same weight. The penalty is that
       convolution's: it makes the *columns* of the transposed convolution orthonormal.
 
-    Always the rows: a layer with more of them than columns cannot be orthogonal, and its penalty is then least, and
-    positive, where its columns are orthogonal.
+    It is always the rows that count. Where there are too many of them to be orthonormal, as in a linear layer with more
+    outputs than inputs, the penalty is least, and positive, when the columns are.
 
     The gradient is in closed form and is computed with the value, so `backward` costs nothing more; it cannot be
     differentiated again.
@@ -61,8 +61,8 @@ def add_orthogonality_gradient(
     """Adds `alpha` times the gradient of `orthogonality_penalty` to `buffers` and returns the penalty.
 
     For training loops that keep gradients in storage of their own: the penalty depends on the weights alone, so its
-    gradient is found once per step and added to every task's (line 5 of the paper's Algorithm 1).
-    Nothing larger than one layer is allocated, and nothing waits for the device.
+    gradient is found once per step and added to every task's (line 5 of the paper's Algorithm 2).
+    Layers are treated one at a time, without a copy of the whole gradient, and nothing waits for the device.
 
     Args:
         module: The module whose layers are meant.

@@ -20,7 +20,7 @@ class FilterStatistics:
         condition_number: σ_max/σ_min, 1 for orthogonal filters of one length and infinite for dependent ones.
         norm: The spectral norm σ_max. An orthogonal layer of any size has norm 1, so that layers can be compared,
             and σ_max/κ to σ_max are the factors by which the matrix stretches its row space.
-        correlation: The paper's filter correlation (§5.4), 1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)| over the m filters.
+        correlation: The paper's filter correlation (Eq. 11), 1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)| over the m filters.
             As there, the sum over the m(m−1)/2 pairs is divided by m(m−1): equal filters have 1/2, orthogonal ones 0.
     """
 
@@ -31,7 +31,7 @@ class FilterStatistics:
 
 @torch.no_grad()
 def filter_statistics(module: nn.Module, layers: LayerChoice = None) -> dict[str, FilterStatistics]:
-    """Condition number, norm and filter correlation of the chosen layers, by name (paper, §5.4).
+    """Condition number, norm and filter correlation of the chosen layers, by name (paper, §5.5).
 
     Layers are chosen as in `orthogonality_penalty`; the filters are those whose orthogonality it measures.
     A kernel with NaN or infinite entries has NaN for all three.

@@ -1,0 +1,56 @@
+"""The shortest combination of gradients, exactly: the problem at the heart of MGDA, MaxDO and EMGD."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from torch import Tensor
+
+from spcl.aggregation.gramians import host_gramian
+
+__all__ = ["min_norm_weights"]
+
+Array = NDArray[np.float64]
+
+
+def min_norm_weights(gramian: Tensor, coefficients: Tensor | None = None, lower: float = 0.0) -> Tensor:
+    r"""The weights of the shortest combination of gradients, from their Gramian :math:`C`.
+
+    .. math:: \min_w \|\textstyle\sum_i w_i g_i\|^2 = w^\top C w
+        \quad\text{subject to}\quad \textstyle\sum_i \sigma_i w_i = 1,\; w_i \ge l
+
+    Solved to rounding error by active sets. With v = w − l ≥ 0 and the gradients shifted accordingly the problem is
+    homogeneous, so its solution is, up to a factor, that of the non-negative least squares
+    :math:`\min_{v \ge 0} \|G'v\|^2 + (\sigma^\top v - 1)^2`.
+
+    Args:
+        gramian: C, T×T, symmetric and finite.
+        coefficients: σ, positive; all ones by default, which makes it the simplex (MGDA).
+        lower: l, with :math:`l \sum_i \sigma_i < 1`.
+
+    >>> import torch
+    >>> min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
+    tensor([0.8000, 0.2000], dtype=torch.float64)
+    >>> min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), lower=0.25)
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    C = host_gramian(gramian)
+    sigma = np.ones(len(C)) if coefficients is None else coefficients.to("cpu", torch.float64).numpy()
+    if not len(C):
+        return torch.zeros(0, dtype=torch.float64)
+    spare = 1.0 - lower * sigma.sum()
+    shift = np.eye(len(C)) + lower / spare * sigma
+    v = _shortest_direction(shift.T @ C @ shift, sigma)
+    return torch.from_numpy(lower + v * (spare / (sigma @ v)))
+
+
+def _shortest_direction(C: Array, sigma: Array) -> Array:
+    """The minimiser up to a positive factor; every column is brought to norm 1 first, so that no scale is lost."""
+    norms = np.sqrt(np.maximum(C.diagonal(), 0.0))
+    least = norms[norms > 0.0].min(initial=norms.max() or 1.0)
+    norms = np.where(norms > 0.0, norms, least)
+    eigenvalues, V = np.linalg.eigh(C / norms[:, None] / norms)
+    root = np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * V.T
+    stretch = least / norms
+    v, _ = nnls(np.vstack([root, sigma * stretch]), np.append(np.zeros(len(C)), 1.0), maxiter=100 * len(C))
+    return np.asarray(v * stretch)

@@ -1,0 +1,18 @@
+"""The paper's figures, drawn from the records of runs."""
+
+from spcl.experiments.figures.compare import compare_figure
+from spcl.experiments.figures.drawing import Drawing, FigureSpec, MissingRunsError, draw_figure, save_drawing
+from spcl.experiments.figures.registry import FIGURES, figure_spec
+from spcl.experiments.figures.timeline import draw_protocol
+
+__all__ = [
+    "FIGURES",
+    "Drawing",
+    "FigureSpec",
+    "MissingRunsError",
+    "compare_figure",
+    "draw_figure",
+    "draw_protocol",
+    "figure_spec",
+    "save_drawing",
+]

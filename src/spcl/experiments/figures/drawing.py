@@ -1,0 +1,105 @@
+"""What a figure of the paper is made of: its number, its caption, the runs it needs, and the drawing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+import spcl
+from spcl.errors import SpclError
+from spcl.experiments.figures.recipe import Recipe
+from spcl.experiments.figures.style import style
+from spcl.experiments.index import RunRecord
+
+__all__ = ["Drawing", "FigureSpec", "MissingRunsError", "draw_figure", "save_drawing"]
+
+FORMATS = (".png", ".svg")
+
+
+class MissingRunsError(SpclError):
+    """The runs at hand do not suffice for a figure; the message says which command makes those it needs."""
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure by name.
+
+    Attributes:
+        name: what ``spcl figure`` calls it.
+        number: its number in the paper.
+        title: what it shows, in a few words.
+        caption: what it shows, in a sentence or two.
+        needs: which runs it is drawn from.
+        recipes: what makes such runs.
+        draw: draws it and says what is drawn; raises `MissingRunsError` with what is missing.
+    """
+
+    name: str
+    number: str
+    title: str
+    caption: str
+    needs: str
+    recipes: tuple[Recipe, ...]
+    draw: Callable[[Sequence[RunRecord]], tuple[Figure, str]]
+
+    def commands(self) -> list[str]:
+        """What to type for such runs."""
+        return [recipe.command(f"results/{self.name}") for recipe in self.recipes]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure drawn from runs, and its full caption."""
+
+    spec: FigureSpec
+    figure: Figure
+    caption: str
+    dark: bool = False
+
+    def svg(self) -> str:
+        """The figure as the text of an SVG file."""
+        text = StringIO()
+        with style(self.dark):
+            self.figure.savefig(text, format="svg", metadata=_facts(self, ".svg"))
+        return text.getvalue()
+
+
+def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord], *, dark: bool = False) -> Drawing:
+    """Draw a figure from those of the runs that are complete."""
+    complete = [run for run in runs if run.result is not None]
+    try:
+        with style(dark):
+            figure, details = spec.draw(complete)
+    except MissingRunsError as error:
+        commands = "\n".join(f"  {command}" for command in spec.commands())
+        raise MissingRunsError(
+            f"figure {spec.name!r} needs {spec.needs}, but {error}; this makes them:\n{commands}"
+        ) from error
+    return Drawing(spec, figure, f"{spec.number}. {spec.caption} {details}".strip(), dark)
+
+
+def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
+    """Write the figure to a .png or .svg file, or both into a folder; its caption goes with it as metadata."""
+    if out.suffix and out.suffix not in FORMATS:
+        raise SpclError(f"figures are written as {' or '.join(FORMATS)}, not as {out.name!r}; or name a folder")
+    paths = [out] if out.suffix else [out / f"{drawing.spec.name}{suffix}" for suffix in FORMATS]
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            _save(drawing, path)
+    except OSError as error:
+        raise SpclError(f"cannot write {error.filename or out}: {error.strerror or error}") from error
+    return paths
+
+
+def _save(drawing: Drawing, path: Path) -> None:
+    with style(drawing.dark):
+        drawing.figure.savefig(path, metadata=_facts(drawing, path.suffix))
+
+
+def _facts(drawing: Drawing, suffix: str) -> dict[str, str | None]:
+    facts: dict[str, str | None] = {"Title": drawing.spec.title, "Description": drawing.caption}
+    program = f"spcl {spcl.__version__}"
+    return facts | ({"Software": program} if suffix == ".png" else {"Creator": program, "Date": None})

@@ -1,0 +1,57 @@
+"""Numerical analysis of the gradient matrix while it is trained with."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from spcl.experiments.figures.curves import MEASURES, Curves, blocks, grouped, mean_curve
+from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
+from spcl.experiments.figures.panels import legend_below, letter, measure_axis
+from spcl.experiments.figures.recipe import Recipe
+from spcl.experiments.figures.style import WIDTH, display, looks
+from spcl.experiments.index import RunRecord
+
+__all__ = ["GRADIENTS"]
+
+POINTS = 60
+
+
+def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
+    """κ, conflicts and magnitude similarity of the adjusted gradients over time, a line for each method."""
+    cells = grouped(runs, lambda run: (run.benchmark, run.scenario, run.config))
+    cell = max(cells.values(), key=lambda cell: len({run.label for run in cell}), default=[])
+    methods = {
+        label: measured
+        for label, group in grouped(cell, lambda run: run.label).items()
+        if (measured := [curves for curves in map(Curves, group) if len(curves.stability("cosine", "after")[0])])
+    }
+    if not methods:
+        raise MissingRunsError(f"none of {len(runs)} complete runs measured the gradients of two tasks or more")
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    look = looks(methods)
+    for number, (axes, (measure, title)) in enumerate(zip(figure.subplots(1, 3), MEASURES.items(), strict=True)):
+        for label, group in methods.items():
+            curve = mean_curve([curves.stability(measure, "after") for curves in group])
+            axes.plot(*blocks(curve, POINTS), label=display(label), markevery=(0.05, 0.2), **look[label].points())
+        measure_axis(axes, measure)
+        letter(axes, number, title.capitalize())
+        axes.set_xlabel("step")
+    legend_below(figure, 5)
+    run = cell[0]
+    silent = sorted({run.label for run in cell} - methods.keys())
+    missing = f" Not shown, as they form no adjusted gradients: {', '.join(map(display, silent))}." if silent else ""
+    return figure, (
+        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, mean over seeds, "
+        f"medians of {POINTS} stretches.{missing}"
+    )
+
+
+GRADIENTS = FigureSpec(
+    name="gradients",
+    number="Figure 4",
+    title="Gradient matrix",
+    caption="Numerical analysis of the adjusted gradient matrix during training.",
+    needs="runs that measure stability",
+    recipes=(Recipe("ps-cifar100", "all", seeds="0"),),
+    draw=draw_gradients,
+)

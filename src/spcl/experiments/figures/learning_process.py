@@ -1,0 +1,61 @@
+"""The learning process: how well the tasks seen so far are known whenever one ends."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from spcl.experiments.figures.curves import Array, Curves, grouped
+from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
+from spcl.experiments.figures.panels import legend_below, letter
+from spcl.experiments.figures.recipe import Recipe
+from spcl.experiments.figures.style import WIDTH, display, looks
+from spcl.experiments.index import RunRecord
+
+__all__ = ["LEARNING_PROCESS"]
+
+
+def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
+    """A panel for each benchmark and scenario, a line for each method."""
+    usable = [run for run in runs if run.settings["evaluate"] == "seen" and len((run.result or {})["timeline"]) > 1]
+    if not usable:
+        raise MissingRunsError(f"none of {len(runs)} complete runs evaluated all tasks seen when one ended")
+    cells = grouped(usable, lambda run: (run.benchmark, run.scenario))
+    columns = min(2, len(cells))
+    rows = -(-len(cells) // columns)
+    figure = Figure(figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, 2.7 * rows + 0.7), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    look = looks(run.label for run in usable)
+    for number, (axes, ((benchmark, scenario), cell)) in enumerate(zip(panels.flat, cells.items(), strict=False)):
+        for label, group in grouped(cell, lambda run: run.label).items():
+            means = mean_at_ends(group)
+            axes.plot(np.arange(1, len(means) + 1), means, label=display(label), **look[label].points())
+        letter(axes, number, f"{benchmark}, {scenario}-incremental")
+        axes.set_xlabel("tasks ended")
+        axes.set_ylabel("average accuracy of seen tasks (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in panels.flat[len(cells) :]:
+        axes.remove()
+    legend_below(figure, 5)
+    counts = {len(group) for cell in cells.values() for group in grouped(cell, lambda run: run.label).values()}
+    return figure, f"Mean of {' to '.join(map(str, sorted({min(counts), max(counts)})))} runs a line."
+
+
+def mean_at_ends(runs: Sequence[RunRecord]) -> Array:
+    """The mean over runs of the average accuracy of the tasks seen at the k-th end of a task."""
+    curves = [Curves(run).at_ends() for run in runs]
+    length = max(map(len, curves))
+    return np.array([np.mean([curve[place] for curve in curves if len(curve) > place]) for place in range(length)])
+
+
+LEARNING_PROCESS = FigureSpec(
+    name="learning-process",
+    number="Figure 2",
+    title="Learning process",
+    caption="The learning process: each point is the end of a task's training, showing the average test accuracy of "
+    "all tasks seen by then.",
+    needs="runs of two tasks or more that evaluate all tasks seen whenever one ends",
+    recipes=(Recipe("ps-emnist", "all", scenarios="task,class", configs="0-8"),),
+    draw=draw_learning_process,
+)

@@ -1,0 +1,61 @@
+"""Parts that panels of several figures share."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from spcl.experiments.figures.curves import MEASURES, Measure
+from spcl.streams import Timeline
+
+__all__ = ["draw_bars", "legend_below", "letter", "mark_changes", "measure_axis"]
+
+GREY = "0.5"
+
+
+def letter(axes: Axes, number: int, title: str) -> None:
+    """Head a panel as papers do: (a), (b), ….
+
+    >>> axes = Figure().subplots()
+    >>> letter(axes, 1, "Accuracy")
+    >>> axes.get_title("left")
+    '(b) Accuracy'
+    """
+    axes.set_title(f"({chr(ord('a') + number)}) {title}", loc="left")
+
+
+def measure_axis(axes: Axes, measure: Measure) -> None:
+    """The vertical axis of a measure of stability; κ is drawn logarithmically, its best value 1 at the bottom."""
+    axes.set_ylabel(MEASURES[measure])
+    if measure == "condition_number":
+        axes.set_yscale("log")
+    elif measure == "cosine":
+        axes.axhline(0.0, color=GREY, linewidth=0.7)
+
+
+def mark_changes(axes: Axes, timeline: Sequence[tuple[int, int]]) -> None:
+    """A dashed line where the second task joins, a dotted one where the first ends."""
+    axes.axvline(timeline[1][0], color=GREY, linestyle="--", linewidth=1.0)
+    axes.axvline(timeline[0][1], color=GREY, linestyle=":", linewidth=1.0)
+
+
+def legend_below(figure: Figure, columns: int, title: str | None = None) -> None:
+    """One legend for all panels, each label once."""
+    entries = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns, title=title)
+
+
+def draw_bars(axes: Axes, timeline: Timeline, names: Sequence[str]) -> None:
+    """A bar for the time of each task, and a hatched one for the memory, which starts when a task has ended."""
+    for place, (first, last) in enumerate(timeline.spans):
+        axes.barh(place, last + 1 - first, left=first, height=0.72, color=f"C{place % 6}")
+    memory = len(timeline.spans)
+    rest = timeline.steps - timeline.memory_start
+    axes.barh(memory, rest, left=timeline.memory_start, height=0.72, facecolor="none", edgecolor=GREY, hatch="////")
+    axes.set_yticks(range(memory + 1), [*names, "memory"])
+    axes.set_ylim(memory + 0.6, -0.6)
+    axes.set_xlim(0, timeline.steps)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)

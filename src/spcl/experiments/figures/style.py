@@ -1,0 +1,131 @@
+"""The one look of all figures: readable in print, in grey and for the colour-blind, on light and on dark pages."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+
+from spcl.methods import METHODS
+
+__all__ = ["WIDTH", "Look", "display", "looks", "style"]
+
+WIDTH = 7.0
+"""Inches across a page of text."""
+
+VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK = (
+    "#D55E00",
+    "#0072B2",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)
+COLOURS = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
+"""Okabe and Ito's palette, which all kinds of colour vision tell apart; less its yellow, too faint on paper."""
+
+LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+OURS = ("soro+dbt", "soro")
+
+LIGHT: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.labelsize": 8.5,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "grid.alpha": 0.6,
+    "grid.color": "#d0d0d0",
+    "grid.linewidth": 0.5,
+    "hatch.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.0,
+    "savefig.dpi": 200,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "spcl",
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+
+INK, PAPER = "#e6e6e6", "#161b22"
+DARK: dict[str, Any] = {
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), PAPER),
+    "axes.prop_cycle": cycler(color=["#ff8a3d", "#5aa9ff", "#2fc79a", "#e6a1c6", "#f0b93a", "#8fd0f5", INK]),
+    "grid.color": "#4a515b",
+}
+
+
+@contextmanager
+def style(dark: bool = False) -> Iterator[None]:
+    """Everything drawn and saved in this block has the one look."""
+    with matplotlib.rc_context():
+        matplotlib.rcParams.update(LIGHT | DARK if dark else LIGHT)
+        yield
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one line is told from the others: three marks, of which any two suffice.
+
+    The colour is a place in the palette (``C0``, …), so that it suits light and dark pages.
+    """
+
+    colour: str
+    line: Any
+    marker: str
+    width: float
+
+    def curve(self) -> dict[str, Any]:
+        """For a curve of many points."""
+        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
+
+    def points(self) -> dict[str, Any]:
+        """For a curve of few points."""
+        return self.curve() | {"marker": self.marker}
+
+
+def display(label: str) -> str:
+    """A method's name, perhaps with its settings, as it is written in papers.
+
+    >>> display("soro+dbt"), display("pcgrad (alpha=0.1)"), display("torchjd:UPGrad")
+    ('SORO+DBT', 'PCGrad (alpha=0.1)', 'torchjd:UPGrad')
+    """
+    name, space, rest = label.partition(" ")
+    if name not in METHODS:
+        return label
+    written = METHODS[name].__name__
+    return (written if written.lower() == name else name.upper()) + space + rest
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """A look for each label; a method has the same one in every figure.
+
+    >>> looks(["er", "soro"])["soro"] == looks(["soro", "soro (sigma=10)"])["soro"]
+    True
+    """
+    wanted = list(dict.fromkeys(labels))
+    known = [*OURS, *(name for name in METHODS if name not in OURS)]
+    order = [*known, *(label for label in wanted if label not in known)]
+    return {label: _look(order.index(label), label in OURS) for label in wanted}
+
+
+def _look(place: int, ours: bool) -> Look:
+    colours = len(COLOURS)
+    return Look(
+        colour=f"C{place % colours}",
+        line=LINES[place // colours % len(LINES)],
+        marker=MARKERS[place % len(MARKERS)],
+        width=2.0 if ours else 1.2,
+    )

@@ -1,0 +1,283 @@
+"""Finding runs again: every run under a folder as a record, quickly even for thousands of them."""
+
+import json
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spcl.errors import SpclError
+from spcl.experiments.record import RunFolder, write_text
+
+__all__ = ["BOOKKEEPING", "RunRecord", "flat_settings", "read_runs"]
+
+INDEX = "index.json"
+VERSION = 1
+
+BOOKKEEPING = frozenset(
+    {
+        "checkpoint_seconds",
+        "data_dir",
+        "device",
+        "evaluate",
+        "evaluate_every",
+        "record_every",
+        "stability",
+        "threads",
+    }
+)
+"""Settings that say how a run is made and recorded, not what it is."""
+
+IDENTITY = frozenset({"benchmark", "scenario", "method.name", "config", "seed"})
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as it lies on the disk.
+
+    Attributes:
+        path: its folder.
+        settings: the content of ``settings.json``.
+        result: the content of ``result.json`` but for the confusion tables; None while the run is not complete.
+        variant: the settings, by dotted name, in which the runs of this method on this benchmark differ.
+    """
+
+    path: Path
+    settings: Mapping[str, Any]
+    result: Mapping[str, Any] | None
+    variant: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark's name; for your own data, that of its file or folder."""
+        return Path(self.settings["benchmark"]).name.removesuffix(".npz")
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.settings["method"]["name"])
+
+    @property
+    def scenario(self) -> str:
+        """``task`` or ``class`` (incremental)."""
+        return str(self.settings["scenario"])
+
+    @property
+    def config(self) -> int:
+        """The number of the label set and timeline."""
+        return int(self.settings["config"])
+
+    @property
+    def seed(self) -> int:
+        """Of weights, data order and memory."""
+        return int(self.settings["seed"])
+
+    @property
+    def paradigm(self) -> str:
+        """``parallel``, ``joint`` or ``serial``."""
+        return str(self.settings["paradigm"])
+
+    @property
+    def preset(self) -> str:
+        """``default`` or ``paper``."""
+        return str(self.settings["preset"])
+
+    @property
+    def label(self) -> str:
+        """The method, with the settings that tell it from its variants.
+
+        >>> settings = {"method": {"name": "soro"}}
+        >>> RunRecord(Path("x"), settings, None).label
+        'soro'
+        >>> RunRecord(Path("x"), settings, None, {"method.sigma": 10.0, "overlap": 0.5}).label
+        'soro (sigma=10, overlap=0.5)'
+        """
+        if not self.variant:
+            return self.method
+        differences = (f"{name.removeprefix('method.')}={_short(value)}" for name, value in self.variant.items())
+        return f"{self.method} ({', '.join(differences)})"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``, read now; a last line that is only half written is left out."""
+        try:
+            text = RunFolder(self.path).metrics.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        complete_lines, _, _ = text.rpartition("\n")
+        return [json.loads(line) for line in complete_lines.split("\n") if line]
+
+    def confusion(self) -> dict[str, list[list[int]]]:
+        """For every task how often each of its classes (rows) was taken for each class (columns), read now."""
+        return dict((RunFolder(self.path).read_result() or {}).get("confusion", {}))
+
+
+def read_runs(*folders: Path) -> list[RunRecord]:
+    """Every run in these folders and the folders below, in the order of benchmark, scenario, method, config and seed.
+
+    What was read is kept in each folder's ``index.json``; an entry of it is used only while the run's own files are
+    the ones it was made from, so the index may be deleted, damaged or out of date.
+    """
+    found: dict[Path, tuple[Path, _Entry]] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise SpclError(f"there is no folder {folder}; 'spcl grid' and 'spcl run' make one with --out")
+        for path, entry in _read_folder(folder).items():
+            found.setdefault(path.resolve(), (path, entry))
+    variants = _variants([entry.settings for _, entry in found.values()])
+    records = [
+        RunRecord(path, entry.settings, entry.result, variant)
+        for (path, entry), variant in zip(found.values(), variants, strict=True)
+    ]
+    return sorted(records, key=_order)
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with dotted names.
+
+    >>> flat_settings({"seed": 0, "method": {"name": "er", "alpha": 0.0}})
+    {'seed': 0, 'method.name': 'er', 'method.alpha': 0.0}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = flat_settings(value) if isinstance(value, Mapping) else None
+        flat |= {name: value} if inner is None else {f"{name}.{key}": item for key, item in inner.items()}
+    return flat
+
+
+# -- one folder and its index
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What the index keeps of a run; the stamp tells whether its files are still the same."""
+
+    stamp: list[int]
+    settings: Mapping[str, Any]
+    result: Mapping[str, Any] | None
+
+
+def _read_folder(folder: Path) -> dict[Path, _Entry]:
+    known = _read_index(folder)
+    found: dict[str, _Entry] = {}
+    for run in _run_folders(folder):
+        name = str(run.relative_to(folder))
+        stamp = _stamp(run)
+        entry = known.get(name)
+        if entry is None or entry.stamp != stamp:
+            entry = _read_run(run, stamp)
+        if entry is not None:
+            found[name] = entry
+    if found != known and "." not in found:
+        _write_index(folder, found)
+    return {folder / name: entry for name, entry in found.items()}
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """The folders that hold a ``settings.json``; nothing below them is looked at."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if RunFolder(Path(path)).settings.name in files:
+            folders.clear()
+            yield Path(path)
+
+
+def _stamp(run: Path) -> list[int]:
+    """Size and time of the run's files."""
+    stamp = []
+    for path in (RunFolder(run).settings, RunFolder(run).result):
+        try:
+            status = path.stat()
+            stamp += [status.st_size, status.st_mtime_ns]
+        except FileNotFoundError:
+            stamp += [0, 0]
+    return stamp
+
+
+def _read_run(run: Path, stamp: list[int]) -> _Entry | None:
+    folder = RunFolder(run)
+    try:
+        settings = json.loads(folder.settings.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        settings = None
+    if not _is_settings(settings):
+        warnings.warn(f"{folder.settings} cannot be read; the run is left out", stacklevel=2)
+        return None
+    result = folder.read_result()
+    if result is not None:
+        result.pop("confusion", None)
+    return _Entry(stamp, settings, result)
+
+
+def _is_settings(content: Any) -> bool:
+    needed = IDENTITY | {"paradigm", "preset"}
+    return isinstance(content, dict) and needed <= flat_settings(content).keys()
+
+
+def _read_index(folder: Path) -> dict[str, _Entry]:
+    """The entries of the index that make sense; none if there is no index or it is damaged."""
+    try:
+        content = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            return {}
+        entries = {name: _Entry(**entry) for name, entry in content["runs"].items()}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if _is_settings(entry.settings) and isinstance(entry.result, dict | None)
+    }
+
+
+def _write_index(folder: Path, entries: Mapping[str, _Entry]) -> None:
+    """Keep the index if the folder lets us; reading does not depend on it."""
+    content = {"version": VERSION, "runs": {name: vars(entry) for name, entry in entries.items()}}
+    with suppress(OSError):
+        write_text(folder / INDEX, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
+
+
+# -- variants
+
+
+def _variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each run the settings in which runs of its method on its benchmark differ.
+
+    >>> a = {"benchmark": "b", "method": {"name": "soro", "sigma": 1.0}, "seed": 0}
+    >>> b = {"benchmark": "b", "method": {"name": "soro", "sigma": 9.0}, "seed": 1}
+    >>> _variants([a, b])
+    [{'method.sigma': 1.0}, {'method.sigma': 9.0}]
+    """
+    flat = [flat_settings(settings) for settings in runs]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for settings in flat:
+        groups[settings["benchmark"], settings["method.name"]].append(settings)
+    varying = {group: _varying(members) for group, members in groups.items()}
+    return [
+        {name: settings[name] for name in varying[settings["benchmark"], settings["method.name"]]} for settings in flat
+    ]
+
+
+def _varying(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that all members have, and not all with the same value."""
+    first, *others = members
+    shared = [name for name in first if name not in BOOKKEEPING | IDENTITY and all(name in other for other in others)]
+    return [name for name in shared if any(other[name] != first[name] for other in others)]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _order(record: RunRecord) -> tuple[Any, ...]:
+    return (record.benchmark, record.scenario, record.method, _sortable(record.variant), record.config, record.seed)
+
+
+def _sortable(variant: Mapping[str, Any]) -> list[tuple[bool, Any]]:
+    """Numbers in their order, before anything else as text."""
+    return [(False, value) if isinstance(value, int | float) else (True, str(value)) for value in variant.values()]

@@ -1,0 +1,33 @@
+"""Averaged gradient episodic memory."""
+
+from typing import cast
+
+from torchjd.linalg import PSDMatrix
+
+from spcl.aggregation import AGEMWeighting
+from spcl.learner import Columns, Method, Weights
+
+__all__ = ["AGEM"]
+
+
+class AGEM(Method):
+    r"""Averaged GEM: the current tasks' mean gradient, made not to conflict with the memory's.
+
+    .. math:: u = g - \min\!\Big(\frac{g \cdot g_m}{g_m \cdot g_m}, 0\Big)\, g_m
+
+    Chaudhry et al., *Efficient Lifelong Learning with A-GEM*, ICLR 2019, eq. 11
+    (:class:`spcl.aggregation.AGEMWeighting`).
+
+    >>> AGEM()
+    AGEM()
+    """
+
+    name = "a-gem"
+    family = "SCL"
+    summary = "the current tasks' gradient, projected where it conflicts with the memory's"
+    reference = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019"
+    fold = "mean"
+
+    def weigh(self, columns: Columns) -> Weights:
+        """The weights of the projection."""
+        return Weights(AGEMWeighting()(cast(PSDMatrix, columns.known_gramian())))

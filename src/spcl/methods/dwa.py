@@ -1,0 +1,72 @@
+"""Dynamic weight average."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from spcl.learner import Columns, Method, MethodSettings, Weights
+
+__all__ = ["DWA"]
+
+
+class DWASettings(MethodSettings):
+    """Settings of :class:`DWA`; the default is the publication's."""
+
+    temperature: float = Field(2.0, gt=0.0, description="T, how evenly the weights are spread")
+
+
+class DWA(Method):
+    r"""Dynamic weight average: a task whose loss falls slowly gets more weight.
+
+    .. math:: w_i(t) = \frac{K \exp(r_i(t-1)/T)}{\sum_j \exp(r_j(t-1)/T)}, \qquad
+        r_i(t-1) = \frac{\ell_i(t-1)}{\ell_i(t-2)}
+
+    over the K columns of the step. Liu et al., *End-to-End Multi-Task Learning with Attention*, CVPR 2019. The
+    publication averages losses over epochs; in a stream they are those of the last two steps in which the task took
+    part. As there, r is 1 until two losses are known; so it is when the earlier one is not positive. Losses are kept by
+    name, so tasks may come, pause and go.
+
+    >>> DWA(temperature=1.0)
+    DWA(temperature=1.0)
+    """
+
+    name = "dwa"
+    family = "MTL"
+    summary = "more weight for tasks whose loss falls slowly"
+    reference = "Liu et al., End-to-End Multi-Task Learning with Attention, CVPR 2019"
+    fold = "sum"
+    uses_gramian = False
+    Settings = DWASettings
+    settings: DWASettings
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._losses: dict[str, list[float]] = {}
+
+    def weigh(self, columns: Columns) -> Weights:
+        """The weights, from the losses of earlier steps."""
+        ratios = torch.tensor([self._ratio(name) for name in columns.names], dtype=torch.float64)
+        ratios = ratios.clamp(max=torch.finfo(torch.float64).max) / self.settings.temperature
+        return Weights(len(ratios) * ratios.softmax(dim=0))
+
+    def _ratio(self, name: str) -> float:
+        match self._losses.get(name):
+            case [earlier, later] if earlier > 0.0:
+                return later / earlier
+            case _:
+                return 1.0
+
+    def after_step(self, losses: Mapping[str, float]) -> None:
+        """Keep the last two losses of every column."""
+        for name, loss in losses.items():
+            self._losses[name] = [*self._losses.get(name, [])[-1:], loss]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last two losses of every column."""
+        return {"losses": {name: list(losses) for name, losses in self._losses.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the losses."""
+        self._losses = {name: list(losses) for name, losses in state["losses"].items()}

@@ -1,0 +1,62 @@
+"""Elastic multi-gradient descent."""
+
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from spcl.aggregation import emgd_weights
+from spcl.learner import Columns, Method, MethodSettings, Weights
+
+__all__ = ["EMGD"]
+
+
+class EMGDSettings(MethodSettings):
+    """Settings of :class:`EMGD`; the defaults are those of the code its authors published."""
+
+    temperature: float = Field(5.0, gt=0.0, description="τ, how evenly the elastic factors are spread")
+    momentum: float = Field(0.9, ge=0.0, lt=1.0, description="μ of the running gradient norms")
+
+
+class EMGD(Method):
+    r"""Elastic multi-gradient descent: the shortest combination of gradients, with every task held to a share.
+
+    .. math:: \min_w \|\textstyle\sum_i w_i g_i\|^2
+        \quad\text{subject to}\quad \textstyle\sum_i \sigma_i w_i = 1,\; w_i \ge \tfrac{1}{T+1}
+
+    with the elastic factors :math:`\sigma = \mathrm{softmax}(m/\tau)` of the running norms
+    :math:`m_i \leftarrow \mu m_i + (1-\mu) \|g_i\|`, which begin at a column's first norm and are kept by name. Lyu et
+    al., *Elastic Multi-Gradient Descent for Parallel Continual Learning*, IEEE TPAMI (:func:`spcl.aggregation.
+    emgd_weights`): its weighting, without its editing of memory.
+
+    >>> EMGD(temperature=1.0)
+    EMGD(temperature=1.0)
+    """
+
+    name = "emgd"
+    family = "PCL"
+    summary = "the shortest combination of gradients that leaves every task its share"
+    reference = "Lyu et al., Elastic Multi-Gradient Descent for Parallel Continual Learning, IEEE TPAMI"
+    Settings = EMGDSettings
+    settings: EMGDSettings
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._norms: dict[str, float] = {}
+
+    def weigh(self, columns: Columns) -> Weights:
+        """The weights under elastic factors, once the running norms are up to date."""
+        gramian = columns.known_gramian()
+        for name, norm in zip(columns.names, gramian.diagonal().sqrt().tolist(), strict=True):
+            before = self._norms.get(name, norm)
+            self._norms[name] = self.settings.momentum * before + (1.0 - self.settings.momentum) * norm
+        running = torch.tensor([self._norms[name] for name in columns.names], dtype=torch.float64)
+        return Weights(emgd_weights(gramian, running, self.settings.temperature))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running norms of every column."""
+        return {"norms": dict(self._norms)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back the running norms."""
+        self._norms = dict(state["norms"])

@@ -1,0 +1,54 @@
+"""What a module remembers outside its state_dict, as plain data."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["read_state", "write_state"]
+
+OWN = frozenset(vars(nn.Module()))
+
+
+def read_state(module: nn.Module) -> dict[str, Any]:
+    """Copies of all buffers and of all attributes that are numbers or arrays, of the module and its parts.
+
+    TorchJD's rules keep buffers that are None at first, and counters beside them, which ``state_dict()`` leaves out and
+    ``load_state_dict()`` refuses.
+
+    >>> layer = nn.BatchNorm1d(2, affine=False)
+    >>> state = read_state(layer)
+    >>> state["running_mean"], state["momentum"]
+    (tensor([0., 0.]), 0.1)
+    >>> _ = layer(torch.randn(8, 2))
+    >>> write_state(layer, state)
+    >>> layer.running_mean
+    tensor([0., 0.])
+    """
+    return {path: value for path, _, _, value in _entries(module)}
+
+
+def write_state(module: nn.Module, state: dict[str, Any]) -> None:
+    """Put back what :func:`read_state` gave into a module that has the same attributes."""
+    for path, owner, name, present in list(_entries(module)):
+        value = state[path]
+        if isinstance(present, Tensor) and isinstance(value, Tensor):
+            value = value.to(present.device, copy=True)
+        if isinstance(getattr(owner, name), np.ndarray):
+            value = value.cpu().numpy().copy()
+        setattr(owner, name, value)
+
+
+def _entries(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Path, owner, name and plain value of everything that is remembered."""
+    for prefix, part in module.named_modules():
+        for name, value in [*part._buffers.items(), *((k, v) for k, v in vars(part).items() if k not in OWN)]:
+            if value is None or isinstance(value, (bool, int, float, Tensor)):
+                copy = value.clone() if isinstance(value, Tensor) else value
+            elif isinstance(value, np.ndarray):
+                copy = torch.from_numpy(value.copy())
+            else:
+                continue
+            yield f"{prefix}.{name}" if prefix else name, part, name, copy

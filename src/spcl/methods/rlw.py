@@ -1,0 +1,32 @@
+"""Random loss weighting."""
+
+import torch
+from torchjd.aggregation import RandomWeighting
+
+from spcl.learner import Columns, Method, Weights
+
+__all__ = ["RLW"]
+
+
+class RLW(Method):
+    r"""Random loss weighting: new random weights in every step.
+
+    .. math:: w = \mathrm{softmax}(z), \qquad z_i \sim \mathcal N(0, 1)
+
+    Lin et al., *Reasonable Effectiveness of Random Weighting: A Litmus Test for Multi-Task Learning*, TMLR 2022,
+    Algorithm 2, as TorchJD has it. The weights are drawn from PyTorch's global generator, whose state checkpoints hold.
+
+    >>> RLW()
+    RLW()
+    """
+
+    name = "rlw"
+    family = "MTL"
+    summary = "random weights, new in every step"
+    reference = "Lin et al., Reasonable Effectiveness of Random Weighting, TMLR 2022"
+    fold = "sum"
+    uses_gramian = False
+
+    def weigh(self, columns: Columns) -> Weights:
+        """Random weights that add up to 1."""
+        return Weights(RandomWeighting()(torch.empty(len(columns.names), 0, dtype=torch.float64)))

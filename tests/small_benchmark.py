@@ -1,0 +1,27 @@
+"""A benchmark of a few hundred made-up samples, on which a run takes a fraction of a second."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spcl.experiments import RunSettings, resolve_settings
+
+
+def write_benchmark(path: Path, classes: int = 6, per_class: int = 40, features: int = 8) -> Path:
+    """Gaussian clusters, one per class, as an .npz file that ``--benchmark`` takes."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(scale=2.0, size=(classes, features))
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.repeat(np.arange(classes), count)
+        return (centres[y] + rng.normal(size=(len(y), features))).astype(np.float32), y
+
+    (x, y), (test_x, test_y) = draw(per_class), draw(20)
+    np.savez(path, x=x, y=y, test_x=test_x, test_y=test_y)
+    return path
+
+
+def small_settings(benchmark: Path, **changes: Any) -> RunSettings:
+    small = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu"}
+    return resolve_settings({"benchmark": str(benchmark)}, small, changes)

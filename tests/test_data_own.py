@@ -1,0 +1,233 @@
+"""Own data: arrays, datasets and folders of pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from data_files import random_images
+from spcl.benchmarks import ImageData, from_arrays, from_dataset, from_folder
+from spcl.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
+
+
+IMAGES = random_images(20, 3, 8, 8)
+LABELS = np.arange(20) % 4
+
+
+# ImageData
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_x": torch.zeros(4, 8, 8, dtype=torch.uint8)}, "must be N×C×H×W"),
+        ({"train_x": torch.zeros(4, 3, dtype=torch.int64)}, "uint8 images or floating-point"),
+        ({"train_x": torch.zeros(4)}, "uint8 images or floating-point"),
+        ({"train_x": torch.zeros(0, 3)}, "no samples"),
+        ({"train_y": torch.tensor([0, 1, 2, 0])}, "must be 0..1, found 2"),
+        ({"train_y": torch.tensor([0, 1, -1, 0])}, "must be 0..1, found -1"),
+        ({"train_y": torch.tensor([0, 1, 0])}, "4 samples but 3 labels"),
+        ({"train_y": torch.tensor([0, 1, 1, 0], dtype=torch.int32)}, "vector of int64, found torch.int32"),
+        ({"test_x": torch.zeros(2, 5)}, "the same type and shape"),
+        ({"test_x": torch.zeros(2, 3, dtype=torch.float64)}, "the same type and shape"),
+    ],
+)
+def test_image_data_refuses(change: dict[str, torch.Tensor], message: str) -> None:
+    y = torch.tensor([0, 1, 0, 1])
+    good: dict[str, Any] = {"train_x": torch.zeros(4, 3), "train_y": y, "test_x": torch.zeros(2, 3), "test_y": y[:2]}
+    ImageData("data", **good, class_names=("a", "b"))
+    with pytest.raises(DataError, match=message):
+        ImageData("data", **(good | change), class_names=("a", "b"))
+
+
+# from_arrays
+
+
+def test_arrays_with_their_own_test_samples() -> None:
+    data = from_arrays(IMAGES, LABELS, IMAGES[:5], LABELS[:5], name="mine")
+    np.testing.assert_array_equal(data.train_x.numpy(), IMAGES)
+    np.testing.assert_array_equal(data.test_x.numpy(), IMAGES[:5])
+    assert data.train_y.tolist() == LABELS.tolist()
+    assert (data.name, data.class_names, data.shape) == ("mine", ("0", "1", "2", "3"), (3, 8, 8))
+
+
+def test_labels_of_any_value_become_indices() -> None:
+    assert from_arrays(IMAGES, LABELS * 10 - 5).class_names == ("-5", "5", "15", "25")
+    words = np.array(["pear", "apple"])[LABELS % 2]
+    data = from_arrays(IMAGES, words.tolist(), IMAGES[:2], ["apple", "pear"])
+    assert data.class_names == ("apple", "pear")
+    assert data.train_y.tolist() == [1, 0] * 10
+    assert data.test_y.tolist() == [0, 1]
+
+
+def test_tensors_lists_and_grey_images() -> None:
+    assert from_arrays(torch.from_numpy(IMAGES), torch.from_numpy(LABELS)).train_x.dtype == torch.uint8
+    assert from_arrays(IMAGES[:, 0], LABELS).shape == (1, 8, 8)
+    features = from_arrays([[1.0, 2.0], [3.0, 4.0]] * 4, [0, 1] * 4)
+    assert features.train_x.dtype == torch.float32
+    assert features.shape == (2,)
+    read_only = IMAGES.copy()
+    read_only.setflags(write=False)
+    assert from_arrays(read_only, LABELS).classes == 4
+
+
+@given(
+    counts=st.lists(st.integers(2, 30), min_size=1, max_size=6),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 1000),
+)
+def test_split_is_disjoint_complete_stratified_and_seeded(counts: list[int], fraction: float, seed: int) -> None:
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    x = np.arange(len(labels), dtype=np.float32)[:, None]
+    data = from_arrays(x, labels, test_fraction=fraction, seed=seed)
+    train, test = data.train_x[:, 0].int().tolist(), data.test_x[:, 0].int().tolist()
+    assert sorted(train + test) == list(range(len(labels)))
+    assert [labels[i] for i in train] == data.train_y.tolist()
+    assert [labels[i] for i in test] == data.test_y.tolist()
+    for label, count in enumerate(counts):
+        held_out = data.test_y.tolist().count(label)
+        assert 1 <= held_out <= count - 1
+        assert abs(held_out - fraction * count) <= 1
+    assert from_arrays(x, labels, test_fraction=fraction, seed=seed).test_x.equal(data.test_x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": IMAGES.transpose(0, 2, 3, 1)}, "N×C×H×W.*transpose"),
+        ({"x": IMAGES[:3]}, "3 samples but 20 labels"),
+        ({"x": IMAGES.astype(np.int32)}, "uint8 images or floating-point"),
+        ({"x": np.full((20, 2), np.nan)}, "NaN"),
+        ({"x": [[1.0], [2.0, 3.0]] * 10}, "one shape"),
+        ({"x": ["a"] * 20}, "array of numbers"),
+        ({"y": LABELS.astype(float)}, "integers or text, found float64"),
+        ({"y": LABELS[:, None]}, r"shape \(20, 1\)"),
+        ({"y": [0] * 19 + [1]}, "class 1 has one sample"),
+        ({"test_x": IMAGES}, "together"),
+        ({"test_x": IMAGES, "test_y": LABELS + 1}, "without training samples: 4"),
+        ({"test_x": IMAGES[:, :1], "test_y": LABELS}, "same type and shape"),
+        ({"test_fraction": 0.0}, "between 0 and 1"),
+        ({"test_fraction": 1.0}, "between 0 and 1"),
+        ({"x": IMAGES[:0], "y": LABELS[:0]}, "no samples"),
+    ],
+)
+def test_arrays_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_arrays(**({"x": IMAGES, "y": LABELS} | arguments))
+
+
+# from_dataset
+
+
+class Pictures(Dataset[tuple[Image.Image, int]]):
+    """Indexing never ends, as in many datasets found in the wild."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.new("RGB", (6, 4), (index, 100, 200)).convert(self.mode), index % 2
+
+
+class Endless(IterableDataset[tuple[torch.Tensor, int]]):
+    def __iter__(self) -> Any:
+        return ((torch.full((3,), float(i)), i % 2) for i in range(6))
+
+
+def test_dataset_of_tensors() -> None:
+    dataset = TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
+    data = from_dataset(dataset, dataset, name="mine")
+    np.testing.assert_array_equal(data.train_x.numpy(), IMAGES)
+    assert data.test_y.tolist() == LABELS.tolist()
+    assert from_dataset(dataset).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1), ("P", 3)])
+def test_dataset_of_pictures(mode: str, channels: int) -> None:
+    data = from_dataset(Pictures(mode), Pictures(mode))
+    assert data.shape == (channels, 4, 6)
+    assert data.train_x.dtype == torch.uint8
+    if mode == "RGB":
+        assert data.train_x[5, :, 0, 0].tolist() == [5, 100, 200]
+
+
+def test_iterable_dataset() -> None:
+    assert repr(from_dataset(Endless())) == "ImageData('own': 4 + 2 samples of 3, 2 classes)"
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([], "empty"),
+        ([torch.zeros(3)] * 4, "item 0 to be a pair"),
+        ([(torch.zeros(3), 0), (torch.zeros(4), 1)], "sample 1 has shape"),
+    ],
+)
+def test_datasets_refused(items: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_dataset(items)  # type: ignore[arg-type]
+
+
+# from_folder
+
+
+def write_pictures(folder: Path, count: int, size: int = 10, mode: str = "RGB") -> None:
+    for kind, colour in (("red", (250, 0, 0)), ("blue", (0, 0, 250))):
+        (folder / kind).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (size + i, size), colour).convert(mode).save(folder / kind / f"{i}.png")
+        (folder / kind / "notes.txt").write_text("not a picture")
+
+
+def test_folder_is_split(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "pets", 5)
+    data = from_folder(tmp_path / "pets", size=16)
+    assert repr(data) == "ImageData('pets': 8 + 2 samples of 3×16×16, 2 classes)"
+    assert data.class_names == ("blue", "red")
+    for images, labels in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
+        torch.testing.assert_close((images[:, 0, 0, 0] == 250).long(), labels)
+    assert from_folder(str(tmp_path / "pets"), size=16, mode="L").shape == (1, 16, 16)
+
+
+def test_folder_with_train_and_test(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", 3)
+    write_pictures(tmp_path / "test", 1, mode="L")
+    assert repr(from_folder(tmp_path, name="mine")) == "ImageData('mine': 6 + 2 samples of 3×32×32, 2 classes)"
+
+
+def test_folder_is_decoded_once_but_changes_count(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "pets", 5)
+    first = from_folder(tmp_path / "pets", name="a/b c")
+    (tmp_path / "pets" / "red" / "0.png").rename(tmp_path / "pets" / "blue" / "moved.png")
+    second = from_folder(tmp_path / "pets", name="a/b c")
+    assert first.train_y.sum() + first.test_y.sum() == 5
+    assert second.train_y.sum() + second.test_y.sum() == 4
+
+
+def test_folders_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
+        from_folder(tmp_path / "nowhere")
+    (tmp_path / "pets").mkdir()
+    with pytest.raises(DataError, match="one sub-folder of pictures per class"):
+        from_folder(tmp_path / "pets")
+    write_pictures(tmp_path / "pets", 3)
+    (tmp_path / "pets" / "green").mkdir()
+    with pytest.raises(DataError, match=r"green: expected pictures"):
+        from_folder(tmp_path / "pets")
+    (tmp_path / "pets" / "green" / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"bad.png: expected a picture"):
+        from_folder(tmp_path / "pets")

@@ -1,0 +1,244 @@
+"""Wrong calls: an error that names the task and the value, and everything is as it was before."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from _learning import TinyResNet, assert_same, batch, complete_state, images
+from spcl.errors import SpclError, TaskError
+from spcl.learner import Learner
+from spcl.memory import BalancedCoreset, Reservoir
+from spcl.methods import ER, SORO
+
+
+def make_learner(scenario: str = "class") -> Learner:
+    """A running, a finished and a new classifier, a running and a new regression; with memory."""
+    learner = Learner(TinyResNet(dropout=0.2), SORO(), memory=Reservoir(6), scenario=scenario)
+    learner.add_task("done", classes=2)
+    learner.add_task("lidar", classes=3)
+    learner.add_task("speed", head=nn.Linear(8, 2), loss=mse_loss)
+    pairs = {"done": batch(4, 2, 0), "lidar": batch(5, 3, 1), "speed": (images(4, 2), torch.zeros(4, 2))}
+    learner.step(pairs)
+    learner.step(pairs)
+    learner.finish_task("done")
+    learner.add_task("new", classes=2)
+    learner.add_task("newer", head=nn.Linear(8, 2), loss=mse_loss)
+    return learner
+
+
+def step(**batches: Any) -> Callable[[Learner], object]:
+    return lambda learner: learner.step({"lidar": batch(5, 3, 7)} | batches)
+
+
+def labels(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+X = images(3, 9)
+BAD_STEPS = {
+    "no task": (
+        lambda learner: learner.step({}),
+        r"at least one task; running are \['lidar', 'speed', 'new', 'newer'\]",
+    ),
+    "unknown task": (step(radar=batch(4, 2, 1)), r"no task 'radar'; there are \['done', 'lidar', .*add_task"),
+    "finished task": (step(done=batch(4, 2, 1)), r"task 'done' is finished"),
+    "not a pair": (step(new=X), r"task 'new': a batch is a pair of tensors \(inputs, targets\), but it is tensor"),
+    "not tensors": (step(new=(X, [0, 1, 0])), r"task 'new': a batch is a pair of tensors"),
+    "nothing": (step(new=None), r"task 'new': a batch is a pair of tensors .* but it is None"),
+    "empty batch": (step(new=(X[:0], labels())), r"task 'new': the batch is empty \(x has shape \(0, 2, 4, 4\)\)"),
+    "no batch dimension": (
+        step(new=(torch.tensor(1.0), labels(0))),
+        r"task 'new': the batch is empty \(x has shape \(\)",
+    ),
+    "fewer targets": (step(new=(X, labels(0, 1))), r"task 'new': 3 inputs but targets of shape \(2,\)"),
+    "one target": (step(new=(X, torch.tensor(1))), r"task 'new': 3 inputs but targets of shape \(\)"),
+    "label too high": (step(new=(X, labels(0, 1, 2))), r"task 'new' has classes 0 to 1, but the batch has label 2"),
+    "label negative": (step(new=(X, labels(0, -1, 1))), r"task 'new' has classes 0 to 1, but the batch has label -1"),
+    "labels of floats": (step(new=(X, torch.zeros(3))), r"task 'new': class labels .*int64.* torch.float32 .*\(3,\)"),
+    "labels of int32": (step(new=(X, labels(0, 1, 0, dtype=torch.int32))), r"'new': class labels .*torch.int32"),
+    "labels one-hot": (step(new=(X, torch.eye(3, 2).long())), r"'new': class labels .* shape \(3, 2\)"),
+    "other shape than before": (
+        step(lidar=(images(3, 1)[..., :3], labels(0, 1, 2))),
+        r"task 'lidar': its samples are float32\[2, 4, 4\] .*, but this batch has float32\[2, 4, 3\]",
+    ),
+    "other type than before": (step(lidar=(X.double(), labels(0, 1, 2))), r"task 'lidar': .* float64\[2, 4, 4\]"),
+    "other targets than before": (step(speed=(X, torch.zeros(3, 3))), r"task 'speed': .* targets float32\[3\]"),
+    "other shape than memory's": (
+        step(new=(images(3, 1)[..., :3], labels(0, 1, 0))),
+        r"task 'new' has samples of float32\[2, 4, 3\], but memory holds float32\[2, 4, 4\] of task 'lidar'",
+    ),
+    "targets that the loss refuses": (
+        step(newer=(X, torch.zeros(3, 2, dtype=torch.complex64))),
+        r"task 'newer': the model cannot take 3 samples of float32\[2, 4, 4\] with targets complex64\[2\]",
+    ),
+    "the second new task is wrong": (
+        step(new=batch(3, 2, 1), newer=(X, torch.zeros(3, 2, dtype=torch.complex64))),
+        r"task 'newer': the model cannot take",
+    ),
+}
+OTHER_CALLS = {
+    "empty name": (lambda learner: learner.add_task("", classes=2), r"non-empty text .* it is ''"),
+    "reserved name": (
+        lambda learner: learner.add_task("memory", classes=2),
+        r"other than 'memory', but it is 'memory'",
+    ),
+    "no name": (lambda learner: learner.add_task(3, classes=2), r"must be a non-empty text .* it is 3"),
+    "running name": (lambda learner: learner.add_task("lidar", classes=2), r"a task 'lidar' already, which is running"),
+    "finished name": (lambda learner: learner.add_task("done", classes=2), r"a task 'done' already, which is finished"),
+    "nothing to predict": (
+        lambda learner: learner.add_task("a"),
+        r"task 'a': pass either classes=, or head= and loss=",
+    ),
+    "both": (
+        lambda learner: learner.add_task("a", classes=2, head=nn.Linear(8, 2), loss=mse_loss),
+        r"task 'a': pass either",
+    ),
+    "head without loss": (lambda learner: learner.add_task("a", head=nn.Linear(8, 2)), r"task 'a': pass either"),
+    "loss without head": (lambda learner: learner.add_task("a", classes=2, loss=mse_loss), r"task 'a': pass either"),
+    "no class": (lambda learner: learner.add_task("a", classes=0), r"task 'a': classes must be .* it is 0"),
+    "half a class": (lambda learner: learner.add_task("a", classes=2.5), r"task 'a': classes must be .* it is 2.5"),
+    "used head": (
+        lambda learner: learner.add_task("a", head=learner.tasks["speed"].head, loss=mse_loss),
+        r"task 'a': its head shares parameters",
+    ),
+    "backbone as head": (
+        lambda learner: learner.add_task("a", head=learner.model.backbone, loss=mse_loss),
+        r"task 'a': its head shares parameters",
+    ),
+    "finish unknown": (lambda learner: learner.finish_task("radar"), r"no task 'radar'"),
+    "finish twice": (lambda learner: learner.finish_task("done"), r"task 'done' is finished already"),
+    "predict unknown": (lambda learner: learner.predict(X, task="radar"), r"no task 'radar'"),
+    "predict nothing": (lambda learner: learner.predict(X[:0]), r"nothing to predict: x has shape \(0, 2, 4, 4\)"),
+    "predict a number": (lambda learner: learner.predict(torch.tensor(1.0)), r"nothing to predict: x has shape \(\)"),
+    "predict another shape": (
+        lambda learner: learner.predict(images(3, 1)[:, :1], task="lidar"),
+        r"task 'lidar': the model cannot take 3 samples of float32\[1, 4, 4\]",
+    ),
+    "predict another type": (lambda learner: learner.predict(X.long()), r"^the model cannot take 3 samples of int64"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), [pytest.param(*case, id=name) for name, case in BAD_STEPS.items()])
+def test_a_wrong_step_is_refused_before_anything_has_changed(call: Callable[[Learner], object], words: str) -> None:
+    check_refused(make_learner(), call, words)
+
+
+@pytest.mark.parametrize(("call", "words"), [pytest.param(*case, id=name) for name, case in OTHER_CALLS.items()])
+def test_a_wrong_call_is_refused_before_anything_has_changed(call: Callable[[Learner], object], words: str) -> None:
+    check_refused(make_learner(), call, words)
+
+
+def check_refused(learner: Learner, call: Callable[[Learner], object], words: str) -> None:
+    before = complete_state(learner)
+    with pytest.raises(TaskError, match=words):
+        call(learner)
+    assert_same(complete_state(learner), before)
+    report = learner.step({"lidar": batch(5, 3, 7), "new": batch(4, 2, 8), "speed": (X, torch.zeros(3, 2))})
+    assert not report.dropped  # and it goes on
+
+
+def test_predictions_need_a_task_where_it_is_not_known() -> None:
+    learner = make_learner("task")
+    check_refused(learner, lambda learner: learner.predict(X), r"must be told the task: predict\(x, task=…\)")
+
+
+def test_predictions_need_data_first() -> None:
+    learner = Learner(TinyResNet(), SORO(), scenario="class")
+    with pytest.raises(TaskError, match="no classification task yet"):
+        learner.predict(X)
+    learner.add_task("a", classes=2)
+    for task in (None, "a"):
+        with pytest.raises(TaskError, match=r"^task 'a' has seen no data yet"):
+            learner.predict(X, task=task)
+
+
+def test_new_tasks_must_fit_each_other_where_they_share_a_memory() -> None:
+    learner = Learner(TinyResNet(), SORO(), memory=BalancedCoreset(4))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    before = complete_state(learner)
+    x, y = batch(4, 2, 1)
+    with pytest.raises(TaskError, match=r"task 'b' has samples of float32\[2, 6, 6\], .*\[2, 4, 4\] of task 'a'"):
+        learner.step({"a": (x, y), "b": (torch.zeros(4, 2, 6, 6), y)})
+    assert_same(complete_state(learner), before)
+    free = Learner(TinyResNet(), SORO())
+    free.add_task("a", classes=2)
+    free.add_task("b", classes=2)
+    assert not free.step({"a": (x, y), "b": (torch.randn(4, 2, 6, 6), y)}).dropped
+
+
+def test_a_memory_of_another_run_is_refused() -> None:
+    memory = Reservoir(4)
+    memory.start("stranger", 2)
+    with pytest.raises(SpclError, match=r"the memory holds samples of \['stranger'\] already"):
+        Learner(TinyResNet(), SORO(), memory=memory)
+
+
+def test_a_loss_that_is_no_number_is_refused() -> None:
+    learner = make_learner()
+    learner.add_task("dense", head=nn.Linear(8, 2), loss=partial(mse_loss, reduction="none"))
+    before = complete_state(learner)
+    with pytest.raises(TaskError, match=r"task 'dense': its loss must be one number, but has shape \(3, 2\)"):
+        learner.step({"dense": (X, torch.zeros(3, 2))})
+    assert_same(complete_state(learner), before)
+
+
+def test_a_classifier_needs_feature_vectors_of_one_length() -> None:
+    learner = Learner(nn.Conv2d(2, 3, 3), SORO())
+    learner.add_task("a", classes=2)
+    with pytest.raises(TaskError, match=r"task 'a': a classifier needs .* gives \(4, 3, 2, 2\); pass head= and loss="):
+        learner.step({"a": batch(4, 2, 1)})
+    flat = Learner(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten()), SORO())
+    flat.add_task("a", classes=2)
+    flat.add_task("b", classes=2)
+    before = complete_state(flat)
+    x, y = batch(4, 2, 1)
+    with pytest.raises(TaskError, match=r"task 'b': the backbone gives 48 features for it and 12 for the tasks before"):
+        flat.step({"a": (x, y), "b": (torch.randn(4, 2, 6, 6), y)})
+    assert_same({**complete_state(flat), "random": None}, {**before, "random": None})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scenario": "domain"}, "scenario must be 'task' or 'class', but it is 'domain'"),
+        ({"autocast": torch.float16}, "autocast must be None or torch.bfloat16.*float16"),
+        ({"memory_batch": 0}, "memory_batch must be positive, but it is 0"),
+        (
+            {"optimizer": torch.optim.LBFGS},
+            "LBFGS evaluates the loss several times in a step.*use e.g. torch.optim.Adam",
+        ),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "optimizer must make an optimiser .* but it is SGD"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, dict) else "",
+)
+def test_impossible_settings_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpclError, match=words):
+        Learner(TinyResNet(), ER(), **options)
+
+
+def test_impossible_backbones_are_refused() -> None:
+    with pytest.raises(SpclError, match="no parameter that can be trained"):
+        Learner(TinyResNet().requires_grad_(False), ER())
+    with pytest.raises(SpclError, match="no parameter that can be trained"):
+        Learner(nn.Flatten(), ER())
+    with pytest.raises(SpclError, match=r"share one type and device; found torch.float32 on cpu, torch.float64 on cpu"):
+        Learner(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), ER())
+
+
+def test_a_task_without_any_data_may_finish() -> None:
+    for memory in (None, BalancedCoreset(4), Reservoir(4)):
+        learner = Learner(TinyResNet(), SORO(), memory=memory)
+        learner.add_task("idle", classes=2)
+        learner.add_task("a", classes=2)
+        learner.finish_task("idle")
+        learner.step({"a": batch(4, 2, 0)})
+        learner.finish_task("a")
+        learner.add_task("b", head=nn.Linear(8, 2), loss=cross_entropy)
+        report = learner.step({"b": batch(4, 2, 1)})
+        assert list(report.losses) == (["b"] if memory is None else ["b", "memory"])

@@ -1,0 +1,281 @@
+"""A task whose loss or gradient is not finite leaves no trace, and a step that fails changes nothing."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from _learning import Agreement, Preferences, TinyResNet, assert_same, batch, complete_state, images
+from spcl.errors import TaskError
+from spcl.learner import Columns, Learner, LookAhead, Method, Weights
+from spcl.memory import BalancedCoreset, Rehearsal, Reservoir
+from spcl.methods import ER, SORO, SORODBT
+
+GOOD, NO_GRADIENT, HUGE_GRADIENT, RAISES, INTERRUPTS = 0.0, 2.0, 3.0, 4.0, 5.0  # what targets ask of the touchy loss
+
+
+def touchy_loss(output: Tensor, target: Tensor) -> Tensor:
+    """A squared error that goes wrong in the way the targets ask for."""
+    match float(target.max()):
+        case value if value == NO_GRADIENT:
+            return (0 * output).sum().sqrt()
+        case value if value == HUGE_GRADIENT:
+            return 1e30 * output.mean()
+        case value if value == RAISES:
+            raise ValueError("a target of 4")
+        case value if value == INTERRUPTS:
+            raise KeyboardInterrupt
+    return mse_loss(output, target)
+
+
+def make_learner(method: Method, scenario: str = "task", memory: bool = True) -> Learner:
+    """Classifiers around a touchy regression whose head has batch-norm too; one more classifier is rehearsed."""
+    learner = Learner(
+        TinyResNet(dropout=0.3),
+        method,
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+        memory=BalancedCoreset(12) if memory else None,
+        scenario=scenario,
+    )
+    torch.manual_seed(0)
+    learner.add_task("old", classes=2)
+    learner.add_task("first", classes=3)
+    learner.add_task(
+        "touchy", head=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), loss=touchy_loss
+    )
+    learner.add_task("last", classes=2)
+    learner.step({"old": batch(6, 2, 0), **good_batches(1), "touchy": (images(5, 2), torch.zeros(5, 1))})
+    learner.finish_task("old")
+    return learner
+
+
+def good_batches(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    return {"first": batch(7, 3, seed), "last": batch(4, 2, seed + 1)}
+
+
+def target(value: float, count: int = 9) -> Tensor:
+    return torch.full((count, 1), value)
+
+
+BAD = {
+    "NaN inputs": ((images(9, 5) * torch.nan, target(GOOD)), "its loss is nan"),
+    "an infinite input": ((images(9, 5) / (images(9, 5) * 0), target(GOOD)), "its loss is nan"),
+    "an infinite loss": ((images(9, 5), target(1e30)), "its loss is inf"),
+    "a NaN gradient": ((images(9, 5), target(NO_GRADIENT)), "its gradient is not finite"),
+    "a gradient too large": ((images(9, 5), target(HUGE_GRADIENT)), "its gradient is not finite, or too large"),
+    "inputs too large": ((images(9, 5) * 1e25, target(GOOD)), "running averages overflow"),
+}
+EVERY_METHOD = pytest.mark.parametrize(
+    "method",
+    [ER, SORO, partial(SORODBT, alpha=0.01), Preferences, Agreement],
+    ids=["er", "soro", "soro+dbt", "sum", "elementwise"],
+)
+
+
+def without_counters(state: dict) -> dict:
+    for task in state["tasks"]:
+        del task["left_out"], task["left_out_in_a_row"]
+    return state
+
+
+@pytest.mark.parametrize(("scenario", "memory"), [("task", False), ("class", True)], ids=["task", "class and memory"])
+@pytest.mark.parametrize("kind", BAD)
+@EVERY_METHOD
+def test_the_others_train_exactly_as_if_the_bad_task_were_absent(
+    method: Callable[[], Method], kind: str, scenario: str, memory: bool
+) -> None:
+    bad, reason = BAD[kind]
+    states = []
+    for extra in ({"touchy": bad}, {}):
+        learner = make_learner(method(), scenario, memory)
+        report = learner.step({**good_batches(3), **extra})
+        assert list(report.dropped) == list(extra)
+        assert list(report.losses) == ["first", "last", *(["memory"] if memory else [])]
+        if extra:
+            assert reason in report.dropped["touchy"]
+            assert (learner.tasks["touchy"].left_out, learner.tasks["touchy"].left_out_in_a_row) == (1, 1)
+        states.append(without_counters(complete_state(learner)))
+    assert_same(*states)
+
+
+@pytest.mark.parametrize("kind", BAD)
+@EVERY_METHOD
+def test_when_all_tasks_are_bad_nothing_changes(method: Callable[[], Method], kind: str) -> None:
+    learner = make_learner(method())
+    before = complete_state(learner)
+    report = learner.step(
+        {"touchy": BAD[kind][0], "last": (images(4, 1) * torch.nan, torch.zeros(4, dtype=torch.int64))}
+    )
+    assert set(report.dropped) == {"touchy", "last"}
+    assert (report.losses, report.weights, report.before) == ({}, {}, None)
+    after = complete_state(learner)
+    assert after["learner"].pop("steps") == before["learner"].pop("steps") + 1
+    assert_same(without_counters(after), without_counters(before))
+    assert all(p.grad is None for module in learner.model.modules() for p in module.parameters())
+
+
+@EVERY_METHOD
+def test_nothing_ever_becomes_nan(method: Callable[[], Method]) -> None:
+    learner = Learner(TinyResNet(), method(), memory=Reservoir(8))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", head=nn.Linear(8, 1), loss=touchy_loss)
+    kinds = [bad for bad, _ in BAD.values()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(12):
+            a = batch(5, 2, step)
+            learner.step({"a": (a[0] * torch.nan, a[1]) if step % 5 == 2 else a, "b": kinds[step % len(kinds)]})
+    assert (learner.tasks["a"].left_out, learner.tasks["b"].left_out) == (2, 12)
+    for module in learner.model.modules():
+        for name, value in module.state_dict().items():
+            assert value.isfinite().all(), name
+    assert all(part.x.isfinite().all() for part in learner.memory.draw(8))
+
+
+def test_several_bad_tasks_are_all_found_whatever_is_wrong_with_them() -> None:
+    learner = make_learner(SORO())
+    learner.add_task("other", head=nn.Linear(8, 1), loss=touchy_loss)
+    learner.step({"other": (images(9, 1), target(GOOD)), "touchy": (images(9, 1), target(GOOD))})
+    touchy, other = BAD["inputs too large"][0], BAD["a NaN gradient"][0]
+    report = learner.step({**good_batches(3), "touchy": touchy, "other": other})
+    assert set(report.dropped) == {"touchy", "other"}
+    assert set(report.losses) == {"first", "last", "memory"}
+
+
+def test_a_task_left_out_three_times_in_a_row_is_named_once_in_a_warning() -> None:
+    learner = make_learner(SORO())
+    bad, good = BAD["an infinite loss"][0], (images(9, 5), target(GOOD))
+
+    def warned(pair: tuple[Tensor, Tensor]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            learner.step({**good_batches(4), "touchy": pair})
+        assert all(w.filename == __file__ for w in caught)
+        return [str(w.message) for w in caught]
+
+    assert [warned(bad) for _ in range(2)] == [[], []]
+    assert warned(good) == []
+    assert [warned(bad) for _ in range(2)] == [[], []]
+    (message,) = warned(bad)
+    assert message.startswith("task 'touchy' was left out of 3 steps in a row: its loss is inf; ")
+    assert warned(bad) == []
+    assert (learner.tasks["touchy"].left_out, learner.tasks["touchy"].left_out_in_a_row) == (6, 4)
+
+
+def test_steps_without_the_task_do_not_break_the_row() -> None:
+    learner = make_learner(SORO())
+    for _ in range(2):
+        learner.step({**good_batches(4), "touchy": BAD["an infinite loss"][0]})
+    learner.step(good_batches(4))
+    with pytest.warns(RuntimeWarning, match="'touchy' was left out of 3 steps in a row"):
+        learner.step({**good_batches(4), "touchy": BAD["an infinite loss"][0]})
+
+
+@pytest.mark.parametrize("method", [ER, SORO])
+def test_a_memory_gone_bad_is_left_out_and_reported(method: type[Method]) -> None:
+    spoilt = make_learner(method())
+    spoilt.memory.shelves["old"].fields["x"].fill_(torch.nan)
+    assert spoilt.step(good_batches(3)).dropped == {"memory": "its loss is nan"}
+    without = make_learner(method(), memory=False)
+    without.step(good_batches(3))
+    assert_same(complete_state(spoilt)["backbone"], complete_state(without)["backbone"])
+
+
+class Broken(Method):
+    name = "broken"
+
+    def weigh(self, columns: Columns) -> Weights:
+        return Weights(torch.tensor([torch.nan] * len(columns.names)))
+
+
+def test_an_update_that_is_not_finite_is_never_taken() -> None:
+    learner = make_learner(SORO())
+    learner.method = learner._collector.method = learner._guard._method = Broken()
+    before = complete_state(learner)["backbone"]
+    report = learner.step(good_batches(3))
+    assert report.dropped == dict.fromkeys(
+        ["first", "last", "memory"], "the update that Broken() gives for this step is not finite"
+    )
+    assert_same(complete_state(learner)["backbone"], before)
+
+
+def test_gradients_too_small_for_float32_weights_do_no_harm() -> None:
+    learner = Learner(nn.Linear(4, 4), SORO(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    for name in "ab":
+        learner.add_task(name, head=nn.Linear(4, 1), loss=lambda output, y: 1e-41 * mse_loss(output, y))
+    before = complete_state(learner)["backbone"]
+    report = learner.step({name: (images(5, seed)[:, 0, 0], torch.zeros(5, 1)) for seed, name in enumerate("ab")})
+    assert report.dropped == dict.fromkeys("ab", "the update that SORO() gives for this step is not finite")
+    assert_same(complete_state(learner)["backbone"], before)
+
+
+class Masked(TinyResNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+
+def test_buffers_that_hold_infinities_of_their_own_are_no_fault() -> None:
+    learner = Learner(Masked(), SORO())
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    report = learner.step({"a": batch(5, 2, 0), "b": batch(5, 2, 1)})
+    assert set(report.losses) == {"a", "b"}
+
+
+class Nudge(Method):
+    """Adds the look-ahead loss, turned into ones, to rehearsal samples: what is edited shows how often."""
+
+    name = "nudge"
+    edits_memory = True
+
+    def edit(self, rehearsals: Sequence[Rehearsal], model: LookAhead) -> list[Tensor]:
+        inputs = [part.x for part in rehearsals]
+        with model.ahead(0.1), torch.no_grad():
+            loss = model.loss(inputs)
+        return [x + loss / loss for x in inputs]
+
+    def weigh(self, columns: Columns) -> Weights:
+        return Weights(torch.ones(len(columns.names)))
+
+
+@pytest.mark.parametrize("fold", ["columns", "mean"])
+@pytest.mark.parametrize("kind", ["NaN inputs", "a NaN gradient", "inputs too large"])
+def test_edits_of_memory_are_made_once_and_stay_clean(kind: str, fold: str) -> None:
+    method = type("NudgeFolded", (Nudge,), {"fold": fold})()
+    learner = make_learner(method)
+    before = learner.memory.shelves["old"].fields["x"].clone()
+    learner.step({**good_batches(3), "touchy": BAD[kind][0]})
+    assert torch.equal(learner.memory.shelves["old"].fields["x"], before + 1)
+
+
+# -- a step that raises
+
+
+@EVERY_METHOD
+def test_a_loss_that_raises_is_named_and_nothing_has_changed(method: Callable[[], Method]) -> None:
+    learner = make_learner(method())
+    before = complete_state(learner)
+    with pytest.raises(TaskError, match=r"task 'touchy': .* 9 samples of float32\[2, 4, 4\] .*: a target of 4"):
+        learner.step({**good_batches(3), "touchy": (images(9, 5), target(RAISES))})
+    assert_same(complete_state(learner), before)
+
+
+def test_an_interrupted_step_has_not_happened() -> None:
+    learner = make_learner(SORO())
+    before = complete_state(learner)
+    with pytest.raises(KeyboardInterrupt):
+        learner.step({**good_batches(3), "touchy": (images(9, 5), target(INTERRUPTS))})
+    assert_same(complete_state(learner), before)
+
+
+def test_a_batch_too_small_for_batch_norm_is_named_and_nothing_has_changed() -> None:
+    learner = make_learner(SORO())
+    before = complete_state(learner)
+    with pytest.raises(TaskError, match=r"task 'touchy': the model cannot take 1 samples .*more than 1 value"):
+        learner.step({**good_batches(3), "touchy": (images(1, 5), target(GOOD, 1))})
+    assert_same(complete_state(learner), before)

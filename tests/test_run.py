@@ -1,0 +1,247 @@
+"""A run: its record, its measures, its determinism, and what happens when it is interrupted, killed or refused."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_benchmark import small_settings, write_benchmark
+
+from spcl.errors import SpclError
+from spcl.experiments import execute, load_settings_file, resolve_settings
+from spcl.experiments.problem import hold_out, load_benchmark, make_problem
+from spcl.experiments.record import RunFolder
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_benchmark(tmp_path_factory.mktemp("data") / "clusters.npz")
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name != "seconds"}
+
+
+def metrics_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_record_is_complete_and_consistent(benchmark: Path, tmp_path: Path, scenario: str) -> None:
+    settings = small_settings(benchmark, scenario=scenario, evaluate_every=5)
+    result = execute(settings, tmp_path / "run")
+    lines = metrics_of(tmp_path / "run")
+    evaluations = [line for line in lines if line["kind"] == "evaluation"]
+    steps = [line for line in lines if line["kind"] == "step"]
+    at_end = {task: line["accuracy"][task] for line in evaluations for task in line["ended"]}
+    final = evaluations[-1]["accuracy"]
+
+    assert lines[0]["kind"] == "start"
+    assert lines[0]["scenario"] == scenario == result["scenario"]
+    assert len(steps) == result["steps"]
+    assert result["tasks"] == {task: {"at_end": at_end[task], "final": final[task]} for task in final}
+    assert result["accuracy"] == pytest.approx(np.mean(list(final.values())))
+    assert result["forgetting"] == pytest.approx(np.mean([final[task] - at_end[task] for task in final]))
+    for number, (task, table) in enumerate(result["confusion"].items()):
+        counts = np.array(table)
+        offset = 0 if scenario == "task" else 2 * number
+        assert counts.sum(axis=1).tolist() == [20, 20]
+        assert 100 * np.trace(counts[:, offset:]) / counts.sum() == pytest.approx(final[task])
+    assert resolve_settings(load_settings_file(tmp_path / "run" / "settings.json")) == settings
+    assert result["environment"]["torch"] == torch.__version__
+
+
+def test_learns_and_names_losses_and_stability(benchmark: Path, tmp_path: Path) -> None:
+    result = execute(small_settings(benchmark), tmp_path / "run")
+    steps = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "step"]
+    several = [line for line in steps if len(line["losses"]) > 1]
+    assert result["accuracy"] > 80.0
+    assert several
+    for line in several:
+        assert set(line["weights"]) == set(line["losses"])
+        assert 1.0 <= line["after"]["condition_number"] < line["before"]["condition_number"]
+
+
+def test_same_settings_give_the_same_result(benchmark: Path, tmp_path: Path) -> None:
+    first, second = (execute(small_settings(benchmark, seed=3), tmp_path / name) for name in "ab")
+    other = execute(small_settings(benchmark, seed=4), tmp_path / "c")
+    assert without_times(first) == without_times(second)
+    assert without_times(first) != without_times(other)
+
+
+def test_finished_run_is_not_run_again(benchmark: Path, tmp_path: Path) -> None:
+    settings = small_settings(benchmark)
+    execute(settings, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns
+    execute(settings, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+CHILD = """
+import sys, torch
+torch.set_num_threads(1)
+from pathlib import Path
+from spcl.cli import main
+print("ready", flush=True)
+sys.argv = ["spcl", *sys.argv[1:]]
+main()
+"""
+
+
+def start_child(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, *map(str, arguments)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def wait_for_steps(out: Path, count: int, child: subprocess.Popen[str]) -> None:
+    """Wait until the run has saved something after so many lines, or has ended."""
+    deadline = time.monotonic() + 60
+    metrics = out / "metrics.jsonl"
+    while time.monotonic() < deadline and child.poll() is None:
+        if metrics.exists() and len(metrics.read_bytes().splitlines()) >= count:
+            return
+        time.sleep(0.005)
+
+
+def run_arguments(benchmark: Path, out: Path) -> list[object]:
+    sets = ["tasks=3", "batch_size=2", "memory_budget=24", "threads=1", "checkpoint_seconds=0"]
+    return ["run", "--benchmark", benchmark, "--device", "cpu", "--out", out, *(x for s in sets for x in ("--set", s))]
+
+
+def test_killed_and_resumed_equals_uninterrupted(benchmark: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    reference = execute(small_settings(benchmark, batch_size=2, checkpoint_seconds=0.0), whole)
+    arguments, kills = run_arguments(benchmark, broken), 0
+    for lines in (5, 40, 75, 110):
+        child = start_child(*arguments)
+        wait_for_steps(broken, lines, child)
+        if child.poll() is None:
+            child.send_signal(signal.SIGKILL)
+            kills += 1
+        child.communicate()
+        if RunFolder(broken).has_checkpoint():
+            arguments = ["run", "--out", broken, "--resume"]
+    child = start_child(*arguments)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    assert kills >= 2
+    resumed = json.loads((broken / "result.json").read_text())
+    assert without_times(resumed) == without_times(reference)
+    assert metrics_of(broken) == metrics_of(whole)
+    assert not RunFolder(broken).has_checkpoint()
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    child = start_child(*run_arguments(benchmark, out))
+    wait_for_steps(out, 10, child)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert f"spcl run --out {out} --resume" in errors
+    assert "Traceback" not in errors
+    assert RunFolder(out).has_checkpoint()
+
+
+def test_second_process_on_one_folder_is_refused(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with RunFolder(out).locked():
+        child = start_child(*run_arguments(benchmark, out))
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "another process is running" in errors
+
+
+def test_unfinished_run_is_not_overwritten(benchmark: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoint.write_bytes(b"something")
+    with pytest.raises(SpclError, match="--resume"):
+        execute(small_settings(benchmark), tmp_path)
+    assert folder.checkpoint.read_bytes() == b"something"
+
+
+def test_full_disk_ends_in_one_clear_line(benchmark: Path, tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    command = [sys.executable, "-c", limit + CHILD, *map(str, run_arguments(benchmark, tmp_path / "run"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "File too large" in done.stderr
+
+
+def test_folder_that_cannot_be_written_ends_in_one_clear_line(benchmark: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for out in (tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(SpclError, match="cannot write to"):
+            execute(small_settings(benchmark), out)
+
+
+def test_validation_never_touches_test_data(benchmark: Path) -> None:
+    data = load_benchmark(str(benchmark), None)
+    split = hold_out(data, 0.25)
+    pool = {tuple(row) for row in data.train_x.tolist()}
+    train, held = ({tuple(row) for row in part.tolist()} for part in (split.train_x, split.test_x))
+    assert train | held == pool
+    assert not train & held
+    assert split.test_y.bincount().tolist() == [10] * 6
+
+
+@pytest.mark.parametrize("paradigm", ["parallel", "joint", "serial"])
+def test_paradigms_differ_in_time_only(benchmark: Path, tmp_path: Path, paradigm: str) -> None:
+    settings = small_settings(benchmark, paradigm=paradigm)
+    problem = make_problem(settings, torch.device("cpu"))
+    starts = [first for first, _ in problem.configuration.timeline.spans]
+    assert (
+        problem.configuration.label_set
+        == make_problem(small_settings(benchmark), torch.device("cpu")).configuration.label_set
+    )
+    assert (starts == [0, 0, 0]) == (paradigm == "joint")
+    assert (starts == [0, 10, 20]) == (paradigm == "serial")
+    assert execute(settings, tmp_path / "run")["steps"] == len(problem.stream)
+
+
+@pytest.mark.parametrize("policy", ["balanced", "reservoir"])
+def test_memory_budget_is_kept(benchmark: Path, tmp_path: Path, policy: str) -> None:
+    result = execute(small_settings(benchmark, memory=policy, memory_budget=7), tmp_path / "run")
+    assert result["accuracy"] > 50.0
+
+
+def test_unknown_settings_suggest_the_nearest(benchmark: Path) -> None:
+    with pytest.raises(SpclError, match="did you mean 'batch_size'"):
+        small_settings(benchmark, batchsize=3)
+    with pytest.raises(SpclError, match="did you mean 'sigma'"):
+        small_settings(benchmark, method={"sigmma": 3.0})
+    with pytest.raises(SpclError, match="did you mean 'soro'"):
+        small_settings(benchmark, method={"name": "sooro"})
+    with pytest.raises(SpclError, match="learning_rate = -1"):
+        small_settings(benchmark, learning_rate=-1)
+
+
+def test_published_protocol_that_does_not_fit_says_by_how_much_and_can_be_fitted(tmp_path: Path) -> None:
+    emnist = SHARED / "protocols" / "ps-emnist.json"
+    if not emnist.exists():
+        pytest.skip("the published protocols are not here")
+    with pytest.raises(SpclError, match=r"has 910 steps and needs \d+ \(\d+ too many\)"):
+        make_problem(resolve_settings({"benchmark": "ps-glyphs", "protocol": str(emnist)}), torch.device("cpu"))
+    fitted = resolve_settings({"benchmark": "ps-glyphs", "protocol": str(emnist), "fit": True})
+    assert make_problem(fitted, torch.device("cpu")).configuration.label_set[0][0] == 21
+
+
+def test_glyphs_run_is_seconds(tmp_path: Path) -> None:
+    result = execute(
+        resolve_settings({"benchmark": "ps-glyphs", "method": {"name": "er"}, "threads": 1}), tmp_path / "run"
+    )
+    assert 40.0 < result["accuracy"] < 90.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6
