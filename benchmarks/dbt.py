@@ -1,13 +1,13 @@
 """The DBT gradient of a ResNet-18's convolutions: closed form against autograd through `conv2d(K, K)`.
 
-Times are medians of alternating repetitions in one process. Peak memory is the growth of the resident set's high-water
-mark during one pass, each in a fresh process that already holds the weights, the gradients and the loaded libraries.
+Times are medians of alternating repetitions in one process, on one thread and on all: compare them on an idle machine.
+Peak memory is the growth of the resident set's high-water mark during one pass, each in a fresh process that already
+holds the weights, the gradients and the loaded libraries.
 
     python benchmarks/dbt.py
 """
 
 import resource
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -95,22 +95,27 @@ def measure_memory() -> tuple[float, float]:
     return peaks[0], peaks[1]
 
 
+def measure_time(convolutions: nn.ModuleList, threads: int) -> tuple[float, float]:
+    torch.set_num_threads(threads)
+    times = [(seconds(by_closed_form, convolutions), seconds(by_autograd, convolutions)) for _ in range(REPETITIONS)]
+    ours, theirs = zip(*times, strict=True)
+    return median(ours), median(theirs)
+
+
 def main() -> None:
     torch.manual_seed(0)
-    convolutions = resnet18_convolutions()
-    difference = relative_difference(convolutions)
-    times = [(seconds(by_closed_form, convolutions), seconds(by_autograd, convolutions)) for _ in range(REPETITIONS)]
-    ours, theirs = (median(column) for column in zip(*times, strict=True))
-    our_peak, their_peak = measure_memory()
-
-    table = Table(title=f"DBT gradient of a ResNet-18, CPU, {torch.get_num_threads()} threads")
+    table = Table(title="DBT gradient of a ResNet-18's convolutions, CPU")
     for heading in ("", "closed form", "autograd", "ratio"):
         table.add_column(heading, justify="right" if heading else "left")
-    table.add_row("time", f"{ours:.3f} s", f"{theirs:.3f} s", f"{theirs / ours:.1f}×")
-    table.add_row("peak memory", f"{our_peak:.0f} MiB", f"{their_peak:.0f} MiB", f"{their_peak / our_peak:.1f}×")
-    table.caption = f"the two gradients differ by {difference:.1e} (relative, largest over the layers)"
+    convolutions = resnet18_convolutions()
+    table.caption = f"largest relative difference of the two gradients: {relative_difference(convolutions):.1e}"
+    for threads in sorted({1, torch.get_num_threads()}):
+        ours, theirs = measure_time(convolutions, threads)
+        table.add_row(f"time, {threads} thread(s)", f"{ours:.3f} s", f"{theirs:.3f} s", f"{theirs / ours:.1f}×")
+    ours, theirs = measure_memory()
+    table.add_row("peak memory", f"{ours:.0f} MiB", f"{theirs:.0f} MiB", f"{theirs / ours:.1f}×")
     Console().print(table)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -39,7 +39,7 @@ def labels(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-X = images(3, 9)
+X, HEAD = images(3, 9), nn.Linear(8, 2)
 BAD_STEPS = {
     "no task": (
         lambda learner: learner.step({}),
@@ -70,7 +70,7 @@ BAD_STEPS = {
     "other targets than before": (step(speed=(X, torch.zeros(3, 3))), r"task 'speed': .* targets float32\[3\]"),
     "other shape than memory's": (
         step(new=(images(3, 1)[..., :3], labels(0, 1, 0))),
-        r"task 'new' has samples of float32\[2, 4, 3\], but memory holds float32\[2, 4, 4\] of task 'lidar'",
+        r"task 'new' has samples of float32\[2, 4, 3\], but memory holds float32\[2, 4, 4\] of task 'done'",
     ),
     "targets that the loss refuses": (
         step(newer=(X, torch.zeros(3, 2, dtype=torch.complex64))),
@@ -95,10 +95,10 @@ OTHER_CALLS = {
         r"task 'a': pass either classes=, or head= and loss=",
     ),
     "both": (
-        lambda learner: learner.add_task("a", classes=2, head=nn.Linear(8, 2), loss=mse_loss),
+        lambda learner: learner.add_task("a", classes=2, head=HEAD, loss=mse_loss),
         r"task 'a': pass either",
     ),
-    "head without loss": (lambda learner: learner.add_task("a", head=nn.Linear(8, 2)), r"task 'a': pass either"),
+    "head without loss": (lambda learner: learner.add_task("a", head=HEAD), r"task 'a': pass either"),
     "loss without head": (lambda learner: learner.add_task("a", classes=2, loss=mse_loss), r"task 'a': pass either"),
     "no class": (lambda learner: learner.add_task("a", classes=0), r"task 'a': classes must be .* it is 0"),
     "half a class": (lambda learner: learner.add_task("a", classes=2.5), r"task 'a': classes must be .* it is 2.5"),

@@ -118,11 +118,11 @@ def er_by_hand(rows: Tensor, with_memory: bool) -> Tensor:
     return (rows[:-1].mean(dim=0) + rows[-1]) / 2
 
 
-def soro_by_hand(rows: Tensor, with_memory: bool) -> Tensor:
-    """The paper's Algorithm 1 on the n×T matrix itself."""
+def soro_by_hand(rows: Tensor, with_memory: bool, scale: str = "min") -> Tensor:
+    """The paper's Algorithm 1 on the n×T matrix itself; then, as its authors' code does, times σ_min(G)."""
     sigma, lambda_, tolerance = 100.0, 100.0, 1e-3
     G = rows.T
-    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    U, singular, Vh = torch.linalg.svd(G, full_matrices=False)
     adjusted, d, previous = U @ Vh, torch.ones(len(rows), dtype=G.dtype), None
     for iteration in range(101):
         excess = adjusted.T @ adjusted - torch.diag(d)
@@ -134,7 +134,7 @@ def soro_by_hand(rows: Tensor, with_memory: bool) -> Tensor:
         adjusted = adjusted - (2 * (adjusted - G) + 4 * sigma * adjusted @ excess) / (8 * sigma + 2)
         d = (lambda_ + sigma * (adjusted.T @ adjusted).diagonal()) / (lambda_ + sigma)
         previous = objective
-    return adjusted.sum(dim=1)
+    return adjusted.sum(dim=1) * (singular[-1] if scale == "min" else 1.0)
 
 
 SCENARIOS = pytest.mark.parametrize("scenario", ["task", "class"])
@@ -149,9 +149,10 @@ WITH_MEMORY = pytest.mark.parametrize("memory", [False, True], ids=["no memory",
         (ER, er_by_hand, 0.0),
         (partial(ER, alpha=0.01), er_by_hand, 0.01),
         (SORO, soro_by_hand, 0.0),
+        (partial(SORO, scale="unit"), partial(soro_by_hand, scale="unit"), 0.0),
         (partial(SORODBT, alpha=0.01), soro_by_hand, 0.01),
     ],
-    ids=["er", "er+dbt", "soro", "soro+dbt"],
+    ids=["er", "er+dbt", "soro", "soro of unit scale", "soro+dbt"],
 )
 def test_a_step_is_what_autograd_gives_by_hand(
     method: Callable[[], Method], combine: Callable[[Tensor, bool], Tensor], alpha: float, scenario: str, memory: bool
@@ -169,18 +170,20 @@ def test_a_step_is_what_autograd_gives_by_hand(
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "no memory"])
 def test_a_step_of_pcgrad_is_what_torchjd_gives_for_the_same_seed(scenario: str, memory: bool) -> None:
     learner = trained_learner(make_method("pcgrad"), scenario, memory)
+    conflicts = 0
     for seed in range(2, 5):
         reference = ByHand(learner)
-        random = copy.deepcopy(learner.method)
-
-        def combine(rows: Tensor, _: bool, random: Method = random) -> Tensor:
-            with random.drawing():
-                weights = PCGradWeighting()(rows @ rows.T)
-            return weights @ rows
-
-        learner.step(present(learner, seed))
-        reference.step(present(learner, seed), combine)
+        torch.manual_seed(seed)
+        report = learner.step(present(learner, seed))
+        torch.manual_seed(seed)
+        reference.step(present(learner, seed), pcgrad_by_torchjd)
         assert_equals_by_hand(learner, reference)
+        conflicts += report.before.conflicts
+    assert conflicts
+
+
+def pcgrad_by_torchjd(rows: Tensor, with_memory: bool) -> Tensor:
+    return PCGradWeighting()(rows @ rows.T) @ rows
 
 
 class LossWeighted(Method):

@@ -179,10 +179,29 @@ def test_steps_without_the_task_do_not_break_the_row() -> None:
 def test_a_memory_gone_bad_is_left_out_and_reported(method: type[Method]) -> None:
     spoilt = make_learner(method())
     spoilt.memory.shelves["old"].fields["x"].fill_(torch.nan)
-    assert spoilt.step(good_batches(3)).dropped == {"memory": "its loss is nan"}
+    with pytest.warns(RuntimeWarning, match="memory was left out of a step: its loss is nan"):
+        assert spoilt.step(good_batches(3)).dropped == {"memory": "its loss is nan"}
     without = make_learner(method(), memory=False)
     without.step(good_batches(3))
     assert_same(complete_state(spoilt)["backbone"], complete_state(without)["backbone"])
+
+
+@EVERY_METHOD
+def test_a_draw_that_the_model_cannot_take_costs_one_rehearsal_not_the_step(method: Callable[[], Method]) -> None:
+    """Batch-norm refuses to be trained on one sample; which samples are drawn is up to chance."""
+    learner = Learner(TinyResNet(), method(), memory=Reservoir(6), memory_batch=2)
+    learner.add_task("a", classes=2)
+    learner.add_task("b", head=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), loss=mse_loss)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reports = [
+            learner.step({"a": batch(4, 2, seed), "b": (images(4, seed + 30), torch.zeros(4, 1))}) for seed in range(12)
+        ]
+    left_out = [report for report in reports if "memory" in report.dropped]
+    assert 0 < len(left_out) < 11
+    assert all("more than 1 value per channel" in report.dropped["memory"] for report in left_out)
+    assert all({"a", "b"} <= set(report.losses) for report in reports)
+    assert len(caught) == len(left_out)
 
 
 class Broken(Method):
@@ -198,18 +217,18 @@ def test_an_update_that_is_not_finite_is_never_taken() -> None:
     before = complete_state(learner)["backbone"]
     report = learner.step(good_batches(3))
     assert report.dropped == dict.fromkeys(
-        ["first", "last", "memory"], "the update that Broken() gives for this step is not finite"
+        ["first", "last"], "the update that Broken() gives for this step is not finite"
     )
     assert_same(complete_state(learner)["backbone"], before)
 
 
 def test_gradients_too_small_for_float32_weights_do_no_harm() -> None:
-    learner = Learner(nn.Linear(4, 4), SORO(), optimizer=partial(torch.optim.SGD, lr=0.1))
+    learner = Learner(nn.Linear(4, 4), SORO(scale="unit"), optimizer=partial(torch.optim.SGD, lr=0.1))
     for name in "ab":
         learner.add_task(name, head=nn.Linear(4, 1), loss=lambda output, y: 1e-41 * mse_loss(output, y))
     before = complete_state(learner)["backbone"]
     report = learner.step({name: (images(5, seed)[:, 0, 0], torch.zeros(5, 1)) for seed, name in enumerate("ab")})
-    assert report.dropped == dict.fromkeys("ab", "the update that SORO() gives for this step is not finite")
+    assert report.dropped == dict.fromkeys("ab", "the update that SORO(scale='unit') gives for this step is not finite")
     assert_same(complete_state(learner)["backbone"], before)
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matrices import normal
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from matrices import normal
 from spcl.aggregation import AGEMWeighting, MaxDOWeighting, emgd_weights, min_norm_weights
 from spcl.errors import SpclError
 from spcl.learner import Columns, Method
@@ -318,7 +318,9 @@ def repeated(column: list[float], times: int) -> Tensor:
     return torch.tensor(column).unsqueeze(1).repeat(1, times)
 
 
-@pytest.mark.parametrize("column", [[3.0, -1.0, -0.5], [0.2, 0.0, -5.0], [1.0, 1.0, 2.0], [-1.0, -2.0, 0.0], [0.0, 0.0]])
+@pytest.mark.parametrize(
+    "column", [[3.0, -1.0, -0.5], [0.2, 0.0, -5.0], [1.0, 1.0, 2.0], [-1.0, -2.0, 0.0], [0.0, 0.0]]
+)
 @pytest.mark.parametrize("leak", [0.0, 0.25])
 def test_graddrop_by_its_expectation(column: list[float], leak: float) -> None:
     times = 40_000

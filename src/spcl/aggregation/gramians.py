@@ -17,7 +17,7 @@ SLICE = 2048
 SLICE_ERROR = 2.0**-24  # of a slice's product, relative to its trace: the unit roundoff of float32
 TRUSTED_ERROR = 1e-3  # of the smallest eigenvalue; where a few numbers outweigh the rest it comes out ten times larger
 UNDERFLOW = 1e-30  # what float32 may have lost of a slice's product because it is too small a number
-DOUBLE_CHUNK = 1 << 16
+DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # what a cache holds; what is worth a launch
 
 
 def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
@@ -106,8 +106,9 @@ def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _double_products(rows: Tensor) -> Tensor:
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    for start in range(0, rows.shape[1], DOUBLE_CHUNK):
-        double = rows[:, start : start + DOUBLE_CHUNK].double()
+    chunk = DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK
+    for start in range(0, rows.shape[1], chunk):
+        double = rows[:, start : start + chunk].double()
         products.addmm_(double, double.T)
     return products
 
@@ -124,6 +125,14 @@ def _trusted(matrix: Tensor, squared_traces: float) -> bool:
 @contextmanager
 def _full_float32() -> Iterator[None]:
     """Float32 products in float32, where PyTorch may be set to TF32 on a GPU or bfloat16 on a CPU."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9 has one setting for all
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        return
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:

@@ -155,30 +155,35 @@ def _descend(
     tolerance: float,
     momentum: float,
 ) -> tuple[Array, Array, Array, list[float], Stop]:
-    """Algorithm 1 on X = UᵀĜ, from UᵀUVᵀ = Vᵀ; the target is UᵀG. In these coordinates no κ enters the arithmetic."""
+    """Algorithm 1 on X = UᵀĜ, from UᵀUVᵀ = Vᵀ; the target is UᵀG. In these coordinates no κ enters the arithmetic.
 
-    def evaluated(X: Array, d: Array | None = None) -> tuple[Array, Array, Array, float]:
+    With a = diag(A), the best d is 1 + τ(a − 1), τ = σ/(λ+σ), so that the two penalties on the diagonal come to
+    λτ‖a − 1‖² together.
+    """
+    tau = sigma / (lambda_ + sigma)
+
+    def evaluated(X: Array, on_diagonal: float) -> tuple[Array, Array, float]:
         A = X.T @ X
-        if d is None:
-            d = (lambda_ + sigma * A.diagonal()) / (lambda_ + sigma)
-        misfit, excess = X - target, A - np.diag(d)
-        objective = np.vdot(misfit, misfit) + sigma * np.vdot(excess, excess) + lambda_ * np.vdot(d - 1.0, d - 1.0)
-        return A, d, excess, float(objective)
+        a = A.diagonal()
+        misfit, flat, error = (X - target).ravel(), A.ravel(), a - 1.0
+        penalty = sigma * (flat.dot(flat) - a.dot(a)) + on_diagonal * error.dot(error)
+        return A, error, float(misfit.dot(misfit) + penalty)
 
-    A, d, excess, objective = evaluated(X, np.ones(X.shape[1]))
-    history, velocity, halvings = [objective], np.zeros_like(X), 0
+    A, error, objective = evaluated(X, sigma)
+    d, history, velocity, halvings = np.ones(X.shape[1]), [objective], np.zeros_like(X), 0
     while len(history) <= iterations:
-        slope = 2.0 * (X - target) + 4.0 * sigma * (X @ excess)
+        slope = 2.0 * (X - target) + (4.0 * sigma) * (X @ A - X * d)
         velocity = momentum * velocity + slope
         candidate = X - step * velocity
-        result = evaluated(candidate)
+        result = evaluated(candidate, lambda_ * tau)
         while not result[-1] <= history[-1] + tolerance:
             if halvings == MOST_HALVINGS:
                 return X, A, d, history, "stalled"
             halvings, step, velocity = halvings + 1, step / 2.0, slope
             candidate = X - step * velocity
-            result = evaluated(candidate)
-        X, (A, d, excess, objective) = candidate, result
+            result = evaluated(candidate, lambda_ * tau)
+        X, (A, error, objective) = candidate, result
+        d = 1.0 + tau * error
         history.append(objective)
         if history[-2] - objective < tolerance:
             return X, A, d, history, "converged"

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from spcl import __version__
-from spcl.cli import data, grid, methods, run, timeline
+from spcl.cli import compare, data, figure, grid, methods, run, table, timeline, tune
 from spcl.errors import SpclError
 
 __all__ = ["app", "main"]
@@ -19,6 +19,10 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("grid")(grid.grid)
+app.command("tune")(tune.tune)
+app.command("table")(table.table)
+app.command("compare")(compare.compare)
+app.command("figure")(figure.figure)
 app.command("timeline")(timeline.timeline)
 app.command("methods")(methods.methods)
 app.add_typer(data.app, name="data")

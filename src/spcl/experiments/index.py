@@ -32,6 +32,8 @@ BOOKKEEPING = frozenset(
 )
 """Settings that say how a run is made and recorded, not what it is."""
 
+TELLING = {"paradigm": "parallel", "validation": 0.0}  # what is said of a run unless it has this value
+
 IDENTITY = frozenset({"benchmark", "scenario", "method.name", "config", "seed"})
 
 
@@ -43,7 +45,8 @@ class RunRecord:
         path: its folder.
         settings: the content of ``settings.json``.
         result: the content of ``result.json`` but for the confusion tables; None while the run is not complete.
-        variant: the settings, by dotted name, in which the runs of this method on this benchmark differ.
+        variant: the settings, by dotted name, in which the runs of this method on this benchmark differ; also a
+            paradigm other than ``parallel``, and an evaluation on held-out training data.
     """
 
     path: Path
@@ -259,15 +262,20 @@ def _variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         groups[settings["benchmark"], settings["method.name"]].append(settings)
     varying = {group: _varying(members) for group, members in groups.items()}
     return [
-        {name: settings[name] for name in varying[settings["benchmark"], settings["method.name"]]} for settings in flat
+        {
+            name: value
+            for name, value in settings.items()
+            if name in varying[settings["benchmark"], settings["method.name"]] or TELLING.get(name, value) != value
+        }
+        for settings in flat
     ]
 
 
-def _varying(members: Sequence[Mapping[str, Any]]) -> list[str]:
+def _varying(members: Sequence[Mapping[str, Any]]) -> set[str]:
     """The settings that all members have, and not all with the same value."""
     first, *others = members
     shared = [name for name in first if name not in BOOKKEEPING | IDENTITY and all(name in other for other in others)]
-    return [name for name in shared if any(other[name] != first[name] for other in others)]
+    return {name for name in shared if any(other[name] != first[name] for other in others)}
 
 
 def _short(value: Any) -> str:

@@ -105,6 +105,7 @@ def plan_grid(
     >>> [job.name for job in jobs]
     ['task/er/config-0/seed-0', 'task/er/config-1/seed-0']
     """
+    _check_layers([base, *(layer for swept in _combinations(sweeps) for _, layer in swept)])
     templates = {
         "/".join([scenario, _folder_name(method), *(_folder_name(text) for text, _ in swept)]): resolve_settings(
             {"method": {"name": method}, "scenario": scenario}, base, *(layer for _, layer in swept)
@@ -117,6 +118,12 @@ def plan_grid(
         for prefix, template in templates.items()
         for settings in [template.model_copy(update={"config": config, "seed": seed})]
     ]
+
+
+def _check_layers(layers: Iterable[Mapping[str, Any]]) -> None:
+    for name in ("scenario", "config", "seed", "method.name"):
+        if any(name in flat_settings(layer) for layer in layers):
+            raise SpclError(f"{name} has an option of its own; give it there, not as a setting for all runs")
 
 
 def _combinations(sweeps: Sequence[Sweep]) -> list[tuple[tuple[str, dict[str, Any]], ...]]:

@@ -124,15 +124,16 @@ def _tests(data: ImageData, stream: ParallelStream, device: torch.device) -> dic
     return tests
 
 
-def make_backbone(settings: "RunSettings", data: ImageData) -> nn.Module:
-    """The shared network, with bytes normalised by the statistics of (a part of) the training data."""
-    backbone = _network(settings, data)
+def make_backbone(settings: "RunSettings", data: ImageData, device: torch.device) -> nn.Module:
+    """The shared network on its device, with bytes normalised by the statistics of (a part of) the training data."""
+    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+    backbone = _network(settings, data).to(device, memory_format=layout)
     if data.train_x.dtype != torch.uint8:
         return backbone
     sample = data.train_x[:: max(1, len(data.train_x) // SAMPLE_FOR_NORMALISATION)].float() / 255
     dims = [0, 2, 3]
     normalise = Normalise(sample.mean(dims).tolist(), sample.std(dims).clamp(min=1e-3).tolist())
-    return Backbone(normalise, backbone)
+    return Backbone(normalise.to(device), backbone)
 
 
 def _network(settings: "RunSettings", data: ImageData) -> nn.Module:

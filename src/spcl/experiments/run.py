@@ -107,12 +107,12 @@ class _Run:
         torch.manual_seed(self.settings.seed)
         name, options = _split_method(self.settings.method)
         method = make_method(name, **options)
-        backbone = make_backbone(self.settings, self.problem.data).to(self.device)
+        backbone = make_backbone(self.settings, self.problem.data, self.device)
         kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.settings.optimizer]
         return Learner(
             backbone,
             method,
-            optimizer=lambda parameters: kind(parameters, lr=self.settings.learning_rate),
+            optimizer=lambda parameters: kind(parameters, lr=self.settings.learning_rate, fused=True),
             memory=make_memory(self.settings, method.edits_memory, self.device),
             scenario=self.settings.scenario,
             memory_batch=self.settings.batch_size,
@@ -123,7 +123,7 @@ class _Run:
 
     def _resumed_learner(self) -> Learner:
         _, used = read_newest(self.folder.checkpoint)
-        backbone = make_backbone(self.settings, self.problem.data).to(self.device)
+        backbone = make_backbone(self.settings, self.problem.data, self.device)
         return Learner.load(used, backbone=backbone, stream=self.problem.stream, progress=self.progress)
 
     # -- the loop
@@ -233,7 +233,7 @@ class _Run:
 
     def _filters(self) -> dict[str, dict[str, float | None]]:
         """Conditioning, norm and redundancy of the backbone's convolutions (paper, §5.4)."""
-        backbone = self.learner.backbone
+        backbone = self.learner.model.backbone
         names = [name for name, layer in backbone.named_modules() if isinstance(layer, torch.nn.Conv2d)]
         statistics = filter_statistics(backbone, names) if names else {}
         return {name: _finite(vars(values)) for name, values in statistics.items()}

@@ -1,6 +1,7 @@
 """Whether one method is better than another, or was only lucky."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import wilcoxon
@@ -8,7 +9,7 @@ from scipy.stats import wilcoxon
 __all__ = ["holm", "paired_p_value"]
 
 
-def paired_p_value(ours: Mapping[Hashable, float], theirs: Mapping[Hashable, float]) -> float | None:
+def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float | None:
     """The two-sided p-value of Wilcoxon's signed-rank test on the values that two methods have for the same keys.
 
     The keys are configuration and seed: two runs that share them saw the same tasks at the same times in the same

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from time import perf_counter
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from spcl.aggregation import gramian
+from spcl.errors import SpclError
+from spcl.learner.capture import CapturedColumns, CapturedPenalty
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import CURRENT, Columns, Method, Weights
 from spcl.learner.model import Samples, SharedModel
@@ -42,8 +44,8 @@ class Column:
 class Collected:
     """The outcome of a step's backward passes.
 
-    Without ``faults`` the update lies in the ``.grad`` of backbone and heads. With them there is none: the step must be
-    undone and may be repeated without the columns at fault.
+    Without ``faults`` the update, whose norm is at most ``bound``, lies in the ``.grad`` of backbone and heads. With
+    them there is none: the step must be undone and may be repeated without the columns at fault.
     """
 
     losses: dict[str, float] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Collected:
     seconds: dict[str, float] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
     edits: list[tuple[Rehearsal, Tensor]] = field(default_factory=list)
+    bound: float = inf
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -71,16 +74,31 @@ class Collector:
     """
 
     def __init__(
-        self, model: SharedModel, method: Method, memory: Memory | None, rows: GradientRows, guard: StepGuard
+        self,
+        model: SharedModel,
+        method: Method,
+        memory: Memory | None,
+        rows: GradientRows,
+        guard: StepGuard,
+        captured: CapturedColumns | None = None,
+        penalty: CapturedPenalty | None = None,
     ) -> None:
         self.model = model
         self.method = method
         self.memory = memory
         self.rows = rows
         self.guard = guard
+        self.captured = captured
+        self.penalty = penalty
 
     def collect(self, result: Collected, batches: Sequence[Samples], rehearse: int, full: bool) -> None:
         """Leave the update of this step in the parameters' ``.grad``; ``rehearse`` samples come from memory, if any."""
+        if self.method.fold == "sum":
+            names = [samples.task.name for samples in batches] + [MEMORY] * bool(rehearse)
+            blank = Columns(tuple(names), np.full(len(names), np.nan), None)
+            result.weights = dict(zip(names, self.method.weigh(blank).values.tolist(), strict=True))
+        if self.penalty is not None:
+            self.penalty.start()
         if full or self.method.fold == "columns":
             columns = self._collect_rows(result, batches, rehearse)
         elif self.method.fold == "mean":
@@ -105,22 +123,23 @@ class Collector:
             with result.timed("memory"):
                 rows.receive(count - 1)
                 mean = rows.buffer[: len(batches)].mean
-                columns.append(self._memory_column(result, count - 1, rehearse, partial(mean, dim=0)))
+                columns += self._memory_column(result, count - 1, rehearse, partial(mean, dim=0))
         if alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
         with result.timed("weighting"):
+            products = gramian(rows.buffer[: count + bool(alpha)]).cpu()  # the one time a step waits for a GPU
             if self._all_well(result, columns):
-                self._weigh_rows(result, [column.name for column in columns], alpha)
+                self._weigh_rows(result, [column.name for column in columns], products, alpha)
         return columns
 
-    def _weigh_rows(self, result: Collected, names: list[str], alpha: float) -> None:
+    def _weigh_rows(self, result: Collected, names: list[str], products: Tensor, alpha: float) -> None:
         spread = self._spread(len(names), alpha)
-        result.before = spread @ gramian(self.rows.buffer[: spread.shape[1]]).cpu() @ spread.T
+        result.before = spread @ products @ spread.T
         if self.method.elementwise:
             self._combine_elementwise(len(names), alpha)
             return
-        fold, folded_names = self._fold_matrix(names)
+        fold, folded_names = self._fold_matrix(result, names)
         losses = np.array([result.losses[name] for name in names])
         weights = self._weigh(Columns(folded_names, fold.numpy() @ losses, fold @ result.before @ fold.T))
         per_column = fold.T @ weights.values.double()
@@ -130,6 +149,7 @@ class Collector:
         result.weights = dict(zip(names, per_column.tolist(), strict=True))
         adjusted = weights if self.method.fold == "columns" else Weights(per_column)
         result.after = adjusted.adjusted_gramian(result.before)
+        result.bound = float(max(per_row.abs().max(), per_row.abs() @ products.diagonal().sqrt()))
         self.rows.combine(per_row)
 
     def _spread(self, count: int, alpha: float) -> Tensor:
@@ -139,13 +159,12 @@ class Collector:
             spread[:, -1] = alpha
         return spread
 
-    def _fold_matrix(self, names: list[str]) -> tuple[Tensor, tuple[str, ...]]:
+    def _fold_matrix(self, result: Collected, names: list[str]) -> tuple[Tensor, tuple[str, ...]]:
         """What the method weighs, from the columns."""
         if self.method.fold == "columns":
             return torch.eye(len(names), dtype=torch.float64), tuple(names)
         if self.method.fold == "sum":
-            prior = self._prior_weights(names)
-            return torch.tensor([[prior[name] for name in names]], dtype=torch.float64), ("sum",)
+            return torch.tensor([list(result.weights.values())], dtype=torch.float64), ("sum",)
         is_memory = torch.tensor([name == MEMORY for name in names])
         groups = [(CURRENT, ~is_memory), (MEMORY, is_memory)]
         present = [(name, mask.double() / mask.sum()) for name, mask in groups if mask.any()]
@@ -177,7 +196,7 @@ class Collector:
         if rehearse:
             with result.timed("memory"):
                 rows.receive(1)
-                columns.append(self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]))
+                columns += self._memory_column(result, 1, rehearse, lambda: rows.buffer[0])
         if self._all_well(result, columns):
             self._weigh_means(result, [column.name for column in columns], folded, alpha)
         return columns
@@ -191,7 +210,7 @@ class Collector:
                     rows.buffer[:count].add_(rows.buffer[count], alpha=alpha)
         with result.timed("weighting"):
             products = gramian(rows.buffer[:count]).cpu() if self.method.uses_gramian else None
-            fold, _ = self._fold_matrix(names)
+            fold, _ = self._fold_matrix(result, names)
             losses = fold.numpy() @ np.array([result.losses[name] for name in names])
             weights = self.method.weigh(Columns(tuple(folded), losses, products)).values.double()
             result.weights = dict(zip(names, (fold.T @ weights).tolist(), strict=True))
@@ -204,13 +223,12 @@ class Collector:
     def _collect_sum(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
         rows, alpha, columns = self.rows, self.method.settings.alpha, list[Column]()
         rows.reserve(2)
-        prior = self._prior_weights([samples.task.name for samples in batches] + [MEMORY] * bool(rehearse))
 
         def add(column: Column) -> None:
             if columns:
-                rows.buffer[0].add_(rows.buffer[1], alpha=prior[column.name])
+                rows.buffer[0].add_(rows.buffer[1], alpha=result.weights[column.name])
             else:
-                rows.buffer[0].mul_(prior[column.name])
+                rows.buffer[0].mul_(result.weights[column.name])
             columns.append(column)
 
         with result.timed("tasks"):
@@ -221,29 +239,38 @@ class Collector:
         if rehearse:
             with result.timed("memory"):
                 rows.receive(1)
-                add(self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]))
-        if not self._all_well(result, columns):
-            return columns
-        result.weights = prior
-        if alpha:
+                for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]):
+                    add(column)
+        if self._all_well(result, columns) and alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(1)
-                share = 1.0 if self.method.settings.decoupled else sum(prior.values())
+                share = 1.0 if self.method.settings.decoupled else sum(result.weights.values())
                 rows.buffer[0].add_(rows.buffer[1], alpha=alpha * share)
         return columns
-
-    def _prior_weights(self, names: list[str]) -> dict[str, float]:
-        blank = Columns(tuple(names), np.full(len(names), np.nan), None)
-        return dict(zip(names, self.method.weigh(blank).values.tolist(), strict=True))
 
     # -- one column
 
     def _task_column(self, row: int, samples: Samples) -> Column:
         with self.model.naming(samples.task, samples.x, samples.y):
+            if self.method.has_plain_task_loss() and (column := self._replay(row, samples.task.name, [samples])):
+                return column
             outputs = self.model.outputs([samples])
             return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs)
 
-    def _memory_column(self, result: Collected, row: int, count: int, direction: Callable[[], Tensor]) -> Column:
+    def _memory_column(self, result: Collected, row: int, count: int, direction: Callable[[], Tensor]) -> list[Column]:
+        """The column of memory; none, and why, where the model cannot take what was drawn.
+
+        A head with batch-norm, for one, cannot be trained on a single sample; the next draw will be another.
+        """
+        try:
+            return [self._rehearsed(result, row, count, direction)]
+        except (SpclError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError) as error:
+            result.faults[MEMORY] = f"the model cannot take the samples drawn: {error}"
+            return []
+
+    def _rehearsed(self, result: Collected, row: int, count: int, direction: Callable[[], Tensor]) -> Column:
         column = self._rehearse(result, row, count, 0, direction)
         for draw in range(1, self.method.draws):
             more = self._rehearse(result, row, count, draw, direction)
@@ -262,8 +289,22 @@ class Collector:
         if self.method.edits_memory:
             inputs = self.method.edit(drawn, _LookAhead(self, samples, direction))
             result.edits += zip(drawn, inputs, strict=True)
+        if self.method.has_plain_memory_loss() and (column := self._replay(row, MEMORY, samples, inputs)):
+            return column
         outputs = self.model.outputs(samples, inputs)
         return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs)
+
+    def _replay(
+        self, row: int, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor] | None = None
+    ) -> Column | None:
+        """The column by a captured graph, where there is one."""
+        if self.captured is None or not self.captured.takes(samples):
+            return None
+        inputs = inputs if inputs is not None else [group.x for group in samples]
+        replayed = self.captured.replay(row, samples, inputs, self.method.stores_logits and name != MEMORY)
+        if replayed is None:
+            return None
+        return Column(name, replayed.head_gradients, replayed.outputs, replayed.signs)
 
     def _backward(self, row: int, name: str, loss: Tensor, outputs: list[Output]) -> Column:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -278,6 +319,9 @@ class Collector:
 
     def _write_orthogonality(self, row: int) -> None:
         self.rows.receive(row)
+        if self.penalty is not None:
+            self.penalty.add_to(self.rows.buffer[row])
+            return
         views = dict(zip(self.rows.parameters, self.rows.views(self.rows.buffer[row]), strict=True))
         add_orthogonality_gradient(self.model.backbone, views)
 
@@ -297,15 +341,16 @@ class Collector:
                 result.faults[column.name] = f"its loss is {loss}"
             elif not isfinite(gradient):
                 result.faults[column.name] = f"its gradient is not finite, or too large to be squared (loss {loss:g})"
-            elif self.guard.averages_were_finite() and not isfinite(averages):
+            elif not isfinite(averages) and self.guard.averages_were_finite():
                 result.faults[column.name] = f"the model's running averages overflow on its inputs (loss {loss:g})"
         result.losses = {column.name: loss for column, (loss, _, _) in zip(columns, numbers, strict=True)}
         return not result.faults
 
     def _hand_over(self, result: Collected, columns: Sequence[Column]) -> None:
-        if not bool(get_total_norm([self.rows.buffer[0]]).isfinite()):
+        surely_finite = result.bound < torch.finfo(self.rows.dtype).max
+        if not surely_finite and not bool(get_total_norm([self.rows.buffer[0]]).isfinite()):
             reason = f"the update that {self.method!r} gives for this step is not finite"
-            result.faults = {column.name: reason for column in columns}
+            result.faults = {column.name: reason for column in columns if column.name != MEMORY}
             return
         self.rows.present(0)
         for column in columns:

@@ -22,12 +22,19 @@ class StepGuard:
         self._model = model
         self._method = method
         self._memory = memory
+        self._buffers: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._averages: list[Tensor] = []
 
+    @torch.no_grad()
     def remember(self) -> None:
         """Take everything as it is for good."""
-        self._buffers = [buffer for module in self._model.modules() for buffer in module.buffers()]
-        self._copies = [buffer.clone() for buffer in self._buffers]
-        self._averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        buffers = [buffer for module in self._model.modules() for buffer in module.buffers()]
+        if [id(buffer) for buffer in buffers] != [id(buffer) for buffer in self._buffers]:
+            self._buffers, self._copies = buffers, [buffer.clone() for buffer in buffers]
+            self._averages = [buffer for buffer in buffers if buffer.is_floating_point()]
+        elif buffers:
+            torch._foreach_copy_(self._copies, self._buffers)
         self._random = torch.get_rng_state()
         on_cuda = self._model.device.type == "cuda"
         self._cuda_random = torch.cuda.get_rng_state(self._model.device) if on_cuda else None
@@ -35,14 +42,14 @@ class StepGuard:
         self._method_state = self._method.state_dict()
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Set everything back to what it was."""
-        for buffer, copy in zip(self._buffers, self._copies, strict=True):
-            buffer.copy_(copy)
+    def restore(self, draws: bool = True) -> None:
+        """Set everything back to what it was, or all but the draws of the memory."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._copies)
         torch.set_rng_state(self._random)
         if self._cuda_random is not None:
             torch.cuda.set_rng_state(self._cuda_random, self._model.device)
-        if self._memory is not None:
+        if self._memory is not None and draws:
             self._memory.generator.bit_generator.state = self._draws
         self._method.load_state_dict(self._method_state)
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
+from spcl.learner.capture import CapturedColumns, CapturedPenalty
 from spcl.learner.columns import Collected, Collector
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import Method
@@ -47,6 +48,7 @@ class Learner:
         autocast: ``torch.bfloat16`` for mixed precision.
         measure_stability: report κ, conflicts and magnitude similarity also for methods that need no Gramian, which
             costs them a row of memory per task.
+        capture: on a GPU, capture a batch's work as a CUDA graph and replay it; what cannot be captured is run eagerly.
         seed: decides how new heads are initialised.
 
     >>> from spcl.methods import SORO
@@ -74,6 +76,7 @@ class Learner:
         memory_batch: int | None = None,
         autocast: torch.dtype | None = None,
         measure_stability: bool = False,
+        capture: bool = True,
         seed: int = 0,
     ) -> None:
         if memory_batch is not None and memory_batch < 1:
@@ -90,7 +93,11 @@ class Learner:
         self.steps = 0
         self.optimizer = _made(optimizer or torch.optim.Adam, shared)
         self._guard = StepGuard(self.model, method, memory)
-        self._collector = Collector(self.model, method, memory, GradientRows(shared), self._guard)
+        rows = GradientRows(shared)
+        capture = capture and self.model.device.type == "cuda"
+        captured = CapturedColumns(self.model, rows) if capture else None
+        penalty = CapturedPenalty(self.model, rows) if capture and method.settings.alpha else None
+        self._collector = Collector(self.model, method, memory, rows, self._guard, captured, penalty)
 
     # -- tasks
 
@@ -186,15 +193,15 @@ class Learner:
         self._count_left_out(samples, dropped)
         return self._report(collected, dropped)
 
-    def _undo(self) -> None:
-        self._guard.restore()
+    def _undo(self, draws: bool = True) -> None:
+        self._guard.restore(draws)
         self.optimizer.zero_grad(set_to_none=True)
 
     def _collect(self, samples: list[Samples]) -> tuple[Collected, dict[str, str]]:
         """The update from all columns that are finite, and why the others are left out.
 
         A step with columns at fault is undone and repeated without them, so that they leave no trace; where no task is
-        left nothing is done.
+        left nothing is done. Where memory is at fault other samples are drawn next time.
         """
         dropped: dict[str, str] = {}
         seconds: dict[str, float] = {}
@@ -205,8 +212,8 @@ class Learner:
             self._collector.collect(collected, samples, rehearse, self.measure_stability)
             if not collected.faults:
                 return collected, dropped
-            self._undo()
             dropped |= collected.faults
+            self._undo(draws=MEMORY not in dropped)
             samples = [group for group in samples if group.task.name not in dropped]
         return Collected(seconds=seconds), dropped
 
@@ -283,6 +290,8 @@ class Learner:
             self.memory.observe(group.task.name, group.x, group.y, collected.logits.get(group.task.name))
 
     def _count_left_out(self, samples: list[Samples], dropped: Mapping[str, str]) -> None:
+        if MEMORY in dropped:
+            warnings.warn(f"memory was left out of a step: {dropped[MEMORY]}", RuntimeWarning, stacklevel=3)
         for task in (group.task for group in samples):
             if task.name not in dropped:
                 task.left_out_in_a_row = 0

@@ -137,6 +137,15 @@ class Method:
         total = sum(len(output.targets) for output in outputs)
         return torch.stack([self.task_loss(output) * (len(output.targets) / total) for output in outputs]).sum()
 
+    def has_plain_task_loss(self) -> bool:
+        """Whether classifiers are linear and trained by cross-entropy over their own or all classes seen."""
+        mine = type(self)
+        return mine.task_loss is Method.task_loss and mine.make_head is Method.make_head and not self.joint_logits
+
+    def has_plain_memory_loss(self) -> bool:
+        """Whether rehearsal samples are trained on as the tasks' own are, by a plain loss."""
+        return self.has_plain_task_loss() and type(self).memory_loss is Method.memory_loss
+
     def edit(self, rehearsals: Sequence[Rehearsal], model: LookAhead) -> list[Tensor]:
         """New inputs for rehearsal samples, written back to memory; asked only if ``edits_memory``."""
         raise NotImplementedError(f"method {self.name!r} edits memory but does not say how")

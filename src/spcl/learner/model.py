@@ -82,7 +82,7 @@ class SharedModel:
     def outputs(self, samples: Sequence[Samples], inputs: Sequence[Tensor] | None = None) -> list[Output]:
         """What the model gives for samples of one or more tasks, in one pass through the backbone."""
         inputs = inputs if inputs is not None else [group.x for group in samples]
-        with self._precision():
+        with self.precision():
             parts = [part.to(self.device, non_blocking=True) for part in inputs]
             features = self.backbone(parts[0] if len(parts) == 1 else torch.cat(parts))
             joint = self._joint_logits(features) if self._is_joint(samples) else None
@@ -95,7 +95,7 @@ class SharedModel:
 
     def logits(self, x: Tensor, task: Task | None) -> Tensor:
         """Logits (or the custom head's output) for evaluation, over all classes seen when ``task`` is None."""
-        with self._precision():
+        with self.precision():
             features = self.backbone(x.to(self.device, non_blocking=True))
             return self._joint_logits(features) if task is None else self._head_output(task, features)
 
@@ -104,7 +104,7 @@ class SharedModel:
 
         An error names the task, and nothing has changed.
         """
-        with self.naming(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self._precision():
+        with self.naming(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
             features = self.backbone(group.x.to(self.device))
             if group.task.classes is None:
                 loss = group.task.loss(self._head_output(group.task, features), group.y.to(self.device))
@@ -168,5 +168,8 @@ class SharedModel:
             return Output(task, joint, y + task.offset, own, stored)
         return Output(task, self._head_output(task, features), y, slice(0, task.classes), stored)
 
-    def _precision(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+    def precision(self) -> AbstractContextManager[object]:
+        """The context in which forward passes are made; a graph must not capture casts that were made before it."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False)

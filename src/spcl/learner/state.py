@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import spcl.memory
-from spcl.errors import CheckpointError
+from spcl.errors import CheckpointError, SpclError
 from spcl.learner.method import Method
 from spcl.learner.tasks import Loss, Task, classifier_task, describe
 from spcl.memory import Memory
@@ -93,7 +93,7 @@ def restored(
         backbone,
         _chosen_method(method, saved["method"]),
         optimizer=optimizer or _optimizer_maker(saved["optimizer"]),
-        memory=memory or _make_memory(saved["memory"]),
+        memory=memory if memory is not None else _make_memory(saved["memory"]),
         scenario=settings["scenario"],
         memory_batch=settings["memory_batch"],
         autocast=torch.bfloat16 if settings["autocast"] else None,
@@ -229,7 +229,10 @@ def _chosen_method(method: Method | None, saved: Mapping[str, Any]) -> Method:
 
     if method is not None and method.name != saved["name"]:
         raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
-    return method or make_method(saved["name"], **saved["settings"])
+    try:
+        return method or make_method(saved["name"], **saved["settings"])
+    except SpclError as error:
+        raise CheckpointError(f"the checkpoint's method cannot be made anew: {error}; pass method=") from error
 
 
 def _memory_state(memory: Memory) -> dict[str, Any]:
@@ -238,8 +241,20 @@ def _memory_state(memory: Memory) -> dict[str, Any]:
         "budget": memory.budget,
         "device": None if memory.device is None else str(memory.device),
         "dtype": None if memory.dtype is None else str(memory.dtype).removeprefix("torch."),
-        "state": memory.state_dict(),
+        "state": _with_plain_strides(memory.state_dict()),
     }
+
+
+def _with_plain_strides(value: Any) -> Any:
+    """The same state; empty tensors made from numpy's arrays have strides that cannot be viewed as bytes."""
+    match value:
+        case Tensor() if not value.numel():
+            return value.new_empty(value.shape)
+        case dict():
+            return {key: _with_plain_strides(item) for key, item in value.items()}
+        case list():
+            return [_with_plain_strides(item) for item in value]
+    return value
 
 
 def _saved_memory(saved: Mapping[str, Any] | None) -> Mapping[str, Any]:

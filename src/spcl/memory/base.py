@@ -41,7 +41,7 @@ class Rehearsal:
 class Memory(ABC):
     """A rehearsal memory of at most ``budget`` replayable samples.
 
-    Samples are kept task by task in the data's own type, on ``device`` or else where the data is, and drawn uniformly.
+    Samples are kept task by task in the data's own type and drawn uniformly.
     Every sample gets a *rank* when it arrives, by default a random one, and a policy keeps those of the lowest ranks:
     the ``k`` lowest of ``n`` random ranks are a uniform sample of size ``k``, whatever ``n`` and however often ``k``
     has shrunk. A policy is one method, :meth:`choose`; it may also replace :meth:`rank` and :meth:`replayable`.
@@ -63,7 +63,7 @@ class Memory(ABC):
     Args:
         budget: how many samples may be replayed from.
         seed: of the memory's own generator.
-        device: where samples are kept; where they came from by default.
+        device: where inputs and logits are kept, by default where they came from; targets are kept on the host.
         dtype: the type inputs are kept in; their own by default. Methods that edit inputs need a floating-point one.
 
     Attributes:
@@ -132,7 +132,7 @@ class Memory(ABC):
             raise TaskError(f"task {task!r}: {len(logits)} logits ({_kind(logits)}) for {len(x)} samples")
         shelf = self.shelves[task]
         shelf.prepare("x", x, self.device, self.dtype)
-        shelf.prepare("y", y, self.device, None)
+        shelf.prepare("y", y, torch.device("cpu"), None)
         shelf.offer(self.rank(np.arange(self.seen, self.seen + len(x))), shelf.labels_of(y))
         self.seen += len(x)
         self._settle(task, {"x": x, "y": y} if logits is None else {"x": x, "y": y, "logits": logits})

@@ -105,13 +105,14 @@ class Shelf:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | None) -> "Shelf":
-        """Build the shelf whose state this is, with tensors of its own on ``device`` (default: where they are)."""
+        """Build the shelf whose state this is, with its own inputs and logits on ``device`` (default: where they are)."""
         shelf = cls(state["classes"])
         shelf.running = state["running"]
         shelf.ranks = state["ranks"].cpu().numpy().copy()
         shelf.edits = state["edits"].cpu().numpy().copy()
         shelf.size = len(shelf.ranks)
-        shelf.fields = {name: field.to(device, copy=True) for name, field in state["fields"].items()}
+        places = {"y": torch.device("cpu")}
+        shelf.fields = {name: f.to(places.get(name, device), copy=True) for name, f in state["fields"].items()}
         if shelf.fields:
             shelf.labels = shelf.labels_of(shelf.fields["y"])
         return shelf

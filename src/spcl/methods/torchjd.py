@@ -13,7 +13,6 @@ from pydantic import Field, create_model
 from torch import Tensor
 from torchjd import Stateful
 from torchjd.aggregation import Aggregator, GramianWeightedAggregator, WeightedAggregator
-from torchjd.linalg import PSDMatrix
 
 from spcl.errors import SpclError
 from spcl.learner import Columns, Method, MethodSettings, Weights
@@ -48,52 +47,56 @@ class TorchJD(Method):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self._build(1, torch.empty(0))  # refuses wrong settings and missing packages at once
         self._columns: list[str] = []
+        self._rule: Aggregator | None = None
         self._saved: dict[str, Any] | None = None
-        self._rule = self._build(1)
 
     def weigh(self, columns: Columns) -> Weights:
         """The weights, from the Gramian."""
-        rule = cast(GramianWeightedAggregator, self._rule_for(list(columns.names))).gramian_weighting
-        return Weights(self._apply(rule, cast(PSDMatrix, columns.known_gramian())))
+        gramian = columns.known_gramian()
+        rule = cast(GramianWeightedAggregator, self._rule_for(list(columns.names), gramian))
+        return Weights(self._apply(rule, rule.gramian_weighting, gramian))
 
     def combine(self, rows: Tensor) -> Tensor:
         """The update, from the gradients themselves."""
-        return self._apply(self._rule_for([str(row) for row in range(len(rows))]), rows)
+        if len(rows) == 1 and COUNT in inspect.signature(self.aggregator).parameters:
+            return rows[0]  # TorchJD's NashMTL, a bargain between tasks, cannot do with one
+        rule = self._rule_for([str(row) for row in range(len(rows))], rows)
+        return self._apply(rule, rule, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """What the rule remembers, and of which columns."""
-        if not isinstance(self._rule, Stateful):
+        if not issubclass(self.aggregator, Stateful):
             return {}
-        return {"columns": list(self._columns), "rule": self._saved or read_state(self._rule)}
+        return {"columns": list(self._columns), "rule": read_state(self._rule) if self._rule else self._saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it back; the rule gets it at the next step, when it has seen what its input is like."""
         if state:
-            self._columns, self._saved = list(state["columns"]), state["rule"]
-            self._rule = self._build(max(len(self._columns), 1))
+            self._columns, self._saved, self._rule = list(state["columns"]), state["rule"], None
 
-    def _rule_for(self, columns: list[str]) -> Aggregator:
+    def _rule_for(self, columns: list[str], matrix: Tensor) -> Aggregator:
         if columns != self._columns:
-            self._columns, self._saved = columns, None
-            if isinstance(self._rule, Stateful):
-                self._rule = self._build(len(columns))
+            self._columns, self._saved, self._rule = columns, None, None
+        if self._rule is None:
+            self._rule = self._build(len(columns), matrix)
         return self._rule
 
-    def _apply(self, rule: Callable[[Any], Tensor], matrix: Tensor) -> Tensor:
+    def _apply(self, rule: Aggregator, form: Callable[[Any], Tensor], matrix: Tensor) -> Tensor:
         try:
             if self._saved is not None:
                 with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
-                    rule(matrix)  # lets the rule make room for what is put there next
-                write_state(self._rule, self._saved)
+                    form(matrix)  # lets the rule make room for what is put there next
+                write_state(rule, self._saved)
                 self._saved = None
-            return rule(matrix)
+            return form(matrix)
         except ValueError as error:
             raise SpclError(f"method {self.name!r} cannot combine {len(matrix)} columns: {error}") from error
 
-    def _build(self, columns: int) -> Aggregator:
+    def _build(self, columns: int, like: Tensor) -> Aggregator:
         chosen = {name: getattr(self.settings, setting) for name, setting in _settings_of(self.aggregator).items()}
-        arguments = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in chosen.items()}
+        arguments = {name: like.new_tensor(v) if isinstance(v, list) else v for name, v in chosen.items()}
         if COUNT in inspect.signature(self.aggregator).parameters:
             arguments[COUNT] = columns
         try:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["spectral_penalty"]
 
-CPU_CHUNK, ACCELERATOR_CHUNK = 2**19, 2**23
+CPU_CHUNK, ACCELERATOR_CHUNK = 2**20, 2**23
 """How many numbers K̂ may have at the frequencies treated together: what a cache holds, what keeps a GPU busy."""
 
 

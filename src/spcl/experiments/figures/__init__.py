@@ -3,6 +3,7 @@
 from spcl.experiments.figures.compare import compare_figure
 from spcl.experiments.figures.drawing import Drawing, FigureSpec, MissingRunsError, draw_figure, save_drawing
 from spcl.experiments.figures.registry import FIGURES, figure_spec
+from spcl.experiments.figures.selection import select_runs
 from spcl.experiments.figures.timeline import draw_protocol
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "draw_protocol",
     "figure_spec",
     "save_drawing",
+    "select_runs",
 ]

@@ -80,8 +80,8 @@ ABLATION = FigureSpec(
     "one: accuracy over time with orthogonal gradients (SORO), orthogonal filters (DBT), both, or none.",
     needs="runs of two tasks by er, by soro, by er with α > 0 and by soro+dbt, evaluated along the way",
     recipes=(
-        Recipe("toy-cifar10", "soro,soro+dbt", sets=("evaluate_every=10",)),
-        Recipe("toy-cifar10", "er", sets=("evaluate_every=10",), sweeps=("method.alpha=0,1e-3",)),
+        Recipe("toy-cifar10", "soro,soro+dbt", assignments=("evaluate_every=10",)),
+        Recipe("toy-cifar10", "er", assignments=("evaluate_every=10",), sweeps=("method.alpha=0,1e-3",)),
     ),
     draw=draw_ablation,
 )

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from spcl.experiments.figures.curves import Array, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
-from spcl.experiments.figures.panels import legend_below, letter
+from spcl.experiments.figures.panels import legend_below, letter, logarithmic
 from spcl.experiments.figures.recipe import Recipe
 from spcl.experiments.figures.style import WIDTH, display
 from spcl.experiments.index import RunRecord
@@ -36,7 +36,7 @@ def draw_convolutions(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         axes.set_ylabel(title)
         letter(axes, number, title.capitalize())
         if name == "condition_number":
-            axes.set_yscale("log")
+            logarithmic(axes)
         if len(layers) <= MOST_NAMES:
             axes.set_xticks(places)
     legend_below(figure, 2)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from spcl.experiments.figures.curves import MEASURES, Measure
 from spcl.streams import Timeline
 
-__all__ = ["draw_bars", "legend_below", "letter", "mark_changes", "measure_axis"]
+__all__ = ["GREY", "draw_bars", "legend_below", "letter", "logarithmic", "mark_changes", "measure_axis"]
 
 GREY = "0.5"
 
@@ -28,9 +29,18 @@ def measure_axis(axes: Axes, measure: Measure) -> None:
     """The vertical axis of a measure of stability; κ is drawn logarithmically, its best value 1 at the bottom."""
     axes.set_ylabel(MEASURES[measure])
     if measure == "condition_number":
-        axes.set_yscale("log")
+        logarithmic(axes)
     elif measure == "cosine":
-        axes.axhline(0.0, color=GREY, linewidth=0.7)
+        axes.axhline(0.0, color=GREY, linewidth=0.7, zorder=1)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic vertical axis with plain numbers."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def mark_changes(axes: Axes, timeline: Sequence[tuple[int, int]]) -> None:

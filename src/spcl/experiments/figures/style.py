@@ -31,7 +31,7 @@ LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 OURS = ("soro+dbt", "soro")
 
-LIGHT: dict[str, Any] = {
+LIGHT: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.labelsize": 8.5,
@@ -59,7 +59,7 @@ LIGHT: dict[str, Any] = {
 }
 
 INK, PAPER = "#e6e6e6", "#161b22"
-DARK: dict[str, Any] = {
+DARK: dict[Any, Any] = {
     **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor"), PAPER),
     "axes.prop_cycle": cycler(color=["#ff8a3d", "#5aa9ff", "#2fc79a", "#e6a1c6", "#f0b93a", "#8fd0f5", INK]),
@@ -70,8 +70,7 @@ DARK: dict[str, Any] = {
 @contextmanager
 def style(dark: bool = False) -> Iterator[None]:
     """Everything drawn and saved in this block has the one look."""
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update(LIGHT | DARK if dark else LIGHT)
+    with matplotlib.rc_context(LIGHT | DARK if dark else LIGHT):
         yield
 
 

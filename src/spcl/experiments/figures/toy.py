@@ -1,12 +1,13 @@
 """The toy experiment: what becomes of two tasks when the second one joins."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from spcl.experiments.figures.curves import MEASURES, Curves, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
-from spcl.experiments.figures.panels import legend_below, letter, mark_changes, measure_axis
+from spcl.experiments.figures.panels import GREY, legend_below, letter, mark_changes, measure_axis
 from spcl.experiments.figures.recipe import Recipe
 from spcl.experiments.figures.style import WIDTH, display
 from spcl.experiments.index import RunRecord
@@ -29,19 +30,18 @@ def draw_toy(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         measure_axis(axes, measure)
         letter(axes, number, title.capitalize())
     accuracy = panels[1, 1]
-    for curves, colour, name in ((plain, "C1", "without SPCL"), (stable, "C0", "with SPCL")):
-        for number, (task, line, marker) in enumerate(zip(curves.tasks, ("-", (0, (4, 1.5))), "os", strict=True), 1):
-            accuracy.plot(
-                *curves.accuracy(task), color=colour, linestyle=line, marker=marker, markersize=2.5,
-                label=f"task {number}, {name}",
-            )  # fmt: skip
+    for number, (line, marker) in enumerate((("-", "o"), ((0, (4, 1.5)), "s"))):
+        marks: dict[str, Any] = {"linestyle": line, "marker": marker, "markersize": 2.5}
+        for curves, colour in ((plain, "C1"), (stable, "C0")):
+            accuracy.plot(*curves.accuracy(curves.tasks[number]), color=colour, **marks)
+        accuracy.plot([], [], color=GREY, label=f"task {number + 1}", **marks)
     accuracy.set_ylabel("accuracy (%)")
     letter(accuracy, 3, "Accuracy")
     for axes in panels.flat:
         mark_changes(axes, plain.timeline)
     for axes in panels[1]:
         axes.set_xlabel("step")
-    legend_below(figure, 2)
+    legend_below(figure, 4)
     run = stable.run
     return figure, (
         f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, seed {run.seed}; "
@@ -64,6 +64,7 @@ def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
             axes.plot(*curves.stability(measure, "after"), color="C0", linewidth=1.6, label="adjusted Ĝ")
             measure_axis(axes, measure)
             axes.label_outer()
+            axes.set_xlim(left=0)
             mark_changes(axes, curves.timeline)
         (_, end), (join, last) = curves.timeline
         letter(panels[0, column], column, f"joins at {join},\nends at {end} and {last}")
@@ -111,7 +112,7 @@ TOY = FigureSpec(
     caption="A toy experiment with two tasks: the first is trained alone until, at the dashed line, the second joins; "
     "at the dotted line the first ends.",
     needs="runs of two tasks by er and by soro or soro+dbt, evaluated along the way",
-    recipes=(Recipe("toy-cifar10", "er,soro+dbt", seeds="0", sets=("evaluate_every=10",)),),
+    recipes=(Recipe("toy-cifar10", "er,soro+dbt", seeds="0", assignments=("evaluate_every=10",)),),
     draw=draw_toy,
 )
 

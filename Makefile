@@ -1,0 +1,29 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+BENCHMARKS := $(filter-out %_gpu.py,$(wildcard benchmarks/*.py))
+
+help: ## what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+
+demo: $(READY) ## a first look at what SPCL does
+	$(BIN)/python examples/demo.py
+
+test: lint ## everything that must hold before a commit
+	$(BIN)/python -m pytest --cov --cov-fail-under=90
+
+lint: $(READY) ## style and types alone
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+bench: $(READY) ## every benchmark that needs no GPU (those that do are named *_gpu.py)
+	@for benchmark in $(BENCHMARKS); do $(BIN)/python $$benchmark || exit 1; done
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,46 @@
+"""``spcl table``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+
+from spcl.errors import SpclError
+from spcl.experiments.index import read_runs
+from spcl.experiments.table_formats import TableFormat, format_tables, terminal_table
+from spcl.experiments.tables import Over, ResultTable, make_tables
+
+__all__ = ["table"]
+
+WIDE = 400  # where there is no terminal, lines may be as long as they like
+
+
+def table(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, as made by 'spcl grid'.")],
+    form: Annotated[TableFormat, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's values beside ours.")] = False,
+    over: Annotated[Over, typer.Option(help="What the standard deviation is over: seeds or configs.")] = "seeds",
+    against: Annotated[str | None, typer.Option(help="Test every method against this one.")] = None,
+) -> None:
+    """Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario."""
+    records = read_runs(*folders)
+    if not records:
+        raise SpclError(f"there are no runs in {', '.join(map(str, folders))}")
+    tables = make_tables(records, over, against, paper)
+    if form == "terminal":
+        _print(tables)
+    else:
+        typer.echo(format_tables(tables, form), nl=False)
+
+
+def _print(tables: list[ResultTable]) -> None:
+    """Print each table, in parts where the terminal is too narrow for all its benchmarks."""
+    styled = Console().is_terminal
+    console = Console() if styled else Console(width=WIDE)
+    for whole in tables:
+        fits = Measurement.get(console, console.options.update(max_width=WIDE), terminal_table(whole)).maximum
+        parts = [whole] if fits <= console.width else [whole.only(name) for name in whole.benchmarks]
+        for part in parts:
+            console.print(terminal_table(part, styled))

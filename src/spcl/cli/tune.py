@@ -1,0 +1,86 @@
+"""``spcl tune``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from spcl.experiments.grid_view import LiveGridView, PlainGridView
+from spcl.experiments.plan import parse_numbers
+from spcl.experiments.settings import parse_assignments
+from spcl.experiments.tune import Trial, Tuning, parse_search, run_command
+from spcl.experiments.tune import tune as search_settings
+from spcl.experiments.workers import WorkerPool, threads_per_job
+
+__all__ = ["tune"]
+
+
+def tune(
+    out: Annotated[Path, typer.Option(help="Folder for all trials; the same folder again continues.")],
+    search: Annotated[
+        list[str],
+        typer.Option(help="A setting and its range: name=log:1:1000, float:0:1, int:1:9 or choice:a:b; repeatable."),
+    ],
+    benchmark: Annotated[
+        str, typer.Option(help="ps-glyphs, ps-emnist, …, or a folder of pictures or an .npz of your own.")
+    ] = "ps-glyphs",
+    method: Annotated[str, typer.Option(help="See 'spcl methods'.")] = "soro",
+    scenario: Annotated[str, typer.Option(help="task or class (incremental).")] = "task",
+    configs: Annotated[str, typer.Option(help="Label sets and timelines to score over, e.g. 0-8.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Seeds to score over, e.g. 0-2.")] = "0",
+    trials: Annotated[int, typer.Option(min=1, help="How many settings to try.")] = 20,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs of a trial at once.")] = 1,
+    validation: Annotated[float, typer.Option(help="The part of the training data to score on.")] = 0.2,
+    preset: Annotated[str | None, typer.Option(help="default, or paper (network details as published).")] = None,
+    protocol: Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")] = None,
+    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, for all trials; may be repeated.")
+    ] = None,
+) -> None:
+    """Search for good settings with Optuna, scored on held-out training data and never on the test data."""
+    flags = {
+        "benchmark": benchmark,
+        "preset": preset,
+        "protocol": str(protocol.resolve()) if protocol else None,
+        "fit": fit or None,
+        "device": device,
+        "data_dir": str(data_dir.resolve()) if data_dir else None,
+        "validation": validation,
+        "threads": threads_per_job(jobs),
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    tuning = Tuning(
+        base=given | parse_assignments(assignments or []),
+        method=method,
+        scenario=scenario,
+        configs=parse_numbers(configs),
+        seeds=parse_numbers(seeds),
+        search=[parse_search(text) for text in search],
+    )
+    console = Console()
+    best = _search(tuning, out, trials, jobs, console)
+    console.print(f"best: {_said(best)}; to run it on the test data:", highlight=False, markup=False, soft_wrap=True)
+    console.print(run_command(tuning, best), highlight=False, markup=False, soft_wrap=True)
+
+
+def _search(tuning: Tuning, out: Path, trials: int, jobs: int, console: Console) -> Trial:
+    def told(trial: Trial) -> None:
+        console.print(_said(trial), highlight=False, markup=False, soft_wrap=True)
+
+    view = LiveGridView(console) if console.is_terminal else PlainGridView(console)
+    try:
+        with WorkerPool(jobs) as pool, view:
+            return search_settings(tuning, out, trials, pool=pool, view=view, told=told)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues")
+        raise typer.Exit(130) from None
+
+
+def _said(trial: Trial) -> str:
+    params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
+    outcome = "failed" if trial.accuracy is None else f"validation accuracy {trial.accuracy:.2f} %"
+    return f"trial {trial.number}: {outcome} with {params}"

@@ -1,0 +1,291 @@
+"""CUDA graphs: a column's whole work captured once and replayed, because launching it takes longer than the work."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+from torch.nn.utils import get_total_norm
+
+from spcl.learner.model import Samples, SharedModel
+from spcl.learner.rows import GradientRows
+from spcl.learner.tasks import Output, Task
+from spcl.orthogonality import add_orthogonality_gradient
+
+__all__ = ["CapturedColumns", "CapturedPenalty", "Replayed"]
+
+FIRST_CAPACITY = 128
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay left behind, in copies that the next one does not touch."""
+
+    head_gradients: dict[nn.Parameter, Tensor]
+    outputs: list[Output]
+    signs: Tensor
+
+
+class JointClassifier:
+    """One matrix of which the linear heads of all classifiers are slices, so that one graph serves every task.
+
+    A head keeps its own parameters: only their storage moves into the matrix. Its capacity doubles when it is full.
+    """
+
+    def __init__(self, features: int, like: Tensor) -> None:
+        self._like = like
+        self.features = features
+        self.capacity = 0
+        self._adopted: list[Task] = []
+
+    def adopt(self, tasks: Sequence[Task]) -> bool:
+        """Take over the heads of tasks that are new; says whether the matrix has moved."""
+        new = tasks[len(self._adopted) :]
+        self._adopted += new
+        needed = sum(task.classes or 0 for task in self._adopted)
+        grows = needed > self.capacity
+        if grows:
+            self.capacity = max(FIRST_CAPACITY, 1 << (needed - 1).bit_length())
+            self.weight = nn.Parameter(self._like.new_zeros(self.capacity, self.features))
+            self.bias = nn.Parameter(self._like.new_zeros(self.capacity))
+        for task in self._adopted if grows else new:
+            head, own = task.head, slice(task.offset, task.offset + (task.classes or 0))
+            assert isinstance(head, nn.Linear)
+            for part, whole in ((head.weight, self.weight), (head.bias, self.bias)):
+                whole.data[own].copy_(part.data)
+                part.data = whole.data[own]
+        return grows
+
+
+class CapturedColumns:
+    """Forward, loss and backward of a batch as one CUDA graph per batch size, for classifiers with linear heads.
+
+    Every sample carries the range of classes its softmax covers (its task's, or all that were added), so the graph
+    knows neither tasks nor scenario: columns of tasks and of memory replay the same one. What it computes is what the
+    eager engine computes.
+
+    Args:
+        graphs: capture graphs; without, the same work is done eagerly, on any device.
+    """
+
+    def __init__(self, model: SharedModel, rows: GradientRows, graphs: bool = True) -> None:
+        self._model = model
+        self._rows = rows
+        self._graphs = graphs
+        self._seen: set[tuple[object, ...]] = set()
+        self._columns: dict[tuple[object, ...], _StaticColumn] = {}
+        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+        self._joint: JointClassifier | None = None
+        self.refused: str | None = None
+
+    def takes(self, samples: Sequence[Samples]) -> bool:
+        """Whether these samples can be replayed: only classifiers, of a shape that has been seen before."""
+        if self.refused is not None or not self._model.backbone.training:
+            return False
+        if not all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples):
+            return False
+        key = self._key(samples)
+        known = key in self._seen
+        self._seen.add(key)
+        return known
+
+    def replay(
+        self, row: int, samples: Sequence[Samples], inputs: Sequence[Tensor], keep_logits: bool
+    ) -> Replayed | None:
+        """Add the column's gradient to the row; None, after a warning, if the backbone cannot be captured."""
+        try:
+            column = self._column(samples)
+        except RuntimeError as error:
+            self.refused = str(error).splitlines()[0]
+            warnings.warn(
+                f"no CUDA graph can be captured of the backbone, so its kernels are launched singly: {self.refused}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
+        column.fill(inputs, *self._classes(samples))
+        column.run()
+        self._rows.buffer[row].add_(column.gradient[: self._rows.length])
+        heads = column.gradient[self._rows.length :].clone()
+        return Replayed(
+            self._head_gradients(heads, samples),
+            self._outputs(column.logits.clone(), samples) if keep_logits else [],
+            column.signs.clone(),
+        )
+
+    def _key(self, samples: Sequence[Samples]) -> tuple[object, ...]:
+        x = samples[0].x
+        return (sum(len(group.x) for group in samples), x.shape[1:], x.dtype)
+
+    def _column(self, samples: Sequence[Samples]) -> "_StaticColumn":
+        joint = self._joint = self._joint or JointClassifier(int(self._model.feature_dim or 0), self._rows.buffer)
+        if joint.adopt(self._model.classifiers):
+            self._columns.clear()
+        key = self._key(samples)
+        if key not in self._columns:
+            column = _StaticColumn(self._model, self._rows, joint, samples[0].x, sum(len(g.x) for g in samples))
+            if self._graphs:
+                column.capture(self._pool)
+            self._columns[key] = column
+        return self._columns[key]
+
+    def _classes(self, samples: Sequence[Samples]) -> tuple[Tensor, Tensor, Tensor]:
+        """Label, first and last-but-one class of every sample, as indices into the joint logits."""
+        total = sum(task.classes or 0 for task in self._model.classifiers)
+        joint = self._model.scenario == "class"
+        labels = torch.cat([group.y + group.task.offset for group in samples])
+        sizes = torch.tensor([len(group.x) for group in samples])
+        first = torch.tensor([0 if joint else group.task.offset for group in samples]).repeat_interleave(sizes)
+        last = [total if joint else group.task.offset + (group.task.classes or 0) for group in samples]
+        return labels, first, torch.tensor(last).repeat_interleave(sizes)
+
+    def _head_gradients(self, heads: Tensor, samples: Sequence[Samples]) -> dict[nn.Parameter, Tensor]:
+        assert self._joint is not None
+        weight = heads[: self._joint.weight.numel()].view_as(self._joint.weight)
+        bias = heads[self._joint.weight.numel() :]
+        gradients: dict[nn.Parameter, Tensor] = {}
+        for task in self._model.classifiers if self._model.scenario == "class" else [group.task for group in samples]:
+            own = slice(task.offset, task.offset + (task.classes or 0))
+            assert isinstance(task.head, nn.Linear)
+            gradients[task.head.weight], gradients[task.head.bias] = weight[own], bias[own]  # type: ignore[index]
+        return gradients
+
+    def _outputs(self, logits: Tensor, samples: Sequence[Samples]) -> list[Output]:
+        (group,) = samples
+        total = sum(task.classes or 0 for task in self._model.classifiers)
+        own = slice(group.task.offset, group.task.offset + (group.task.classes or 0))
+        value = logits[:, :total] if self._model.scenario == "class" else logits[:, own]
+        return [Output(group.task, value, group.y, slice(0, group.task.classes))]
+
+
+class _StaticColumn:
+    """The tensors that a graph reads and writes, for batches of one size, and the work between them."""
+
+    def __init__(
+        self,
+        model: SharedModel,
+        rows: GradientRows,
+        joint: JointClassifier,
+        x: Tensor,
+        size: int,
+    ) -> None:
+        device = model.device
+        self._model = model
+        self._joint = joint
+        self._buffers = list(model.backbone.buffers())
+        self._x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device)
+        self._classes = torch.zeros(3, size, 1, dtype=torch.int64, device=device)
+        self._numbers = torch.arange(joint.capacity, device=device)
+        self._parameters = [*rows.parameters, joint.weight, joint.bias]
+        length = rows.length + joint.weight.numel() + joint.bias.numel()
+        self.gradient = torch.zeros(length, dtype=rows.dtype, device=device)
+        self._views = [
+            *rows.views(self.gradient),
+            self.gradient[rows.length : rows.length + joint.weight.numel()].view_as(joint.weight),
+            self.gradient[rows.length + joint.weight.numel() :],
+        ]
+        self.signs = torch.zeros(3, dtype=torch.float64, device=device)
+        self.logits = torch.zeros(size, joint.capacity, device=device)
+        self.run: Callable[[], None] = self._work
+
+    def fill(self, inputs: Sequence[Tensor], labels: Tensor, first: Tensor, last: Tensor) -> None:
+        """Put in the next batch."""
+        start = 0
+        for part in inputs:
+            self._x[start : start + len(part)].copy_(part, non_blocking=True)
+            start += len(part)
+        self._classes.copy_(torch.stack([labels, first, last]).unsqueeze(2), non_blocking=True)
+
+    def capture(self, pool: Any) -> None:
+        """Make :attr:`run` the replay of a graph; the model is left as it was."""
+        device = self._model.device
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with _unchanged(self._buffers, device):
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self._work()
+            torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self._work()
+        self.run = graph.replay
+
+    def _work(self) -> None:
+        before = [parameter.grad for parameter in self._parameters]
+        self.gradient.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+        labels, first, last = self._classes
+        with self._model.precision():
+            features = self._model.backbone(self._x)
+            logits = linear(features, self._joint.weight, self._joint.bias).float()
+        self.logits.copy_(logits.detach())
+        outside = (self._numbers < first) | (self._numbers >= last)
+        loss = cross_entropy(logits.masked_fill(outside, float("-inf")), labels.squeeze(1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        self.signs[0], self.signs[1] = loss.detach(), self.gradient.norm()
+        self.signs[2] = get_total_norm(averages) if averages else 0.0
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
+
+
+@contextmanager
+def _unchanged(buffers: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+    copies = [buffer.clone() for buffer in buffers]
+    random = torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
+        torch.cuda.set_rng_state(random, device)
+
+
+class CapturedPenalty:
+    """The orthogonality gradient as a CUDA graph that runs beside the tasks' columns: both only read the weights.
+
+    In mixed precision its products are TF32, as exact as the weights' bfloat16 copies are.
+    """
+
+    def __init__(self, model: SharedModel, rows: GradientRows) -> None:
+        self._model = model
+        self._gradient = torch.zeros(rows.length, dtype=rows.dtype, device=rows.device)
+        self._views = dict(zip(rows.parameters, rows.views(self._gradient), strict=True))
+        self._side = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def start(self) -> None:
+        """Begin; what is launched from now on runs at the same time."""
+        self._side.wait_stream(torch.cuda.current_stream(self._model.device))
+        if self._graph is None:
+            with torch.cuda.stream(self._side):
+                self._work()
+            self._side.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=self._side):
+                self._work()
+        with torch.cuda.stream(self._side):
+            self._graph.replay()
+
+    def add_to(self, row: Tensor) -> None:
+        """Wait for it on the GPU, and add it to the row."""
+        torch.cuda.current_stream(self._model.device).wait_stream(self._side)
+        row.add_(self._gradient)
+
+    def _work(self) -> None:
+        self._gradient.zero_()
+        precision = torch.get_float32_matmul_precision()
+        if self._model.autocast is not None:
+            torch.set_float32_matmul_precision("high")
+        try:
+            add_orthogonality_gradient(self._model.backbone, self._views)
+        finally:
+            torch.set_float32_matmul_precision(precision)

@@ -1,0 +1,72 @@
+"""Run folders for the tests of experiments: what they hold, and records written by hand."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def results_in(folder: Path) -> dict[str, Any]:
+    """Every result under a folder by its path, apart from times and the source tree's commit."""
+    results = {}
+    for path in sorted(folder.rglob("result.json")):
+        content = json.loads(path.read_text())
+        del content["seconds"], content["environment"]
+        results[str(path.parent.relative_to(folder))] = content
+    return results
+
+
+def metrics_in(folder: Path) -> dict[str, str]:
+    """Every ``metrics.jsonl`` under a folder by its path."""
+    return {str(path.parent.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("metrics.jsonl"))}
+
+
+def write_run(
+    folder: Path,
+    *,
+    benchmark: str = "ps-emnist",
+    method: str = "er",
+    scenario: str = "task",
+    config: int = 0,
+    seed: int = 0,
+    accuracy: float | None = 80.0,
+    forgetting: float = -5.0,
+    **settings: Any,
+) -> None:
+    """The record of a run as ``spcl run`` leaves it, or of an unfinished one if there is no accuracy."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name.removeprefix("method_"): value for name, value in settings.items() if name.startswith("method_")}
+    content = {
+        "benchmark": benchmark,
+        "preset": "default",
+        "scenario": scenario,
+        "method": {"name": method, "alpha": 0.0, **own},
+        "config": config,
+        "seed": seed,
+        "paradigm": "parallel",
+        "validation": 0.0,
+        "threads": 1,
+        **{name: value for name, value in settings.items() if not name.startswith("method_")},
+    }
+    (folder / "settings.json").write_text(json.dumps(content))
+    if accuracy is not None:
+        tasks = {"task-0": {"at_end": accuracy - forgetting, "final": accuracy}}
+        confusion = {"task-0": [[3, 1], [0, 4]]}
+        result = {"accuracy": accuracy, "forgetting": forgetting, "tasks": tasks, "confusion": confusion}
+        (folder / "result.json").write_text(json.dumps(result))
+
+
+def write_grid(
+    folder: Path,
+    accuracies: Mapping[str, Callable[[int, int], float | None]],
+    configs: int,
+    seeds: int,
+    **settings: Any,
+) -> None:
+    """Runs of several methods, whose accuracies are functions of configuration and seed."""
+    for method, accuracy in accuracies.items():
+        for config in range(configs):
+            for seed in range(seeds):
+                path = folder / method.replace(":", "-") / f"config-{config}" / f"seed-{seed}"
+                value = accuracy(config, seed)
+                write_run(path, method=method, config=config, seed=seed, accuracy=value, **settings)

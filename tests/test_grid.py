@@ -1,0 +1,382 @@
+"""A grid: complete and the same however often it, or its workers, are killed; failures that stay where they are."""
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from rich.console import Console
+from typer.testing import CliRunner
+
+from _runs import metrics_in, results_in
+from small_benchmark import write_benchmark
+from spcl.cli.app import app, main
+from spcl.errors import SpclError
+from spcl.experiments.grid import GridState, Running, run_jobs
+from spcl.experiments.grid_view import LiveGridView, PlainGridView, grid_picture
+from spcl.experiments.index import read_runs
+from spcl.experiments.plan import (
+    Job,
+    check_folders,
+    parse_methods,
+    parse_numbers,
+    parse_sweep,
+    plan_grid,
+)
+from spcl.experiments.record import RunFolder
+from spcl.experiments.workers import WorkerPool, threads_per_job
+from spcl.methods import METHODS
+
+SMALL = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu", "checkpoint_seconds": 0.0}
+RUNS = 8
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_benchmark(tmp_path_factory.mktemp("data") / "clusters.npz")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2) as pool:
+        yield pool
+
+
+def plan(benchmark: Path, out: Path, **settings: object) -> list[Job]:
+    base = {"benchmark": str(benchmark), **SMALL, **settings}
+    return plan_grid(out, base, methods=["er", "soro"], scenarios=["task", "class"], configs=[0, 1], seeds=[0])
+
+
+class RecordingView:
+    """Keeps what it is told, and lets a test act at every tick."""
+
+    def __init__(self, act: Callable[[GridState], None] = lambda state: None) -> None:
+        self.act = act
+        self.finished_jobs: list[str] = []
+        self.failures: list[tuple[str, str, bool]] = []
+
+    def tick(self, state: GridState) -> None:
+        self.act(state)
+
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float) -> None:
+        self.finished_jobs.append(job.name)
+
+    def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
+        self.failures.append((job.name, reason, again))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(benchmark: Path, pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    view = RecordingView()
+    state = run_jobs(plan(benchmark, out), pool, view)
+    assert (state.total, state.done, state.failed, state.running) == (RUNS, RUNS, {}, {})
+    assert sorted(view.finished_jobs) == sorted(results_in(out))
+    return out
+
+
+def assert_same_runs(out: Path, expected: Path) -> None:
+    assert results_in(out) == results_in(expected)
+    assert metrics_in(out) == metrics_in(expected)
+    assert not list(out.rglob("checkpoint*"))
+    assert not list(out.rglob("failure.json"))
+
+
+# -- whole grids as processes of their own
+
+
+def command_line(benchmark: Path, out: Path, jobs: int = 2) -> list[str]:
+    settings = [f"--set={name}={value}" for name, value in SMALL.items()]
+    choice = ["--methods", "er,soro", "--configs", "0-1", "--seeds", "0", "--jobs", str(jobs)]
+    return ["grid", "--benchmark", str(benchmark), "--out", str(out), *choice, *settings]
+
+
+def run_command(arguments: list[str], log: Path) -> None:
+    """The command's process: what it prints goes to a file."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["spcl", *arguments]
+    main()
+
+
+def start_command(arguments: list[str], log: Path) -> BaseProcess:
+    """A process that has all modules loaded already, so that it can be killed often."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["spcl.cli.app"])
+    process = context.Process(target=run_command, args=(arguments, log))
+    process.start()
+    return process
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.01)
+
+
+def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    generator = np.random.default_rng(0)
+    left_unfinished = 0
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
+        log.write_text("")
+        process = start_command(command_line(benchmark, out), log)
+        wait_for(lambda: f"/{RUNS}  " in log.read_text())
+        time.sleep(generator.uniform(0.0, 0.3))
+        assert process.pid is not None
+        os.kill(process.pid, number)
+        process.join(PATIENCE)
+        assert process.exitcode == (-9 if number == signal.SIGKILL else 130), log.read_text()
+        if number != signal.SIGKILL:
+            assert f"{len(results_in(out))} of {RUNS} runs are complete; the same command continues" in log.read_text()
+        left_unfinished += len(metrics_in(out)) > len(results_in(out))
+    assert left_unfinished
+
+    process = start_command(command_line(benchmark, out), log)
+    process.join(PATIENCE)
+    assert process.exitcode == 0, log.read_text()
+    assert f"{RUNS} of {RUNS} runs are complete" in log.read_text()
+    assert_same_runs(out, undisturbed)
+
+
+def test_workers_save_and_stop_when_their_grid_is_killed(benchmark: Path, tmp_path: Path) -> None:
+    slow = ["--set=batch_size=1", "--set=checkpoint_seconds=1000"]
+    process = start_command([*command_line(benchmark, tmp_path / "out", jobs=1), *slow], tmp_path / "log")
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))
+    process.kill()
+    process.join()
+    (lock,) = tmp_path.rglob(".lock")
+    with FileLock(lock, timeout=PATIENCE):
+        assert (lock.parent / "checkpoint.safetensors").exists()
+        assert not results_in(tmp_path / "out")
+
+
+def test_two_grids_on_one_folder_share_the_work(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    processes = [start_command(command_line(benchmark, out, jobs=1), tmp_path / f"log-{i}") for i in range(2)]
+    for i, process in enumerate(processes):
+        process.join(PATIENCE)
+        log = (tmp_path / f"log-{i}").read_text()
+        assert process.exitcode == 0, log
+        assert f"{RUNS} of {RUNS} runs are complete" in log
+    assert_same_runs(out, undisturbed)
+
+
+# -- failures
+
+
+def test_a_run_that_always_crashes_is_given_up_and_harms_no_other(
+    benchmark: Path, pool: WorkerPool, undisturbed: Path, tmp_path: Path
+) -> None:
+    victim = "class/er/config-0/seed-0"
+
+    def kill(state: GridState) -> None:
+        for worker in pool._workers:
+            if worker.job is not None and worker.job.name == victim and state.running[victim].steps:
+                worker.process.kill()
+
+    view = RecordingView(kill)
+    jobs = plan(benchmark, tmp_path)
+    state = run_jobs(jobs, pool, view, retries=1)
+    assert view.failures == [(victim, state.failed[victim], again) for again in (True, False)]
+    assert "SIGKILL" in state.failed[victim]
+    assert state.done == RUNS - 1
+    failure = json.loads((tmp_path / victim / "failure.json").read_text())
+    assert (failure["reason"], failure["attempts"]) == (state.failed[victim], 2)
+
+    again = RecordingView()
+    assert run_jobs(jobs, pool, again).done == RUNS
+    assert again.finished_jobs == [victim]
+    assert_same_runs(tmp_path, undisturbed)
+
+
+def test_damaged_folders_fail_alone_and_with_a_reason(benchmark: Path, pool: WorkerPool, tmp_path: Path) -> None:
+    jobs = plan(benchmark, tmp_path)
+    by_name = {job.name: job for job in jobs}
+    in_the_way, no_settings, no_checkpoint = (
+        by_name[f"task/{name}"] for name in ("er/config-0/seed-0", "er/config-1/seed-0", "soro/config-0/seed-0")
+    )
+    in_the_way.out.parent.mkdir(parents=True)
+    in_the_way.out.write_text("a file where the folder should be")
+    for job in (no_settings, no_checkpoint):
+        job.out.mkdir(parents=True)
+    RunFolder(no_settings.out).settings.write_text("{")
+    RunFolder(no_checkpoint.out).checkpoint.write_bytes(b"damaged")
+
+    check_folders(jobs)
+    view = RecordingView()
+    state = run_jobs(jobs, pool, view, retries=3)
+    assert state.failed.keys() == {in_the_way.name, no_settings.name, no_checkpoint.name}
+    assert state.done == RUNS - 3
+    assert len(view.failures) == 3, "an error for the user to mend is not tried again"
+    assert "cannot write to" in state.failed[in_the_way.name]
+    assert "settings.json is damaged; remove the folder" in state.failed[no_settings.name]
+    assert str(no_checkpoint.out) in state.failed[no_checkpoint.name]
+    assert json.loads((no_settings.out / "failure.json").read_text())["reason"] == state.failed[no_settings.name]
+
+
+def test_the_command_lists_what_failed(benchmark: Path, tmp_path: Path) -> None:
+    arguments = [*command_line(benchmark, tmp_path, jobs=1), "--sweep", "optimizer=adam,sgd", "--methods", "er"]
+    for run in ("task/er/optimizer=sgd/config-0/seed-0", "class/er/optimizer=sgd/config-1/seed-0"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "settings.json").write_text("damaged")
+    outcome = CliRunner().invoke(app, arguments)
+    assert outcome.exit_code == 1
+    assert "6 of 8 runs are complete" in outcome.output
+    assert outcome.output.count("\nfailed: ") == 2
+    assert "failed: task/er/optimizer=sgd/config-0/seed-0: " in outcome.output
+    labels = {
+        run.label for run in read_runs(tmp_path / "task/er/optimizer=adam", tmp_path / "task/er/optimizer=sgd/config-1")
+    }
+    assert labels == {"er (optimizer=adam)", "er (optimizer=sgd)"}
+
+
+def test_a_run_that_another_process_makes_is_looked_at_again(
+    benchmark: Path, pool: WorkerPool, undisturbed: Path, tmp_path: Path
+) -> None:
+    jobs = plan(benchmark, tmp_path)
+    jobs[0].out.mkdir(parents=True)
+    lock = FileLock(jobs[0].out / ".lock")
+    lock.acquire()
+    waited = []
+
+    def release_at_the_end(state: GridState) -> None:
+        if state.done == RUNS - 1 and state.busy:
+            waited.append(state.busy.copy())
+            lock.release()
+
+    view = RecordingView(release_at_the_end)
+    state = run_jobs(jobs, pool, view)
+    assert waited
+    assert waited[0] == {jobs[0].name}
+    assert view.finished_jobs[-1] == jobs[0].name
+    assert (state.done, state.busy, view.failures) == (RUNS, set(), [])
+    assert_same_runs(tmp_path, undisturbed)
+
+
+def test_workers_that_cannot_start_are_one_clear_error(
+    benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path / "absent"))
+    with WorkerPool(1) as pool, pytest.raises(SpclError, match="worker processes do not start"):
+        run_jobs(plan(benchmark, tmp_path / "out"), pool, RecordingView())
+
+
+# -- planning
+
+
+def test_what_is_done_is_not_made_again(benchmark: Path, pool: WorkerPool, undisturbed: Path) -> None:
+    times = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("result.json")}
+    view = RecordingView()
+    state = run_jobs(plan(benchmark, undisturbed), pool, view)
+    assert (state.done, state.done_before, view.finished_jobs) == (RUNS, RUNS, [])
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("result.json")} == times
+
+
+def test_a_dry_run_lists_and_makes_nothing(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    outcome = CliRunner().invoke(app, [*command_line(benchmark, out), "--dry-run"])
+    assert outcome.exit_code == 0
+    assert f"{RUNS} of {RUNS} runs would be made" in outcome.output
+    assert str(out / "class/soro/config-1/seed-0") in outcome.output
+    assert not out.exists()
+
+
+def test_the_folder_of_a_grid_keeps_its_settings(benchmark: Path, undisturbed: Path) -> None:
+    check_folders(plan(benchmark, undisturbed, threads=7, device="auto"))
+    with pytest.raises(SpclError, match=r"holds a run with learning_rate = 0\.001, but 0\.1 is asked for"):
+        check_folders(plan(benchmark, undisturbed, learning_rate=0.1))
+
+
+def test_sweeps_multiply_the_grid(tmp_path: Path) -> None:
+    sweeps = [parse_sweep("method.sigma=1,1e2"), parse_sweep("paradigm=joint,serial")]
+    base = {"benchmark": "ps-emnist", "method": {"lambda_": 3.0}}
+    jobs = plan_grid(tmp_path, base, methods=["soro"], scenarios=["task"], configs=[4], seeds=[1, 2], sweeps=sweeps)
+    assert {job.name for job in jobs} == {
+        f"task/soro/sigma={sigma}/paradigm={paradigm}/config-4/seed-{seed}"
+        for sigma in (1, 100)
+        for paradigm in ("joint", "serial")
+        for seed in (1, 2)
+    }
+    for job in jobs:
+        assert job.out == tmp_path / job.name
+        assert f"sigma={job.settings.method['sigma']:g}/paradigm={job.settings.paradigm}" in job.name
+        assert (job.settings.method["lambda_"], job.settings.config) == (3.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "er,sorro"], "there is no method 'sorro'; did you mean 'soro'"),
+        (["--scenarios", "tusk"], "scenario = 'tusk'"),
+        (["--configs", "0-9"], "there is no configuration 9"),
+        (["--configs", "8-0"], "'8-0' is not a list of numbers"),
+        (["--set", "method.sigma=1"], "method 'er': there is no setting 'sigma'"),
+        (["--set", "seed=3"], "seed has an option of its own"),
+        (["--sweep", "method.sigma"], "--sweep takes name=value"),
+        (["--sweep", "learning_rat=1"], "did you mean 'learning_rate'"),
+        (["--benchmark", "absent.npz"], "absent.npz"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(
+    benchmark: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    outcome = CliRunner().invoke(app, [*command_line(benchmark, tmp_path / "out"), *arguments])
+    assert isinstance(outcome.exception, SpclError), outcome.output
+    assert message in str(outcome.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_and_numbers() -> None:
+    assert parse_methods("all") == list(METHODS)
+    assert parse_methods("torchjd:UPGrad,er") == ["torchjd:UPGrad", "er"]
+    assert parse_numbers("5, 0-2") == [0, 1, 2, 5]
+    for wrong in ("", "a", "1-", "-1", "1.5"):
+        with pytest.raises(SpclError, match="is not a list of numbers"):
+            parse_numbers(wrong)
+    assert threads_per_job(10**6) == 1
+
+
+# -- views
+
+
+def test_views_say_what_happens(tmp_path: Path) -> None:
+    (job, *_) = plan_grid(tmp_path, {}, methods=["er"], scenarios=["task"], configs=[0], seeds=[0])
+    state = GridState(10, done=4, done_before=2, failed={"x": "y"}, busy={"b"}, running={job.name: Running(5, 10)})
+    state.started -= 25
+    assert state.seconds_left() == pytest.approx(25 / 2.5 * (10 - 1 - 4.5), rel=0.01)
+
+    plain = Console(file=io.StringIO(), width=60)
+    with PlainGridView(plain) as view:
+        view.finished(job, state, 81.234, -3.0)
+        view.failed(job, state, "[bold] reason", again=False)
+    assert plain.file.getvalue().splitlines() == [
+        " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, about 0:00:45 left",
+        " 4/10  task/er/config-0/seed-0: failed: [bold] reason",
+    ]
+
+    live = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with LiveGridView(live) as view:
+        view.tick(state)
+        view.failed(job, state, "[bold] reason", again=True)
+    assert "will be tried again" in live.file.getvalue()
+    assert "[bold] reason" in live.file.getvalue()
+    picture = Console(file=io.StringIO(), width=120)
+    picture.print(grid_picture(state))
+    text = picture.file.getvalue()
+    assert "4/10 runs" in text
+    assert "1 failed" in text
+    assert "step 5 of 10" in text

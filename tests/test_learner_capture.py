@@ -1,0 +1,173 @@
+"""The captured path computes what the eager engine computes: on any device without graphs, on a GPU with them."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spcl.learner import Learner
+from spcl.learner.capture import CapturedColumns
+from spcl.memory import BalancedCoreset, Reservoir
+from spcl.methods import make_method
+from spcl.models import Backbone, Normalise, ResNet18
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
+METHODS = ["er", "soro", "soro+dbt", "pcgrad", "dwa", "graddrop", "a-gem", "der++", "gmed", "mdmtr"]
+
+
+def small_backbone() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 10)]
+    return Backbone(Normalise([0.5] * 3, [0.25] * 3), _Features(*layers))
+
+
+class _Features(nn.Sequential):
+    feature_dim = 10
+
+
+def moments(
+    steps: int, device: torch.device
+) -> Iterator[tuple[list[tuple[str, int]], dict[str, tuple[Tensor, Tensor]], list[str]]]:
+    """Three tasks that start and end at different times; the last batch of each is smaller."""
+    generator = torch.Generator().manual_seed(1)
+    tasks = {"a": (0, 5, 3), "b": (2, 8, 2), "c": (4, steps - 1, 4)}
+    for step in range(steps):
+        batches = {}
+        for name, (first, last, classes) in tasks.items():
+            if first <= step <= last:
+                size = 5 if step == last else 8
+                x = torch.randint(0, 256, (size, 3, 8, 8), generator=generator, dtype=torch.uint8)
+                batches[name] = (x.to(device), torch.randint(0, classes, (size,), generator=generator))
+        started = [(name, classes) for name, (first, _, classes) in tasks.items() if first == step]
+        yield started, batches, [name for name, (_, last, _) in tasks.items() if last == step]
+
+
+def train(learner: Learner, steps: int = 12, device: torch.device = CPU) -> list[dict[str, float]]:
+    torch.manual_seed(4)  # some methods draw from the global generator
+    losses = []
+    for started, batches, ended in moments(steps, device):
+        for name, classes in started:
+            learner.add_task(name, classes=classes)
+        losses.append(learner.step(batches).losses)
+        for name in ended:
+            learner.finish_task(name)
+    return losses
+
+
+def make(method: str, scenario: str, backbone: nn.Module, reservoir: bool = False, **options: object) -> Learner:
+    torch.manual_seed(2)
+    dtype = torch.float32 if method == "gmed" else None
+    memory = (Reservoir if reservoir else BalancedCoreset)(20, seed=3, dtype=dtype)
+    return Learner(
+        backbone,
+        make_method(method),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        memory=memory,
+        scenario=scenario,  # type: ignore[arg-type]
+        memory_batch=8,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def state(learner: Learner) -> dict[str, Tensor]:
+    tensors = dict(learner.model.backbone.state_dict())
+    for task in learner.tasks.values():
+        assert task.head is not None
+        tensors |= {f"{task.name}.{name}": value for name, value in task.head.state_dict().items()}
+    return {name: value.detach().cpu() for name, value in tensors.items()}
+
+
+def assert_same(one: Learner, other: Learner, tolerance: float) -> None:
+    mine, theirs = state(one), state(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        torch.testing.assert_close(
+            value, theirs[name], rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_work_without_graphs(method: str, scenario: str) -> None:
+    eager = make(method, scenario, small_backbone())
+    replayed = make(method, scenario, small_backbone())
+    collector = replayed._collector
+    collector.captured = CapturedColumns(replayed.model, collector.rows, graphs=False)
+    losses = [train(learner) for learner in (eager, replayed)]
+    assert len(losses[0]) == len(losses[1]) == 12
+    for mine, theirs in zip(*losses, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4)
+    assert_same(eager, replayed, 1e-4)
+
+
+def test_logits_reach_a_reservoir() -> None:
+    eager, replayed = (make("der++", "class", small_backbone(), reservoir=True) for _ in range(2))
+    collector = replayed._collector
+    collector.captured = CapturedColumns(replayed.model, collector.rows, graphs=False)
+    for learner in (eager, replayed):
+        train(learner)
+    mine, theirs = ({r.task: r.logits for r in learner.memory.draw(20)} for learner in (eager, replayed))  # type: ignore[union-attr]
+    assert mine.keys() == theirs.keys()
+    for task, logits in mine.items():
+        torch.testing.assert_close(logits, theirs[task], rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_more_classes_than_the_first_capacity() -> None:
+    learners = [make("soro", "class", small_backbone()) for _ in range(2)]
+    collector = learners[1]._collector
+    collector.captured = CapturedColumns(learners[1].model, collector.rows, graphs=False)
+    x = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8)
+    for learner in learners:
+        for number, classes in enumerate((100, 60, 120)):
+            learner.add_task(f"task-{number}", classes=classes)
+            for _ in range(3):
+                learner.step({f"task-{number}": (x, torch.arange(8) + classes - 8)})
+    assert_same(*learners, 1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", METHODS)
+def test_graphs_match_the_eager_engine_on_a_gpu(method: str, scenario: str) -> None:
+    learners = [make(method, scenario, small_backbone().to(GPU), capture=capture) for capture in (False, True)]
+    for learner in learners:
+        train(learner, device=GPU)
+    assert_same(*learners, 2e-3)
+
+
+@needs_gpu
+def test_resnet_in_bfloat16_on_a_gpu() -> None:
+    losses = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        backbone = Backbone(Normalise([0.5] * 3, [0.25] * 3), ResNet18()).to(GPU, memory_format=torch.channels_last)
+        learner = make("soro+dbt", "class", backbone, capture=capture, autocast=torch.bfloat16)
+        losses.append(train(learner, device=GPU))
+        assert learner._collector.captured is None or learner._collector.captured.refused is None
+    for mine, theirs in zip(*losses, strict=True):
+        assert mine == pytest.approx(theirs, rel=0.1)
+
+
+@needs_gpu
+def test_a_backbone_that_cannot_be_captured_is_run_eagerly_with_the_reason() -> None:
+    class Peeking(nn.Module):
+        feature_dim = 3 * 64
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.float().flatten(1) * self.scale
+            return x / (1.0 + float(x.abs().max()))  # waits for the GPU, which a graph cannot
+
+    learner = make("soro", "task", Peeking().to(GPU))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(learner, device=GPU)
+    assert any("no CUDA graph can be captured" in str(warning.message) for warning in caught)
+    assert all(torch.isfinite(value).all() for value in state(learner).values())

@@ -1,0 +1,323 @@
+"""Whatever module, head, optimiser, precision and device the learner is given."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss
+
+from _learning import TinyResNet, assert_same, batch, complete_state, images
+from spcl.errors import CheckpointError
+from spcl.learner import Learner, Method
+from spcl.memory import BalancedCoreset, Reservoir
+from spcl.methods import ER, SORO, SORODBT
+
+SGD = partial(torch.optim.SGD, lr=0.05)
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+
+def two_tasks(backbone: nn.Module, method: Method | None = None, **options: object) -> Learner:
+    learner = Learner(backbone, method or SORO(), **{"optimizer": SGD, **options})
+    learner.add_task("a", classes=3)
+    learner.add_task("b", classes=2)
+    return learner
+
+
+def train(learner: Learner, steps: int, device: str = "cpu") -> Learner:
+    for seed in range(steps):
+        pairs = {"a": batch(6, 3, seed), "b": batch(4, 2, seed + 50)}
+        learner.step({name: (x.to(device), y.to(device)) for name, (x, y) in pairs.items()})
+    return learner
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+
+# -- heads
+
+
+def test_regression_and_multi_label_heads_learn_beside_a_classifier() -> None:
+    torch.manual_seed(0)
+    learner = Learner(TinyResNet(8), SORO(), optimizer=partial(torch.optim.Adam, lr=0.01), memory=Reservoir(30))
+    learner.add_task("kind", classes=2)
+    learner.add_task("speed", head=nn.Linear(16, 1), loss=l1_loss)
+    learner.add_task("tags", head=nn.Linear(16, 3), loss=binary_cross_entropy_with_logits)
+    x = images(48, 1)
+    level, tags = x.mean(dim=(2, 3)), (x.mean(dim=(1, 2)) > 0)[:, :3].float()
+    pairs = {"kind": (x, (level[:, 0] > 0).long()), "speed": (x, level[:, :1]), "tags": (x, tags)}
+    reports = [learner.step(pairs) for _ in range(40)]
+    for name in pairs:
+        assert reports[-1].losses[name] < 0.7 * reports[0].losses[name], name
+    assert learner.predict(x, task="kind").eq(pairs["kind"][1]).float().mean() > 0.9
+    assert learner.predict(x, task="speed").shape == (48, 1)
+    assert ((learner.predict(x, task="tags") > 0).float() == tags).float().mean() > 0.8
+    learner.finish_task("tags")
+    assert "memory" in learner.step({"kind": pairs["kind"]}).losses
+
+
+def test_a_dense_head_labels_every_pixel() -> None:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    learner = Learner(backbone, SORODBT(), optimizer=partial(torch.optim.Adam, lr=0.02), memory=BalancedCoreset(10))
+    learner.add_task("pixels", head=nn.Conv2d(8, 2, 1), loss=cross_entropy)
+    learner.add_task("depth", head=nn.Conv2d(8, 1, 1), loss=mse_loss)
+    x = images(16, 1)
+    pixels, depth = (x[:, 0] > 0).long(), x.sum(dim=1, keepdim=True)
+    for _ in range(40):
+        report = learner.step({"pixels": (x, pixels), "depth": (x, depth)})
+    assert learner.predict(x, task="pixels").argmax(dim=1).eq(pixels).float().mean() > 0.9
+    assert report.losses["depth"] < 0.5
+    learner.finish_task("pixels")
+    report = learner.step({"depth": (x, depth)})
+    assert set(report.losses) == {"depth", "memory"}
+
+
+def test_samples_need_not_be_images_or_floats() -> None:
+    torch.manual_seed(0)
+    words = nn.Sequential(nn.EmbeddingBag(20, 6), nn.Linear(6, 6))
+    learner = two_tasks(words, memory=Reservoir(10))
+    x, y = torch.arange(40).view(8, 5) % 20, torch.arange(8) % 2
+    for _ in range(2):
+        report = learner.step({"a": (x, y), "b": (x, y)})
+    assert set(report.losses) == {"a", "b", "memory"}
+    assert learner.memory.draw(1)[0].x.dtype == torch.int64
+
+
+# -- backbones
+
+
+def test_frozen_parameters_stay_and_the_others_move_as_by_hand() -> None:
+    backbone = TinyResNet().double()
+    for part in (backbone.stem, backbone.shortcut):
+        part.requires_grad_(False)
+    frozen = copy.deepcopy(weights(nn.ModuleDict({"stem": backbone.stem[0], "shortcut": backbone.shortcut[0]})))
+    learner = Learner(backbone, ER(), optimizer=SGD)
+    learner.add_task("a", classes=3)
+    x, y = batch(6, 3, 0, torch.float64)
+    learner.step({"a": (x, y)})
+    reference, head = copy.deepcopy(backbone), copy.deepcopy(learner.tasks["a"].head)
+    learner.step({"a": (x, y)})
+    moving = dict(reference.residual.named_parameters())
+    gradients = torch.autograd.grad(cross_entropy(head(reference(x)), y), list(moving.values()))
+    for (name, before), gradient in zip(moving.items(), gradients, strict=True):
+        torch.testing.assert_close(backbone.residual.get_parameter(name), before - 0.05 * gradient)
+    assert_same(weights(nn.ModuleDict({"stem": backbone.stem[0], "shortcut": backbone.shortcut[0]})), frozen)
+    assert learner._collector.rows.length == sum(p.numel() for p in backbone.residual.parameters())
+
+
+def test_frozen_layers_may_be_penalised_but_do_not_move() -> None:
+    backbone = TinyResNet()
+    backbone.stem.requires_grad_(False)
+    before = weights(backbone.stem[0])
+    train(two_tasks(backbone, SORODBT(alpha=0.1)), 2)
+    assert_same(weights(backbone.stem[0]), before)
+
+
+def test_a_part_kept_in_evaluation_mode_stays_so() -> None:
+    backbone = TinyResNet()
+    backbone.stem.eval()
+    before = weights(backbone.stem[1])
+    learner = train(two_tasks(backbone), 2)
+    learner.predict(images(3, 0), task="a")
+    train(learner, 1)
+    assert not backbone.stem.training
+    assert backbone.residual.training
+    assert torch.equal(backbone.stem[1].running_mean, before["running_mean"])
+
+
+def test_training_goes_on_in_training_mode_after_the_user_evaluated() -> None:
+    learner = train(two_tasks(TinyResNet()), 1)
+    before = weights(learner.model.backbone.stem[1])["running_mean"]
+    learner.model.backbone.eval()
+    train(learner, 1)
+    assert not torch.equal(learner.model.backbone.stem[1].running_mean, before)
+
+
+def test_channels_last_gives_the_same_training_and_stays() -> None:
+    plain = train(two_tasks(TinyResNet(), SORODBT()), 3)
+    last = train(two_tasks(TinyResNet().to(memory_format=torch.channels_last), SORODBT()), 3)
+    torch.testing.assert_close(weights(plain.model.backbone), weights(last.model.backbone), rtol=1e-4, atol=1e-5)
+    kernel = last.model.backbone.residual[0].weight
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
+    assert kernel.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_parameters_may_lie_in_memory_with_gaps() -> None:
+    class Gappy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(32, 16)[:, ::2])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) @ self.weight
+
+    gappy, dense = Gappy(), Gappy()
+    dense.weight = nn.Parameter(gappy.weight.detach().contiguous())
+    for backbone in (gappy, dense):
+        train(two_tasks(backbone), 2)
+    torch.testing.assert_close(gappy.weight, dense.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_heads_follow_the_type_of_the_backbone(dtype: torch.dtype) -> None:
+    learner = two_tasks(TinyResNet().to(dtype), SORO())
+    for seed in range(2):
+        report = learner.step({"a": batch(6, 3, seed, dtype), "b": batch(4, 2, seed, dtype)})
+    assert not report.dropped
+    assert {p.dtype for module in learner.model.modules() for p in module.parameters()} == {dtype}
+
+
+def test_a_compiled_backbone_trains_as_the_plain_one(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    backbone = TinyResNet()
+    compiled = two_tasks(torch.compile(backbone, backend="aot_eager"), SORODBT(), scenario="class")
+    plain = two_tasks(TinyResNet(), SORODBT(), scenario="class")
+    for learner in (compiled, plain):
+        for seed in range(2):
+            learner.step({"a": batch(6, 3, seed), "b": batch(6, 2, seed + 50)})
+    torch.testing.assert_close(weights(backbone), weights(plain.model.backbone), rtol=1e-4, atol=1e-5)
+    compiled.save(tmp_path / "c")
+    loaded = Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1))
+    assert torch.equal(loaded.predict(images(5, 1)), plain.predict(images(5, 1)))
+
+
+def test_mixed_precision_stays_close_and_keeps_full_precision_weights(tmp_path: Path) -> None:
+    full = train(two_tasks(TinyResNet(8), SORO(), memory=Reservoir(8)), 4)
+    mixed = train(two_tasks(TinyResNet(8), SORO(), memory=Reservoir(8), autocast=torch.bfloat16), 4)
+    found, expected = weights(mixed.model.backbone), weights(full.model.backbone)
+    start = weights(TinyResNet(8))
+    for name, value in expected.items():
+        if value.is_floating_point() and "running" not in name:
+            assert found[name].dtype == torch.float32
+            assert (found[name] - value).norm() < 0.25 * (value - start[name]).norm() + 1e-3, name
+    assert mixed.logits(images(3, 0), task="a").dtype == torch.float32
+    assert not torch.equal(found["stem.0.weight"], expected["stem.0.weight"])
+    mixed.save(tmp_path / "c")
+    assert Learner.load(tmp_path / "c", backbone=TinyResNet(8)).model.autocast == torch.bfloat16
+
+
+# -- optimisers
+
+OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": partial(torch.optim.SGD, lr=0.02, momentum=0.9, weight_decay=1e-3),
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "amsgrad": partial(torch.optim.Adam, lr=0.01, amsgrad=True),
+    "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.01),
+    "nadam": partial(torch.optim.NAdam, lr=0.01),
+    "adafactor": partial(torch.optim.Adafactor, lr=0.01),
+    "single-tensor": partial(torch.optim.Adam, lr=0.01, foreach=False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_with_one_task_every_optimiser_trains_as_in_a_plain_loop(name: str, tmp_path: Path) -> None:
+    learner = Learner(TinyResNet(), ER(), optimizer=OPTIMISERS[name])
+    learner.add_task("a", classes=3)
+    learner.step({"a": batch(6, 3, 0)})
+    learner.step({"a": batch(6, 3, 1)})
+    learner.save(tmp_path / "c")
+    learner = Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1))  # made anew from what the file says
+    learner.step({"a": batch(6, 3, 2)})
+
+    backbone = TinyResNet()
+    fresh = Learner(TinyResNet(), ER())
+    fresh.add_task("a", classes=3)
+    fresh.step({"a": (images(3, 0) * torch.nan, torch.arange(3))})  # makes the head, trains nothing
+    head = fresh.tasks["a"].head
+    optimizer = OPTIMISERS[name](list(backbone.parameters()))
+    optimizer.add_param_group({"params": list(head.parameters())})
+    for seed in range(3):
+        x, y = batch(6, 3, seed)
+        optimizer.zero_grad()
+        cross_entropy(head(backbone(x)), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(learner.model.backbone), weights(backbone), rtol=1e-5, atol=1e-6)
+
+
+def test_several_groups_of_shared_parameters_and_a_schedule_are_kept(tmp_path: Path) -> None:
+    def grouped(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        kernels, others = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+        return torch.optim.SGD([{"params": kernels, "weight_decay": 0.1}, {"params": others}], lr=0.05)
+
+    learner = train(two_tasks(TinyResNet(), optimizer=grouped), 1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(learner.optimizer, 0.5)
+    train(learner, 1)
+    schedule.step()
+    learner.save(tmp_path / "c")
+    train(learner, 1)
+    loaded = train(Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1), optimizer=grouped), 1)
+    assert_same(complete_state(loaded), complete_state(learner))
+    assert [group["lr"] for group in loaded.optimizer.param_groups] == [0.025] * 4
+    with pytest.raises(CheckpointError, match=r"groups of \[4, 8, 2, 2\] parameters, the learner of \[12, 2, 2\]"):
+        Learner.load(tmp_path / "c", backbone=TinyResNet())
+
+
+# -- devices
+
+
+@CUDA
+@pytest.mark.parametrize("memory_device", ["cpu", "cuda", None])
+@pytest.mark.parametrize("data_device", ["cpu", "cuda"])
+@pytest.mark.parametrize("method", [ER, SORO, SORODBT])
+def test_training_on_cuda_equals_training_on_the_cpu(
+    method: type[Method], data_device: str, memory_device: str | None, tmp_path: Path
+) -> None:
+    def learner(device: str, memory: str | None) -> Learner:
+        kept = Reservoir(8, device=memory)
+        return two_tasks(TinyResNet().double().to(device), method(), memory=kept, scenario="class")
+
+    def double(learner: Learner, steps: int, device: str) -> Learner:
+        for seed in range(steps):
+            pairs = {"a": batch(6, 3, seed, torch.float64), "b": batch(4, 2, seed + 50, torch.float64)}
+            learner.step({name: (x.to(device), y.to(device)) for name, (x, y) in pairs.items()})
+        return learner
+
+    here, there = double(learner("cpu", None), 4, "cpu"), double(learner("cuda", memory_device), 4, data_device)
+    torch.testing.assert_close(weights(there.model.backbone), weights(here.model.backbone), rtol=1e-7, atol=1e-8)
+    there.save(tmp_path / "c")
+    loaded = Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1).double().cuda())
+    assert loaded.tasks["a"].head.weight.is_cuda
+    double(here, 5, "cpu")
+    double(loaded, 5, data_device)
+    torch.testing.assert_close(weights(loaded.model.backbone), weights(here.model.backbone), rtol=1e-6, atol=1e-7)
+    loaded.add_task("c", classes=2)  # its samples may lie elsewhere than those restored to memory
+    for seed in range(3):
+        x, y = batch(8, 2, seed, torch.float64)
+        report = loaded.step({"c": (x.cuda(), y.cuda())})
+    assert set(report.losses) == {"c", "memory"}
+    assert loaded.predict(images(5, 1, torch.float64)).is_cuda
+
+
+@CUDA
+@pytest.mark.parametrize("method", [ER, SORO, SORODBT])
+def test_a_bad_task_leaves_no_trace_on_cuda_either(method: type[Method]) -> None:
+    states = []
+    for extra in (True, False):
+        torch.manual_seed(0)
+        learner = two_tasks(TinyResNet(dropout=0.3).cuda(), method(), memory=Reservoir(8))
+        train(learner, 2, "cuda")
+        bad = {"b": (images(5, 1) * torch.nan, torch.arange(5) % 2)} if extra else {}
+        report = learner.step({"a": batch(6, 3, 9), **bad})
+        assert list(report.dropped) == list(bad)
+        state = complete_state(learner)
+        del state["tasks"]
+        states.append(state)
+    torch.testing.assert_close(states[0]["backbone"], states[1]["backbone"])
+    assert_same(states[0]["random"], states[1]["random"])
+
+
+@CUDA
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside the compiler
+def test_mixed_precision_and_compiled_backbones_work_on_cuda() -> None:
+    torch.compiler.reset()
+    backbone = torch.compile(TinyResNet(8).cuda())
+    learner = train(two_tasks(backbone, SORODBT(), memory=Reservoir(8), autocast=torch.bfloat16), 4, "cuda")
+    assert all(value.isfinite().all() for value in weights(learner.model.backbone).values())

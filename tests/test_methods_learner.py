@@ -1,0 +1,172 @@
+"""Every method through the learner: both scenarios, tasks that come and go, exact resumption; settings and costs."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from method_runs import SPANS, STEPS, new_learner, paused, run, tensors
+from spcl.cli.app import app
+from spcl.errors import SpclError
+from spcl.learner import Learner, Scenario
+from spcl.memory import Reservoir
+from spcl.methods import METHODS, aggregators, cost_of, make_method
+
+every_method = pytest.mark.parametrize("name", METHODS)
+scenarios = pytest.mark.parametrize("scenario", ["task", "class"])
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@every_method
+@scenarios
+def test_runs_while_tasks_come_and_go(name: str, scenario: Scenario) -> None:
+    learner = new_learner(make_method(name), scenario)
+    reports = run(learner, 0)
+    for step, report in enumerate(reports):
+        active = {task for task, (start, end) in SPANS.items() if start <= step <= end}
+        rehearsed = {"memory"} if step > SPANS["a"][1] else set()
+        assert set(report.losses) == active | rehearsed
+        assert not report.dropped
+        if not learner.method.elementwise:
+            assert set(report.weights) == set(report.losses)
+    assert all(bool(tensor.isfinite().all()) for tensor in tensors(learner))
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("scenario", "pause", "device"),
+    [("task", 2, "cpu"), ("class", 6, "cpu"), pytest.param("task", 5, "cuda", marks=needs_cuda)],
+)
+def test_resumes_exactly(name: str, scenario: Scenario, pause: int, device: str, tmp_path: Path) -> None:
+    def make() -> Learner:
+        return new_learner(make_method(name), scenario, device=device)
+
+    whole = make()
+    run(whole, 0)
+    resumed = paused(make, pause, tmp_path / "checkpoint", device)
+    assert repr(resumed.method) == repr(whole.method)
+    assert resumed.steps == STEPS
+    for found, expected in zip(tensors(resumed), tensors(whole), strict=True):
+        assert torch.equal(found, expected)
+
+
+@every_method
+def test_runs_on_a_reservoir_and_without_a_bad_column(name: str) -> None:
+    """Memory from the first step on, and a task that gives NaN once, which must leave no trace in the method."""
+    torch.manual_seed(0)
+    learner = new_learner(make_method(name), "task", Reservoir(20))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    x, y = torch.randn(6, 6), torch.tensor([0, 1, 0, 1, 0, 1])
+    learner.step({"a": (x, y), "b": (x, y)})
+    assert set(learner.step({"a": (x, y), "b": (x + torch.nan, y)}).dropped) == {"b"}
+    report = learner.step({"a": (x, y), "b": (x, y)})
+    assert set(report.losses) == {"a", "b", "memory"}
+    assert not report.dropped
+
+
+@every_method
+def test_learns_tasks_that_run_side_by_side(name: str) -> None:
+    torch.manual_seed(0)
+    learner = Learner(
+        nn.Sequential(nn.Linear(6, 16), nn.Tanh()), make_method(name), optimizer=partial(torch.optim.Adam, lr=0.02)
+    )
+    x = torch.randn(64, 6)
+    batches = {"a": (x, (x[:, 0] > 0).long()), "b": (x, (x[:, 1] > 0).long())}
+    for task in batches:
+        learner.add_task(task, classes=2)
+    for _ in range(60):
+        learner.step(batches)
+    for task, (inputs, labels) in batches.items():
+        assert (learner.predict(inputs, task) == labels).double().mean() > 0.9
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("dwa", {"temprature": 1.0}, "method 'dwa': there is no setting 'temprature'; did you mean 'temperature'\\?"),
+        ("dwa", {"temperature": 0.0}, "temperature = 0.0: Input should be greater than 0"),
+        ("graddrop", {"leek": 0.1}, "did you mean 'leak'\\?"),
+        ("graddrop", {"leak": 1.5}, "leak = 1.5"),
+        ("mega", {"epsilom": 0.1}, "did you mean 'epsilon'\\?"),
+        ("mega", {"epsilon": -1.0}, "epsilon = -1.0"),
+        ("mdmtr", {"task_margins": 0.1}, "did you mean 'task_margin'\\?"),
+        ("mdmtr", {"scale": 0.0}, "scale = 0.0"),
+        ("der++", {"logits_weight": 0.1}, "did you mean 'logit_weight'\\?"),
+        ("der++", {"label_weight": -0.1}, "label_weight = -0.1"),
+        ("gmed", {"regularization": 0.1}, "did you mean 'regularisation'\\?"),
+        ("gmed", {"decay": 1.1}, "decay = 1.1"),
+        ("emgd", {"temperatur": 1.0}, "did you mean 'temperature'\\?"),
+        ("emgd", {"momentum": 1.0}, "momentum = 1.0"),
+        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; it has alpha, decoupled"),
+        ("pc-grad", {}, "there is no method 'pc-grad'; did you mean 'pcgrad'\\?"),
+        ("agem", {}, "did you mean 'a-gem'\\?"),
+        ("derpp", {}, "there is no method 'derpp'; did you mean 'der\\+\\+'\\?"),
+        ("GradDrop", {}, "did you mean 'graddrop'\\?"),
+        ("zzz", {}, "there is no method 'zzz'; 'spcl methods' lists them"),
+    ],
+)
+def test_wrong_settings_and_names_are_explained(name: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpclError, match=message):
+        make_method(name, **settings)
+
+
+@every_method
+def test_declares_itself(name: str) -> None:
+    method = make_method(name)
+    assert method.name == name == name.lower()
+    assert method.family in ("MTL", "SCL", "PCL")
+    assert (method.fold == "mean") == (method.family == "SCL")
+    assert method.summary
+    assert method.reference.split(", ")[-1].split()[-1].isdigit() or "TPAMI" in method.reference
+    assert all(field.description for field in type(method.settings).model_fields.values())
+
+
+@every_method
+def test_takes_back_the_state_it_gave(name: str) -> None:
+    method = make_method(name)
+    state = method.state_dict()
+    method.load_state_dict(state)
+    assert method.state_dict() == state
+
+
+# -- costs
+
+
+def test_costs_follow_from_what_a_method_declares() -> None:
+    costs = {name: cost_of(make_method(name)) for name in METHODS}
+    assert {name for name, cost in costs.items() if cost.columns == "T + 1"} == {
+        *("mgda", "graddrop", "pcgrad", "maxdo", "emgd", "soro")
+    }
+    assert costs["soro+dbt"].columns == "T + 2"
+    assert cost_of(make_method("er", alpha=0.1)).columns == "3"
+    assert {name: cost.forwards for name, cost in costs.items() if cost.forwards} == {"gmed": 2, "der++": 1}
+    assert {name: cost.memory for name, cost in costs.items() if cost.memory != "samples"} == {
+        "gmed": "samples as floats",
+        "der++": "samples and logits",
+    }
+
+
+@pytest.mark.parametrize("name", ["mgda", "dwa", "er", "soro+dbt"])
+def test_the_columns_of_the_table_are_those_that_are_held(name: str) -> None:
+    learner = new_learner(make_method(name), "task")
+    run(learner, 0)
+    tasks = 2  # at most at once, beside memory
+    expected = eval(cost_of(learner.method).columns, {"T": tasks})
+    assert len(learner._collector.rows.buffer) == expected
+
+
+def test_the_command_lists_every_method() -> None:
+    result = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    for name, method in METHODS.items():
+        assert any(line.startswith(f"{name} ") and method.family in line for line in lines), name
+    assert all(name in result.stdout for name in aggregators())

@@ -1,0 +1,366 @@
+import csv
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from scipy.stats import wilcoxon
+from typer.testing import CliRunner
+
+from _runs import write_grid, write_run
+from spcl.cli.app import app
+from spcl.errors import SpclError
+from spcl.experiments.index import read_runs
+from spcl.experiments.paper_results import paper_methods, paper_result
+from spcl.experiments.significance import holm, paired_p_value
+from spcl.experiments.table_formats import csv_text, latex_text, markdown_text, terminal_table
+from spcl.experiments.tables import Cell, ResultTable, make_tables, method_order
+from spcl.methods import METHODS
+
+GENERATOR = np.random.default_rng(7)
+VALUES = {name: GENERATOR.normal(80, 3, size=(4, 3)) for name in ("er", "mgda", "soro")}
+VALUES["soro"] += 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    methods = {name: lambda c, s, table=table: float(table[c, s]) for name, table in VALUES.items()}
+    write_grid(tmp_path / "runs", methods, configs=4, seeds=3)
+    return tmp_path / "runs"
+
+
+# -- the index
+
+
+def test_runs_are_found_with_their_keys(folder: Path) -> None:
+    runs = read_runs(folder)
+    assert len(runs) == 36
+    keys = [(run.benchmark, run.scenario, run.method, run.config, run.seed) for run in runs]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == 36
+    run = runs[0]
+    assert (run.label, run.paradigm, run.preset, run.variant) == ("er", "parallel", "default", {})
+    assert run.result is not None
+    assert run.result["accuracy"] == VALUES["er"][0, 0]
+    assert "confusion" not in run.result
+    assert run.confusion() == {"task-0": [[3, 1], [0, 4]]}
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"version": 1, "runs": {"er/config-0/seed-0": {"x": 1}}}', b"\xff\xfe"]
+)
+def test_a_missing_or_damaged_index_is_rebuilt(folder: Path, damage: bytes) -> None:
+    before = read_runs(folder)
+    index = folder / "index.json"
+    good = index.read_bytes()
+    index.write_bytes(damage)
+    assert read_runs(folder) == before
+    assert index.read_bytes() == good
+    index.unlink()
+    assert read_runs(folder) == before
+    assert index.read_bytes() == good
+
+
+def test_the_index_is_believed_only_about_files_that_have_not_changed(folder: Path) -> None:
+    read_runs(folder)
+    write_run(folder / "er/config-0/seed-0", accuracy=12.5)
+    write_run(folder / "er/config-9/seed-0", config=9, accuracy=13.5)
+    (folder / "er/config-0/seed-1/result.json").unlink()
+    (folder / "er/config-0/seed-2/settings.json").unlink()
+    runs = {(run.method, run.config, run.seed): run.result for run in read_runs(folder)}
+    assert runs["er", 0, 0] is not None
+    assert runs["er", 0, 0]["accuracy"] == 12.5
+    assert runs["er", 9, 0] is not None
+    assert runs["er", 0, 1] is None
+    assert ("er", 0, 2) not in runs
+
+
+def test_the_index_saves_reading_the_runs(folder: Path) -> None:
+    """An entry is used as long as size and time of the run's files are the same."""
+    read_runs(folder)
+    result = folder / "er/config-0/seed-0/result.json"
+    status = result.stat()
+    result.write_bytes(b" " * status.st_size)
+    os.utime(result, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert all(run.result is not None for run in read_runs(folder))
+    (folder / "index.json").unlink()
+    assert sum(run.result is None for run in read_runs(folder)) == 1
+
+
+def test_damaged_settings_are_named_and_left_out(folder: Path) -> None:
+    (folder / "er/config-0/seed-0/settings.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"er.config-0.seed-0.settings\.json cannot be read"):
+        assert len(read_runs(folder)) == 35
+
+
+def test_a_run_folder_itself_is_read_and_folders_may_overlap(folder: Path) -> None:
+    run = folder / "er/config-0/seed-0"
+    assert [record.path for record in read_runs(run)] == [run]
+    assert not (run / "index.json").exists()
+    assert len(read_runs(folder, folder / "er", run)) == 36
+    with pytest.raises(SpclError, match="there is no folder"):
+        read_runs(folder / "absent")
+
+
+def test_metrics_are_read_without_a_last_half_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "x")
+    (run,) = read_runs(tmp_path)
+    assert run.metrics() == []
+    line = json.dumps({"kind": "step", "name": "a\u2028b"}, ensure_ascii=False)
+    (tmp_path / "x/metrics.jsonl").write_text(f'{line}\n{{"kind": "st', encoding="utf-8")
+    assert run.metrics() == [{"kind": "step", "name": "a\u2028b"}]
+
+
+def test_variants_are_labelled_by_what_differs(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", method="soro", method_sigma=1.0, threads=1)
+    write_run(tmp_path / "b", method="soro", method_sigma=1e-05, threads=2)
+    write_run(tmp_path / "c", method="er", paradigm="joint")
+    write_run(tmp_path / "d", method="soro", method_sigma=5.0, benchmark="ps-glyphs", validation=0.2)
+    labels = {run.path.name: run.label for run in read_runs(tmp_path)}
+    assert labels == {
+        "a": "soro (sigma=1)",
+        "b": "soro (sigma=1e-05)",
+        "c": "er (paradigm=joint)",
+        "d": "soro (validation=0.2)",
+    }
+
+
+def test_thousands_of_runs_are_read_quickly(tmp_path: Path) -> None:
+    write_grid(tmp_path, {f"m{i}": lambda c, s: 1.0 * c for i in range(20)}, configs=10, seeds=10)
+    read_runs(tmp_path)
+    begin = time.perf_counter()
+    assert len(read_runs(tmp_path)) == 2000
+    assert time.perf_counter() - begin < 2.0
+
+
+# -- numbers
+
+
+def test_a_cell_is_the_mean_over_seeds_of_the_mean_over_configurations(folder: Path) -> None:
+    records = read_runs(folder)
+    for over, axis in (("seeds", 0), ("configs", 1)):
+        (table,) = make_tables(records, over)
+        for name, values in VALUES.items():
+            means = values.mean(axis=axis)
+            cell = table.cells[name, "ps-emnist"]
+            assert cell.accuracy.mean == pytest.approx(means.mean(), rel=1e-12)
+            assert cell.accuracy.std == pytest.approx(means.std(ddof=1), rel=1e-12)
+            assert (cell.forgetting.mean, cell.forgetting.std) == (-5.0, 0.0)
+            assert (cell.runs, cell.missing) == (12, 0)
+
+
+def test_best_and_second_best_are_marked_and_rows_are_in_the_papers_order(folder: Path) -> None:
+    (table,) = make_tables(read_runs(folder))
+    assert [(row.family, row.label) for row in table.rows] == [("MTL", "mgda"), ("SCL", "er"), ("PCL", "soro")]
+    means = {name: values.mean() for name, values in VALUES.items()}
+    order = sorted(means, key=lambda name: -means[name])
+    ranks = {name: table.cells[name, "ps-emnist"].accuracy.rank for name in means}
+    assert ranks == {order[0]: 1, order[1]: 2, order[2]: None}
+
+
+def test_all_methods_of_the_paper_are_ours_and_in_its_order() -> None:
+    assert set(paper_methods()) <= METHODS.keys()
+    assert sorted(paper_methods(), key=method_order) == paper_methods()
+
+
+def test_an_incomplete_cell_says_so_and_is_not_ranked(folder: Path) -> None:
+    (folder / "soro/config-0/seed-0/result.json").unlink()
+    write_run(folder / "soro/config-1/seed-1", method="soro", config=1, seed=1, accuracy=None)
+    (folder / "soro/config-1/seed-1/result.json").unlink()
+    (table,) = make_tables(read_runs(folder))
+    cell = table.cells["soro", "ps-emnist"]
+    assert (cell.runs, cell.missing, cell.accuracy.rank) == (10, 2, None)
+    assert {table.cells[name, "ps-emnist"].accuracy.rank for name in ("er", "mgda")} == {1, 2}
+    kept = [np.delete(VALUES["soro"][:, seed], gone).mean() for seed, gone in ((0, 0), (1, 1), (2, []))]
+    assert cell.accuracy.mean == pytest.approx(np.mean(kept))
+    assert "(2 missing)" in markdown_text(table)
+
+
+def test_scenarios_are_tables_of_their_own_and_benchmarks_columns(folder: Path) -> None:
+    write_run(folder / "x", scenario="class", benchmark="/somewhere/own.npz")
+    write_run(folder / "y", benchmark="ps-glyphs", accuracy=None)
+    task, klass = make_tables(read_runs(folder), paper=True)
+    assert (task.scenario, task.benchmarks) == ("task", ("ps-emnist", "ps-glyphs"))
+    assert (klass.scenario, klass.benchmarks) == ("class", ("own",))
+    assert klass.cells["er", "own"].accuracy.std is None
+    assert "task-incremental" in latex_text(task)
+    assert "| –" in markdown_text(task)
+
+
+def test_the_papers_numbers() -> None:
+    emnist = paper_result("class", "ps-emnist", "a-gem")
+    cifar = paper_result("task", "ps-cifar100", "soro+dbt")
+    tiny = paper_result("class", "ps-tiny-imagenet", "mega")
+    assert emnist is not None
+    assert cifar is not None
+    assert tiny is not None
+    assert (emnist.accuracy, emnist.accuracy_std, emnist.forgetting, emnist.forgetting_std) == (
+        26.249,
+        0.511,
+        -62.48,
+        0.527,
+    )
+    assert (cifar.accuracy, cifar.forgetting) == (54.788, 27.476)
+    assert (tiny.accuracy, tiny.forgetting) == (10.082, -2.375)
+    assert len(paper_methods()) == 13
+    assert all(
+        paper_result(scenario, benchmark, method)
+        for scenario in ("task", "class")
+        for benchmark in ("ps-emnist", "ps-cifar100", "ps-tiny-imagenet")
+        for method in paper_methods()
+    )
+
+
+def test_the_papers_numbers_equal_the_published_table() -> None:
+    source = Path(__file__).resolve().parents[2] / "shared/paper/tables.csv"
+    if not source.exists():
+        pytest.skip(f"{source} is not here")
+    benchmarks = {"PS-EMNIST": "ps-emnist", "PS-CIFAR-100": "ps-cifar100", "PS-ImageNet-TINY": "ps-tiny-imagenet"}
+    with source.open() as file:
+        for line in csv.DictReader(file):
+            method = {"AGEM": "a-gem"}.get(line["method"], line["method"].lower())
+            found = paper_result(line["scenario"].removesuffix("-incremental"), benchmarks[line["dataset"]], method)
+            assert found is not None
+            names = ("accuracy", "accuracy_std", "forgetting", "forgetting_std")
+            assert [getattr(found, name) for name in names] == [float(line[name]) for name in names]
+            assert METHODS[method].family == line["type"]
+
+
+# -- significance
+
+
+def test_significance_is_scipys_signed_rank_test_with_holms_correction(folder: Path) -> None:
+    (table,) = make_tables(read_runs(folder), against="er")
+    raw = {name: wilcoxon(VALUES[name].ravel(), VALUES["er"].ravel()).pvalue for name in ("mgda", "soro")}
+    small, large = sorted(raw, key=lambda name: raw[name])
+    corrected = {small: min(1.0, 2 * raw[small]), large: max(min(1.0, 2 * raw[small]), raw[large])}
+    for name in raw:
+        cell = table.cells[name, "ps-emnist"]
+        assert cell.p_value == pytest.approx(corrected[name])
+        assert cell.gain == pytest.approx((VALUES[name] - VALUES["er"]).mean())
+    assert table.cells["er", "ps-emnist"].p_value is None
+
+
+def test_only_pairs_count() -> None:
+    ours, theirs = {1: 1.0, 2: 5.0, 3: 7.5, 9: 0.0}, {1: 0.5, 2: 3.0, 3: 4.0, 8: 100.0}
+    assert paired_p_value(ours, theirs) == pytest.approx(wilcoxon([0.5, 2.0, 3.5]).pvalue)
+    assert paired_p_value(ours, {8: 1.0}) is None
+    assert paired_p_value(ours, ours) == 1.0
+    assert paired_p_value({0: 1.0}, {0: 2.0}) == 1.0
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_rejects_exactly_what_the_step_down_procedure_rejects(p_values: list[float]) -> None:
+    corrected = holm(p_values)
+    for level in (0.01, 0.05, 0.3):
+        rejected = set()
+        for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+            if (len(p_values) - rank) * p_values[index] > level:
+                break
+            rejected.add(index)
+        assert {index for index, value in enumerate(corrected) if value <= level} == rejected
+
+
+def test_the_reference_must_be_there_and_be_one(folder: Path) -> None:
+    write_run(folder / "x", method="mgda", method_alpha=0.5)
+    runs = read_runs(folder)
+    with pytest.raises(SpclError, match="there are no runs of 'dwa' to compare with; there are 'er', 'mgda"):
+        make_tables(runs, against="dwa")
+    with pytest.raises(SpclError, match=re.escape("'mgda' has variants; compare with one of 'mgda (alpha=0)', 'mgda")):
+        make_tables(runs, against="mgda")
+    (table,) = make_tables(runs, against="mgda (alpha=0)")
+    assert table.cells["er", "ps-emnist"].p_value is not None
+
+
+# -- formats
+
+
+@pytest.fixture
+def table(folder: Path) -> ResultTable:
+    write_run(folder / "x", method="torchjd:UPGrad", method_a_b="x|y", accuracy=1.0)
+    write_run(folder / "y", method="torchjd:UPGrad", method_a_b="50%", accuracy=2.0)
+    (table,) = make_tables(read_runs(folder), against="er", paper=True)
+    return table
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text.replace("$-$", "-"))]
+
+
+def expected_numbers(cell: Cell) -> list[float]:
+    values = [cell.accuracy.mean, cell.accuracy.std, cell.forgetting.mean, cell.forgetting.std]
+    if cell.paper:
+        values += [cell.paper.accuracy, cell.paper.accuracy_std, cell.paper.forgetting, cell.paper.forgetting_std]
+    values = [round(value, 2) for value in values if value is not None]
+    return values if cell.p_value is None else [*values, max(0.001, round(cell.p_value, 3))]
+
+
+def test_markdown_parses_back(table: ResultTable) -> None:
+    lines = [line for line in markdown_text(table).splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert {len(row) for row in rows} == {7}
+    for row, cells in zip(table.rows, rows[2:], strict=True):
+        assert re.sub(r"\\(.)", r"\1", cells[0]) == row.label
+        assert cells[1] == row.family
+        assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
+    best = next(cells for cells in rows if cells[0] == "soro")
+    assert re.fullmatch(r"\*\*.*\*\*", best[2])
+    assert best[6].endswith("▲")
+
+
+def test_latex_parses_back(table: ResultTable) -> None:
+    text = latex_text(table)
+    assert text.count(r"\midrule") == 4
+    assert text.count("{") == text.count("}")
+    assert text.isascii() is False  # only in the comment of the first line
+    assert all(line.isascii() for line in text.splitlines()[1:])
+    body = [line.removesuffix(r" \\") for line in text.splitlines() if line.endswith(r"\\")][2:]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)&", line)] for line in body]
+    for row, cells in zip(table.rows, rows, strict=True):
+        assert len(cells) == 7
+        assert cells[0].replace("\\", "") == row.label
+        assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
+    assert r"\textbf{" in next(cells for cells in rows if cells[0] == "soro")[2]
+
+
+def test_csv_parses_back_in_full_precision(table: ResultTable) -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_text([table]))))
+    assert [line["method"] for line in lines] == [row.label for row in table.rows]
+    for line in lines:
+        cell = table.cells[line["method"], line["benchmark"]]
+        assert float(line["accuracy"]) == cell.accuracy.mean
+        assert (line["accuracy_rank"] or None) == (cell.accuracy.rank and str(cell.accuracy.rank))
+        assert int(line["missing"]) == cell.missing
+        assert line["paper_accuracy"] == (str(cell.paper.accuracy) if cell.paper else "")
+        assert (float(line["p_value"]) if line["p_value"] else None) == cell.p_value
+
+
+def test_the_terminal_shows_every_number_and_marks_the_best(table: ResultTable) -> None:
+    console = Console(width=200, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(terminal_table(table))
+    text = console.export_text(clear=False)
+    for row in table.rows:
+        (line,) = (line for line in text.splitlines() if line.strip().startswith(row.label))
+        found = numbers(line.replace(row.label, "", 1))
+        assert found == expected_numbers(table.cells[row.label, "ps-emnist"])
+    mean = f"{table.cells['soro', 'ps-emnist'].accuracy.mean:.2f}"
+    assert f"\x1b[1m{mean}" in console.export_text(styles=True)
+
+
+def test_the_command_prints_all_formats(folder: Path) -> None:
+    runner = CliRunner()
+    for form, sign in (("terminal", "¹"), ("markdown", "**"), ("latex", r"\textbf"), ("csv", "accuracy_rank")):
+        outcome = runner.invoke(app, ["table", str(folder), "--format", form, "--paper", "--against", "er"])
+        assert outcome.exit_code == 0, outcome.output
+        assert sign in outcome.output
+        assert "soro" in outcome.output
+    (folder / "empty").mkdir()
+    outcome = runner.invoke(app, ["table", str(folder / "empty")])
+    assert isinstance(outcome.exception, SpclError)
