@@ -1,9 +1,18 @@
-"""Run folders for the tests of experiments: what they hold, and records written by hand."""
+"""For the tests of experiments: what run folders hold, records written by hand, commands that can be killed."""
 
 import json
+import multiprocessing
+import os
+import sys
+import time
 from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from spcl.cli.app import main
+
+PATIENCE = 200.0
 
 
 def results_in(folder: Path) -> dict[str, Any]:
@@ -70,3 +79,28 @@ def write_grid(
                 path = folder / method.replace(":", "-") / f"config-{config}" / f"seed-{seed}"
                 value = accuracy(config, seed)
                 write_run(path, method=method, config=config, seed=seed, accuracy=value, **settings)
+
+
+def run_command(arguments: list[str], log: Path) -> None:
+    """The command's process: what it prints goes to a file."""
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["spcl", *arguments]
+    main()
+
+
+def start_command(arguments: list[str], log: Path) -> BaseProcess:
+    """A process that has all modules loaded already, so that it can be killed often."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["spcl.cli.app"])
+    process = context.Process(target=run_command, args=(arguments, log))
+    process.start()
+    return process
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.01)

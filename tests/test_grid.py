@@ -2,13 +2,10 @@
 
 import io
 import json
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +14,9 @@ from filelock import FileLock
 from rich.console import Console
 from typer.testing import CliRunner
 
-from _runs import metrics_in, results_in
+from _runs import PATIENCE, metrics_in, results_in, start_command, wait_for
 from small_benchmark import write_benchmark
-from spcl.cli.app import app, main
+from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.experiments.grid import GridState, Running, run_jobs
 from spcl.experiments.grid_view import LiveGridView, PlainGridView, grid_picture
@@ -38,7 +35,6 @@ from spcl.methods import METHODS
 
 SMALL = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu", "checkpoint_seconds": 0.0}
 RUNS = 8
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -99,31 +95,6 @@ def command_line(benchmark: Path, out: Path, jobs: int = 2) -> list[str]:
     settings = [f"--set={name}={value}" for name, value in SMALL.items()]
     choice = ["--methods", "er,soro", "--configs", "0-1", "--seeds", "0", "--jobs", str(jobs)]
     return ["grid", "--benchmark", str(benchmark), "--out", str(out), *choice, *settings]
-
-
-def run_command(arguments: list[str], log: Path) -> None:
-    """The command's process: what it prints goes to a file."""
-    with log.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = ["spcl", *arguments]
-    main()
-
-
-def start_command(arguments: list[str], log: Path) -> BaseProcess:
-    """A process that has all modules loaded already, so that it can be killed often."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spcl.cli.app"])
-    process = context.Process(target=run_command, args=(arguments, log))
-    process.start()
-    return process
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "nothing happens"
-        time.sleep(0.01)
 
 
 def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.aggregation import host_gramian
 
 __all__ = ["Stability", "condition_number", "cosines", "magnitude_similarities"]
+
+Array = NDArray[np.float64]
 
 
 def condition_number(gramian: Tensor) -> float:
@@ -21,7 +24,10 @@ def condition_number(gramian: Tensor) -> float:
     >>> condition_number(torch.tensor([[16.0, 0.0], [0.0, 1.0]]))
     4.0
     """
-    matrix = host_gramian(gramian)
+    return _condition_number(host_gramian(gramian))
+
+
+def _condition_number(matrix: Array) -> float:
     eigenvalues = np.linalg.eigvalsh(matrix) if len(matrix) else np.zeros(1)
     smallest, largest = float(eigenvalues[0]), float(eigenvalues[-1])
     if largest <= 0.0:
@@ -41,10 +47,14 @@ def cosines(gramian: Tensor) -> Tensor:
     tensor([[ 1.0000, -0.5000],
             [-0.5000,  1.0000]], dtype=torch.float64)
     """
-    matrix = host_gramian(gramian)
+    return torch.from_numpy(_cosines(host_gramian(gramian)))
+
+
+def _cosines(matrix: Array) -> Array:
     norms = np.sqrt(np.maximum(matrix.diagonal(), 0.0))
     inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
-    return torch.from_numpy(np.clip(matrix * inverse[:, None] * inverse[None, :], -1.0, 1.0))
+    result: Array = np.clip(matrix * inverse[:, None] * inverse[None, :], -1.0, 1.0)
+    return result
 
 
 def magnitude_similarities(gramian: Tensor) -> Tensor:
@@ -55,10 +65,15 @@ def magnitude_similarities(gramian: Tensor) -> Tensor:
     tensor([[1.0000, 0.6000],
             [0.6000, 1.0000]], dtype=torch.float64)
     """
-    squares = np.maximum(host_gramian(gramian).diagonal(), 0.0)
+    return torch.from_numpy(_magnitude_similarities(host_gramian(gramian)))
+
+
+def _magnitude_similarities(matrix: Array) -> Array:
+    squares = np.maximum(matrix.diagonal(), 0.0)
     norms = np.sqrt(squares)
     sums = squares[:, None] + squares[None, :]
-    return torch.from_numpy(np.divide(2.0 * np.outer(norms, norms), sums, out=np.ones_like(sums), where=sums > 0.0))
+    result: Array = np.divide(2.0 * np.outer(norms, norms), sums, out=np.ones_like(sums), where=sums > 0.0)
+    return result
 
 
 @dataclass(frozen=True)
@@ -76,39 +91,40 @@ class Stability:
     gramian: Tensor
 
     @cached_property
+    def _matrix(self) -> Array:
+        return host_gramian(self.gramian)
+
+    @cached_property
     def condition_number(self) -> float:
         """κ of the gradient matrix."""
-        return condition_number(self.gramian)
+        return _condition_number(self._matrix)
 
     @cached_property
     def cosines(self) -> Tensor:
         """Pairwise cosines, T×T."""
-        return cosines(self.gramian)
+        return torch.from_numpy(_cosines(self._matrix))
 
     @cached_property
     def magnitude_similarities(self) -> Tensor:
         """Pairwise magnitude similarities, T×T."""
-        return magnitude_similarities(self.gramian)
+        return torch.from_numpy(_magnitude_similarities(self._matrix))
 
     @property
     def mean_cosine(self) -> float:
         """The mean over pairs of different gradients; NaN when there are fewer than two."""
-        return _mean_over_pairs(self.cosines)
+        return _mean_over_pairs(self.cosines.numpy())
 
     @property
     def mean_magnitude_similarity(self) -> float:
         """The mean over pairs of different gradients; NaN when there are fewer than two."""
-        return _mean_over_pairs(self.magnitude_similarities)
+        return _mean_over_pairs(self.magnitude_similarities.numpy())
 
     @property
     def conflicts(self) -> int:
         """How many pairs of gradients point against each other."""
-        return int((_pairs(self.cosines) < 0.0).sum())
+        return int((self.cosines.numpy() < 0.0).sum()) // 2
 
 
-def _pairs(matrix: Tensor) -> Tensor:
-    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), offset=1))]
-
-
-def _mean_over_pairs(matrix: Tensor) -> float:
-    return float(_pairs(matrix).mean()) if len(matrix) > 1 else float("nan")
+def _mean_over_pairs(matrix: Array) -> float:
+    count = len(matrix)
+    return float((matrix.sum() - matrix.trace()) / (count * (count - 1))) if count > 1 else float("nan")

@@ -112,11 +112,12 @@ class _Grid:
 
     def _hear(self, message: Message) -> None:
         job, values = message.job, message.values
+        if message.event == "step":
+            self.state.busy.discard(job.name)
+            self.state.running[job.name] = Running(values["step"], values["steps"])
+            return
+        del self.state.running[job.name]
         match message.event:
-            case "step":
-                self.state.busy.discard(job.name)
-                self.state.running[job.name] = Running(values["step"], values["steps"])
-                return
             case "done":
                 self._done(job, values["accuracy"], values["forgetting"])
             case "busy":
@@ -126,7 +127,6 @@ class _Grid:
                 self._failed(job, values["reason"], "", mendable=False)
             case "failed":
                 self._failed(job, values["reason"], values["details"], values["mendable"])
-        del self.state.running[job.name]
 
     def _done(self, job: Job, accuracy: float, forgetting: float) -> None:
         self.state.done += 1

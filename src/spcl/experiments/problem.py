@@ -126,8 +126,9 @@ def _tests(data: ImageData, stream: ParallelStream, device: torch.device) -> dic
 
 def make_backbone(settings: "RunSettings", data: ImageData, device: torch.device) -> nn.Module:
     """The shared network on its device, with bytes normalised by the statistics of (a part of) the training data."""
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    backbone = _network(settings, data).to(device, memory_format=layout)
+    backbone = _network(settings, data).to(device)
+    if device.type == "cuda":
+        backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if data.train_x.dtype != torch.uint8:
         return backbone
     sample = data.train_x[:: max(1, len(data.train_x) // SAMPLE_FOR_NORMALISATION)].float() / 255

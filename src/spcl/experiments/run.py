@@ -88,13 +88,13 @@ def resume_settings(out: Path) -> RunSettings:
 
 class _Run:
     def __init__(self, settings: RunSettings, folder: RunFolder, view: View, trackers: tuple[Tracker, ...]) -> None:
-        if settings.threads is not None:
-            torch.set_num_threads(settings.threads)
         self.settings = settings
         self.folder = folder
         self.view = view
         self.trackers = trackers
         self.device = pick_device(settings.device)
+        if threads := settings.threads or (1 if self.device.type == "cuda" else None):
+            torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
         self.problem: Problem = make_problem(settings, self.device)
         self.progress = Progress()
         self.learner = self._resumed_learner() if folder.has_checkpoint() else self._new_learner()

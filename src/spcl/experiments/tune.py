@@ -2,7 +2,9 @@
 
 import json
 import shlex
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -179,12 +181,12 @@ def _distribution(dimension: Dimension) -> Any:
 
 def _write_plots(optuna: Any, study: Any, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
-    for name in PLOTS:
-        try:
-            figure = getattr(optuna.visualization, f"plot_{name}")(study)
-        except (ImportError, RuntimeError, ValueError):
-            continue  # needs a package that is not there, or more trials or settings than there are
-        write_text(folder / f"{name}.json", figure.to_json())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of too few trials or settings for a plot to say much
+        for name in PLOTS:
+            with suppress(ImportError, RuntimeError, ValueError):  # or for there to be one
+                figure = getattr(optuna.visualization, f"plot_{name}")(study)
+                write_text(folder / f"{name}.json", figure.to_json())
 
 
 # -- checks before anything runs

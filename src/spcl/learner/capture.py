@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
@@ -101,6 +102,7 @@ class CapturedColumns:
         try:
             column = self._column(samples)
         except RuntimeError as error:
+            _leave_failed_capture(self._model.device)
             self.refused = str(error).splitlines()[0]
             warnings.warn(
                 f"no CUDA graph can be captured of the backbone, so its kernels are launched singly: {self.refused}",
@@ -108,7 +110,7 @@ class CapturedColumns:
                 stacklevel=2,
             )
             return None
-        column.fill(inputs, *self._classes(samples))
+        column.fill(inputs, self._classes(samples))
         column.run()
         self._rows.buffer[row].add_(column.gradient[: self._rows.length])
         heads = column.gradient[self._rows.length :].clone()
@@ -134,15 +136,18 @@ class CapturedColumns:
             self._columns[key] = column
         return self._columns[key]
 
-    def _classes(self, samples: Sequence[Samples]) -> tuple[Tensor, Tensor, Tensor]:
-        """Label, first and last-but-one class of every sample, as indices into the joint logits."""
+    def _classes(self, samples: Sequence[Samples]) -> Tensor:
+        """Label, first class and end of the classes of every sample, as indices into the joint logits."""
+        table = np.empty((3, sum(len(group.x) for group in samples), 1), dtype=np.int64)
         total = sum(task.classes or 0 for task in self._model.classifiers)
-        joint = self._model.scenario == "class"
-        labels = torch.cat([group.y + group.task.offset for group in samples])
-        sizes = torch.tensor([len(group.x) for group in samples])
-        first = torch.tensor([0 if joint else group.task.offset for group in samples]).repeat_interleave(sizes)
-        last = [total if joint else group.task.offset + (group.task.classes or 0) for group in samples]
-        return labels, first, torch.tensor(last).repeat_interleave(sizes)
+        start = 0
+        for group in samples:
+            part = table[:, start : start + len(group.x), 0]
+            start += len(group.x)
+            first, end = group.task.offset, group.task.offset + (group.task.classes or 0)
+            part[0] = group.y.cpu().numpy() + first
+            part[1:] = [[0], [total]] if self._model.scenario == "class" else [[first], [end]]
+        return torch.from_numpy(table)
 
     def _head_gradients(self, heads: Tensor, samples: Sequence[Samples]) -> dict[nn.Parameter, Tensor]:
         assert self._joint is not None
@@ -193,13 +198,13 @@ class _StaticColumn:
         self.logits = torch.zeros(size, joint.capacity, device=device)
         self.run: Callable[[], None] = self._work
 
-    def fill(self, inputs: Sequence[Tensor], labels: Tensor, first: Tensor, last: Tensor) -> None:
+    def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
         """Put in the next batch."""
         start = 0
         for part in inputs:
             self._x[start : start + len(part)].copy_(part, non_blocking=True)
             start += len(part)
-        self._classes.copy_(torch.stack([labels, first, last]).unsqueeze(2), non_blocking=True)
+        self._classes.copy_(classes, non_blocking=True)
 
     def capture(self, pool: Any) -> None:
         """Make :attr:`run` the replay of a graph; the model is left as it was."""
@@ -221,12 +226,12 @@ class _StaticColumn:
         self.gradient.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
-        labels, first, last = self._classes
+        labels, first, end = self._classes
         with self._model.precision():
             features = self._model.backbone(self._x)
             logits = linear(features, self._joint.weight, self._joint.bias).float()
         self.logits.copy_(logits.detach())
-        outside = (self._numbers < first) | (self._numbers >= last)
+        outside = (self._numbers < first) | (self._numbers >= end)
         loss = cross_entropy(logits.masked_fill(outside, float("-inf")), labels.squeeze(1))
         loss.backward()  # type: ignore[no-untyped-call]
         averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
@@ -234,6 +239,12 @@ class _StaticColumn:
         self.signs[2] = get_total_norm(averages) if averages else 0.0
         for parameter, gradient in zip(self._parameters, before, strict=True):
             parameter.grad = gradient
+
+
+def _leave_failed_capture(device: torch.device) -> None:
+    """A capture that fails leaves the random number generator waiting for its end; one that succeeds releases it."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device=device)
 
 
 @contextmanager

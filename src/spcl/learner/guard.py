@@ -22,6 +22,7 @@ class StepGuard:
         self._model = model
         self._method = method
         self._memory = memory
+        self._modules = 0
         self._buffers: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._averages: list[Tensor] = []
@@ -29,11 +30,12 @@ class StepGuard:
     @torch.no_grad()
     def remember(self) -> None:
         """Take everything as it is for good."""
-        buffers = [buffer for module in self._model.modules() for buffer in module.buffers()]
-        if [id(buffer) for buffer in buffers] != [id(buffer) for buffer in self._buffers]:
-            self._buffers, self._copies = buffers, [buffer.clone() for buffer in buffers]
-            self._averages = [buffer for buffer in buffers if buffer.is_floating_point()]
-        elif buffers:
+        if len(self._model.modules()) != self._modules:
+            self._modules = len(self._model.modules())
+            self._buffers = [buffer for module in self._model.modules() for buffer in module.buffers()]
+            self._copies = [buffer.clone() for buffer in self._buffers]
+            self._averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        elif self._buffers:
             torch._foreach_copy_(self._copies, self._buffers)
         self._random = torch.get_rng_state()
         on_cuda = self._model.device.type == "cuda"

@@ -403,11 +403,15 @@ class Learner:
             self._optimise(task)
 
     def _optimise(self, task: Task) -> None:
-        """Hand the head's parameters to the optimiser, in a group of their own that bears the task's name."""
+        """Hand the head's parameters to the optimiser: all heads are in its last group, which names their tasks."""
         assert task.head is not None
         parameters = [parameter for parameter in task.head.parameters() if parameter.requires_grad]
-        if parameters:
-            self.optimizer.add_param_group({"params": parameters, "task": task.name})
+        last = self.optimizer.param_groups[-1]
+        if parameters and "tasks" in last:
+            last["params"] += parameters
+            last["tasks"].append(task.name)
+        elif parameters:
+            self.optimizer.add_param_group({"params": parameters, "tasks": [task.name]})
 
 
 def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:

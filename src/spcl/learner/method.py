@@ -30,7 +30,7 @@ class MethodSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    alpha: float = Field(0.0, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 5); 0 is off")
+    alpha: float = Field(0.0, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4); 0 is off")
     decoupled: bool = Field(
         False,
         description="add the orthogonality gradient to the update after the weighting, not to every task's column",

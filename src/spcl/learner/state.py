@@ -194,15 +194,16 @@ def _optimizer_maker(saved: Mapping[str, Any]) -> Callable[[list[nn.Parameter]],
 
 
 def _restore_optimizer(learner: "Learner", saved: Mapping[str, Any]) -> None:
-    """Give every parameter its state back; the groups of the heads come in the order in which they were made."""
+    """Give every parameter its state back; the heads joined the optimiser in the order in which they were made."""
     if type(learner.optimizer).__name__ != saved["class"]:
         raise CheckpointError(
             f"the checkpoint was made with {saved['class']}, but the optimiser is {type(learner.optimizer).__name__}"
         )
-    for group in saved["groups"]:
-        if "task" in group:
-            learner._optimise(learner.tasks[group["task"]])
-    groups = [{**_tuples(group), "params": group["params"]} for group in saved["groups"]]
+    for task in saved["groups"][-1].get("tasks", []):
+        learner._optimise(learner.tasks[task])
+    groups = [
+        _tuples(group) | {key: group[key] for key in ("params", "tasks") if key in group} for group in saved["groups"]
+    ]
     sizes = [[len(group["params"]) for group in side] for side in (groups, learner.optimizer.param_groups)]
     if sizes[0] != sizes[1]:
         raise CheckpointError(

@@ -52,7 +52,7 @@ class SORO(Method):
 
 
 class SORODBT(SORO):
-    """SORO with DBT: orthogonal gradients and, by the penalty of eq. 5, orthogonal convolutions.
+    """SORO with DBT: orthogonal gradients and, by the penalty of eq. 4, orthogonal convolutions.
 
     >>> SORODBT().settings.alpha
     0.001
@@ -64,4 +64,4 @@ class SORODBT(SORO):
     class Settings(SOROMethodSettings):
         """SORO's settings, with the penalty switched on."""
 
-        alpha: float = Field(1e-3, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 5)")
+        alpha: float = Field(1e-3, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4)")

@@ -33,7 +33,6 @@ def draw_convolutions(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         for penalised, mark in MARKS.items():
             axes.plot(places, layer_means(sides[penalised], name), **mark)
         axes.set_xlabel("convolution")
-        axes.set_ylabel(title)
         letter(axes, number, title.capitalize())
         if name == "condition_number":
             logarithmic(axes)

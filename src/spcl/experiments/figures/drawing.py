@@ -56,35 +56,35 @@ class Drawing:
     spec: FigureSpec
     figure: Figure
     caption: str
-    dark: bool = False
 
     def svg(self) -> str:
         """The figure as the text of an SVG file."""
         text = StringIO()
-        with style(self.dark):
+        with style():
             self.figure.savefig(text, format="svg", metadata=_facts(self, ".svg"))
         return text.getvalue()
 
 
-def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord], *, dark: bool = False) -> Drawing:
-    """Draw a figure from those of the runs that are complete."""
-    complete = [run for run in runs if run.result is not None]
+def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
+    """Draw a figure from those of the runs that are complete; task-incremental ones come first."""
+    complete = sorted((run for run in runs if run.result is not None), key=lambda run: run.scenario != "task")
     try:
-        with style(dark):
+        with style():
             figure, details = spec.draw(complete)
     except MissingRunsError as error:
         commands = "\n".join(f"  {command}" for command in spec.commands())
         raise MissingRunsError(
             f"figure {spec.name!r} needs {spec.needs}, but {error}; this makes them:\n{commands}"
         ) from error
-    return Drawing(spec, figure, f"{spec.number}. {spec.caption} {details}".strip(), dark)
+    return Drawing(spec, figure, f"{spec.number}. {spec.caption} {details}".strip())
 
 
 def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
     """Write the figure to a .png or .svg file, or both into a folder; its caption goes with it as metadata."""
-    if out.suffix and out.suffix not in FORMATS:
+    to_file = bool(out.suffix) and not out.is_dir()
+    if to_file and out.suffix not in FORMATS:
         raise SpclError(f"figures are written as {' or '.join(FORMATS)}, not as {out.name!r}; or name a folder")
-    paths = [out] if out.suffix else [out / f"{drawing.spec.name}{suffix}" for suffix in FORMATS]
+    paths = [out] if to_file else [out / f"{drawing.spec.name}{suffix}" for suffix in FORMATS]
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         for path in paths:
@@ -95,7 +95,7 @@ def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
 
 
 def _save(drawing: Drawing, path: Path) -> None:
-    with style(drawing.dark):
+    with style():
         drawing.figure.savefig(path, metadata=_facts(drawing, path.suffix))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from spcl.experiments.figures.curves import MEASURES, Curves, blocks, grouped, mean_curve
+from spcl.experiments.figures.curves import MEASURES, Curves, blocks, by_label, grouped, mean_curve
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, measure_axis
 from spcl.experiments.figures.recipe import Recipe
@@ -13,7 +13,8 @@ from spcl.experiments.index import RunRecord
 
 __all__ = ["GRADIENTS"]
 
-POINTS = 60
+POINTS = 48
+SPACING = 12
 
 
 def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
@@ -22,7 +23,7 @@ def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     cell = max(cells.values(), key=lambda cell: len({run.label for run in cell}), default=[])
     methods = {
         label: measured
-        for label, group in grouped(cell, lambda run: run.label).items()
+        for label, group in by_label(cell).items()
         if (measured := [curves for curves in map(Curves, group) if len(curves.stability("cosine", "after")[0])])
     }
     if not methods:
@@ -30,9 +31,10 @@ def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     look = looks(methods)
     for number, (axes, (measure, title)) in enumerate(zip(figure.subplots(1, 3), MEASURES.items(), strict=True)):
-        for label, group in methods.items():
+        for place, (label, group) in enumerate(methods.items()):
             curve = mean_curve([curves.stability(measure, "after") for curves in group])
-            axes.plot(*blocks(curve, POINTS), label=display(label), markevery=(0.05, 0.2), **look[label].points())
+            marks = look[label].points() | {"markevery": (place % SPACING, SPACING)}
+            axes.plot(*blocks(curve, POINTS), label=display(label), **marks)
         measure_axis(axes, measure)
         letter(axes, number, title.capitalize())
         axes.set_xlabel("step")

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spcl.experiments.figures.curves import Array, Curves, grouped
+from spcl.experiments.figures.curves import Array, Curves, by_label, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter
 from spcl.experiments.figures.recipe import Recipe
@@ -28,7 +28,7 @@ def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     panels = figure.subplots(rows, columns, squeeze=False)
     look = looks(run.label for run in usable)
     for number, (axes, ((benchmark, scenario), cell)) in enumerate(zip(panels.flat, cells.items(), strict=False)):
-        for label, group in grouped(cell, lambda run: run.label).items():
+        for label, group in by_label(cell).items():
             means = mean_at_ends(group)
             axes.plot(np.arange(1, len(means) + 1), means, label=display(label), **look[label].points())
         letter(axes, number, f"{benchmark}, {scenario}-incremental")
@@ -38,7 +38,7 @@ def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     for axes in panels.flat[len(cells) :]:
         axes.remove()
     legend_below(figure, 5)
-    counts = {len(group) for cell in cells.values() for group in grouped(cell, lambda run: run.label).values()}
+    counts = {len(group) for cell in cells.values() for group in by_label(cell).values()}
     return figure, f"Mean of {' to '.join(map(str, sorted({min(counts), max(counts)})))} runs a line."
 
 

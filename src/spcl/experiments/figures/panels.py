@@ -1,12 +1,13 @@
 """Parts that panels of several figures share."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from spcl.experiments.figures.curves import MEASURES, Measure
+from spcl.experiments.figures.curves import Measure
 from spcl.streams import Timeline
 
 __all__ = ["GREY", "draw_bars", "legend_below", "letter", "logarithmic", "mark_changes", "measure_axis"]
@@ -26,8 +27,7 @@ def letter(axes: Axes, number: int, title: str) -> None:
 
 
 def measure_axis(axes: Axes, measure: Measure) -> None:
-    """The vertical axis of a measure of stability; κ is drawn logarithmically, its best value 1 at the bottom."""
-    axes.set_ylabel(MEASURES[measure])
+    """The vertical axis of a measure of stability: logarithmic for κ, zero marked for the cosine."""
     if measure == "condition_number":
         logarithmic(axes)
     elif measure == "cosine":
@@ -62,10 +62,10 @@ def draw_bars(axes: Axes, timeline: Timeline, names: Sequence[str]) -> None:
     for place, (first, last) in enumerate(timeline.spans):
         axes.barh(place, last + 1 - first, left=first, height=0.72, color=f"C{place % 6}")
     memory = len(timeline.spans)
-    rest = timeline.steps - timeline.memory_start
-    axes.barh(memory, rest, left=timeline.memory_start, height=0.72, facecolor="none", edgecolor=GREY, hatch="////")
+    if rest := timeline.steps - timeline.memory_start:
+        hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": GREY, "hatch": "////"}
+        axes.barh(memory, rest, left=timeline.memory_start, height=0.72, **hatched)
     axes.set_yticks(range(memory + 1), [*names, "memory"])
     axes.set_ylim(memory + 0.6, -0.6)
-    axes.set_xlim(0, timeline.steps)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

@@ -13,6 +13,7 @@ from spcl.experiments.figures.recipe import Recipe
 from spcl.experiments.figures.style import WIDTH, display, looks
 from spcl.experiments.figures.sweeps import mean_accuracy
 from spcl.experiments.index import RunRecord
+from spcl.experiments.tables import method_order
 from spcl.streams import Timeline
 
 __all__ = ["PARADIGMS"]
@@ -25,18 +26,18 @@ def draw_paradigms(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """The three timelines and, where one method was run under all three, how well it did."""
     cell = _compared(runs)
     figure = Figure(figsize=(WIDTH, 4.3 if cell else 1.9), layout="constrained")
-    grid = figure.add_gridspec(2 if cell else 1, 3, height_ratios=(1, 1.4) if cell else None)
-    for number, (paradigm, title) in enumerate(NAMES.items()):
-        axes = figure.add_subplot(grid[0, number])
+    rows = figure.subfigures(2 if cell else 1, 1, squeeze=False, height_ratios=(1, 1.4) if cell else None)[:, 0]
+    panels = rows[0].subplots(1, len(NAMES), sharex=True, sharey=True)
+    for number, (axes, (paradigm, title)) in enumerate(zip(panels, NAMES.items(), strict=True)):
         timeline = _timeline(paradigm, cell)
         draw_bars(axes, timeline, [f"task {task}" for task in range(1, len(timeline.spans) + 1)])
         letter(axes, number, title)
         axes.set_xlabel("step" if cell else "time")
+    panels[0].set_xlim(0, _timeline("serial", cell).steps)
     if not cell:
-        for axes in figure.axes:
-            axes.set_xticks([])
+        panels[0].set_xticks([])
         return figure, ""
-    _draw_accuracies(figure.add_subplot(grid[1, :]), cell)
+    _draw_accuracies(rows[1].subplots(), cell)
     run = cell[0]
     return figure, (
         f"Timelines of configuration {_parallel(cell).config}; {run.benchmark}, {run.scenario}-incremental, mean and "
@@ -65,7 +66,7 @@ def _timeline(paradigm: str, cell: Sequence[RunRecord]) -> Timeline:
 
 
 def _draw_accuracies(axes: Axes, cell: Sequence[RunRecord]) -> None:
-    methods = grouped(cell, lambda run: run.method)
+    methods = grouped(sorted(cell, key=lambda run: method_order(run.method)), lambda run: run.method)
     look = looks(methods)
     places = np.arange(len(NAMES))
     for offset, (method, runs) in zip(np.linspace(-0.25, 0.25, len(methods) + 2)[1:-1], methods.items(), strict=True):

@@ -9,6 +9,7 @@ from spcl.experiments.figures.recipe import Recipe
 from spcl.experiments.figures.style import WIDTH, display, looks
 from spcl.experiments.figures.sweeps import SweepLine, sweep_lines
 from spcl.experiments.index import RunRecord
+from spcl.experiments.tables import method_order
 
 __all__ = ["REHEARSAL"]
 
@@ -26,7 +27,7 @@ def draw_rehearsal(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     figure = Figure(figsize=(0.6 * WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     look = looks(of_method)
-    for method, line in sorted(of_method.items()):
+    for method, line in sorted(of_method.items(), key=lambda item: method_order(item[0])):
         axes.errorbar(*line.points(), capsize=2.5, label=display(method), **look[method].points())
     axes.set_xlabel("samples in memory")
     axes.set_ylabel("accuracy (%)")

@@ -1,4 +1,4 @@
-"""The one look of all figures: readable in print, in grey and for the colour-blind, on light and on dark pages."""
+"""The one look of all figures: readable in print, in grey and for the colour-blind."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-from cycler import cycler
+from matplotlib import cycler
 
 from spcl.methods import METHODS
 
@@ -31,7 +31,7 @@ LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 OURS = ("soro+dbt", "soro")
 
-LIGHT: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.labelsize": 8.5,
@@ -58,28 +58,17 @@ LIGHT: dict[Any, Any] = {
     "ytick.labelsize": 8,
 }
 
-INK, PAPER = "#e6e6e6", "#161b22"
-DARK: dict[Any, Any] = {
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), PAPER),
-    "axes.prop_cycle": cycler(color=["#ff8a3d", "#5aa9ff", "#2fc79a", "#e6a1c6", "#f0b93a", "#8fd0f5", INK]),
-    "grid.color": "#4a515b",
-}
-
 
 @contextmanager
-def style(dark: bool = False) -> Iterator[None]:
+def style() -> Iterator[None]:
     """Everything drawn and saved in this block has the one look."""
-    with matplotlib.rc_context(LIGHT | DARK if dark else LIGHT):
+    with matplotlib.rc_context(STYLE):
         yield
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one line is told from the others: three marks, of which any two suffice.
-
-    The colour is a place in the palette (``C0``, …), so that it suits light and dark pages.
-    """
+    """How one line is told from the others: by colour, line and marker."""
 
     colour: str
     line: Any
@@ -88,7 +77,7 @@ class Look:
 
     def curve(self) -> dict[str, Any]:
         """For a curve of many points."""
-        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
+        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width, "zorder": 2 + self.width}
 
     def points(self) -> dict[str, Any]:
         """For a curve of few points."""

@@ -43,15 +43,13 @@ def _draw_panels(timelines: Mapping[str, Timeline]) -> Figure:
     figure = Figure(
         figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, rows * (0.7 + 0.17 * (tasks + 1))), layout="constrained"
     )
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for number, (axes, (title, timeline)) in enumerate(zip(panels.flat, shown, strict=False)):
         draw_bars(axes, timeline, [f"task {task}" for task in range(1, len(timeline.spans) + 1)])
         letter(axes, number, title)
     for axes in panels.flat[len(shown) :]:
         axes.remove()
-    longest = max(timeline.steps for _, timeline in shown)
-    for axes in figure.axes:
-        axes.set_xlim(0, longest)
+    panels[0, 0].set_xlim(0, max(timeline.steps for _, timeline in shown))
     figure.supxlabel("step", fontsize=8.5)
     return figure
 

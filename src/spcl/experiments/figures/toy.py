@@ -63,6 +63,7 @@ def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
             axes.plot(*curves.stability(measure, "before"), color="C1", linewidth=0.9, label="original G")
             axes.plot(*curves.stability(measure, "after"), color="C0", linewidth=1.6, label="adjusted Ĝ")
             measure_axis(axes, measure)
+            axes.set_ylabel(MEASURES[measure])
             axes.label_outer()
             axes.set_xlim(left=0)
             mark_changes(axes, curves.timeline)

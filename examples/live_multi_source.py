@@ -1,0 +1,224 @@
+"""Three live sources of different speed and loss; one joins late, one dies and comes back.
+
+    python examples/live_multi_source.py [--steps 600] [--out live_multi_source.png]
+
+A machine is watched by three sensors, each with its own driver and pace, and all feed one network:
+
+- `vibration` tells which of four bearings is worn (cross-entropy), 200 windows of signal a second;
+- `load` measures how hard the machine works (squared error), slowly, and its driver dies after a while;
+- `acoustic` tells which of three gears is in (cross-entropy), and is plugged in only after a quarter of the time.
+
+No source waits for another. The figure shows what SORO does to the gradients of the sources that are there.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from spcl.learner import Learner, StepReport
+from spcl.memory import Reservoir
+from spcl.methods import SORO
+from spcl.stability import Stability
+from spcl.streams import Failure, LiveStream
+
+WINDOW, BATCH = 64, 16
+Batch = tuple[Tensor, Tensor]
+
+
+# -- the sources
+
+
+def signals(frequencies: Tensor, amplitudes: Tensor, chance: torch.Generator) -> Tensor:
+    """Noisy sines, one window each."""
+    phases = 2 * torch.pi * torch.rand(len(frequencies), 1, generator=chance)
+    waves = torch.sin(frequencies[:, None] * torch.linspace(0, 2 * torch.pi, WINDOW) + phases)
+    noise = 0.3 * torch.randn(len(frequencies), WINDOW, generator=chance)
+    return (amplitudes[:, None] * waves + noise)[:, None]
+
+
+def vibration(chance: torch.Generator) -> Batch:
+    """Each bearing has its frequency."""
+    y = torch.randint(4, (BATCH,), generator=chance)
+    return signals(2.0 + 3.0 * y, torch.ones(BATCH), chance), y
+
+
+def acoustic(chance: torch.Generator) -> Batch:
+    """Each gear has its overtone."""
+    y = torch.randint(3, (BATCH,), generator=chance)
+    return signals(torch.full((BATCH,), 4.0), torch.ones(BATCH), chance) + signals(
+        9.0 + 5.0 * y, torch.full((BATCH,), 0.7), chance
+    ), y
+
+
+def load(chance: torch.Generator) -> Batch:
+    """The harder the work, the larger the amplitude."""
+    y = torch.rand(BATCH, 1, generator=chance)
+    return signals(torch.full((BATCH,), 7.0), 0.5 + y.squeeze(1), chance), y
+
+
+SOURCES = {"vibration": (vibration, 0.005), "load": (load, 0.03), "acoustic": (acoustic, 0.015)}
+
+
+def driver(name: str, seed: int, dies_after: int | None = None) -> Iterator[Batch]:
+    """Batches of a sensor at its pace, for ever or until its driver dies."""
+    make, pause = SOURCES[name]
+    chance = torch.Generator().manual_seed(seed)
+    count = 0
+    while dies_after is None or count < dies_after:
+        time.sleep(pause)
+        yield make(chance)
+        count += 1
+    raise ConnectionError("the cable is loose")
+
+
+# -- the run
+
+
+def make_learner() -> Learner:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.Conv1d(1, 16, 9, stride=2, padding=4),
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Conv1d(16, 32, 5, stride=2, padding=2),
+        nn.BatchNorm1d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(4),
+        nn.Flatten(),
+    )
+    return Learner(backbone, SORO(), optimizer=partial(torch.optim.Adam, lr=1e-3), memory=Reservoir(300))
+
+
+def add_task(learner: Learner, name: str) -> None:
+    if name == "load":
+        learner.add_task(name, head=nn.Linear(128, 1), loss=mse_loss)
+    else:
+        learner.add_task(name, classes={"vibration": 4, "acoustic": 3}[name])
+
+
+@dataclass
+class Diary:
+    """What happened, step by step."""
+
+    reports: list[StepReport] = field(default_factory=list)
+    events: list[tuple[int, str]] = field(default_factory=list)
+
+    def note(self, event: str) -> None:
+        self.events.append((len(self.reports), event))
+
+
+def run(steps: int, console: Console) -> tuple[Learner, LiveStream, Diary]:
+    learner, diary = make_learner(), Diary()
+
+    def on_failure(name: str, failure: Failure) -> None:
+        diary.note(f"{name} dies")
+        console.print(f"step {len(diary.reports)}: source {name!r} failed: {failure.exception}")
+
+    first = {"vibration": driver("vibration", 1), "load": driver("load", 2, dies_after=max(steps // 12, 1))}
+    bars = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console)
+    with bars, LiveStream(first, on_failure=on_failure) as stream:
+        bar = bars.add_task("waiting", total=steps)
+        for moment in stream:
+            for name in moment.started:
+                add_task(learner, name)
+                diary.note(f"{name} joins")
+            if moment.batches:
+                diary.reports.append(learner.step(moment.batches))
+            step = len(diary.reports)
+            if step == max(steps // 4, 1):
+                stream.add("acoustic", driver("acoustic", 3))
+            if step >= steps * 2 // 3 and "load" in stream.failed:
+                stream.restart("load", driver("load", 4))
+                diary.note("load is back")
+            bars.update(bar, completed=step, description=describe(diary.reports[-1]))
+            if step == steps:
+                break
+    return learner, stream, diary
+
+
+def describe(report: StepReport) -> str:
+    κ = f"{report.before.condition_number:5.1f} → {report.after.condition_number:4.2f}"
+    return f"κ {κ}  " + "  ".join(f"{name} {loss:.2f}" for name, loss in report.losses.items())
+
+
+# -- what came of it
+
+
+def show_table(learner: Learner, stream: LiveStream, console: Console) -> None:
+    table = Table("source", "batches", "failures", "score on new data")
+    for name, task in learner.tasks.items():
+        chance = torch.Generator().manual_seed(99)
+        pairs = [SOURCES[name][0](chance) for _ in range(20)]
+        found, y = learner.predict(torch.cat([x for x, _ in pairs]), task=name), torch.cat([y for _, y in pairs])
+        score = f"{(found == y).float().mean():.1%} right" if task.classes else f"off by {(found - y).abs().mean():.3f}"
+        failures = stream.failures[name].count if name in stream.failures else 0
+        table.add_row(name, str(stream.delivered[name]), str(failures), score)
+    console.print(table)
+
+
+def draw(diary: Diary, path: Path) -> None:
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True).flatten()
+    draw_measure(panels[0], diary, "condition_number", "condition number κ")
+    panels[0].set_yscale("log")
+    draw_measure(panels[1], diary, "conflicts", "pairs of gradients in conflict")
+    draw_measure(panels[2], diary, "mean_magnitude_similarity", "magnitude similarity")
+    for name in {name: None for report in diary.reports for name in report.losses}:
+        draw_smoothed(panels[3], [report.losses.get(name, np.nan) for report in diary.reports], name)
+    panels[3].set(ylabel="loss", yscale="log")
+    for panel in panels:
+        for step, _ in diary.events:
+            panel.axvline(step, color="grey", linewidth=0.7, linestyle=":")
+        panel.legend(frameon=False)
+    for step, event in diary.events:
+        panels[0].annotate(event, (step, 1.0), xycoords=("data", "axes fraction"), rotation=25, fontsize=8)
+    figure.supxlabel("step")
+    figure.savefig(path, dpi=150)
+
+
+def draw_measure(panel: Axes, diary: Diary, measure: str, label: str) -> None:
+    sides: dict[str, list[Stability | None]] = {
+        "before SORO": [report.before for report in diary.reports],
+        "after": [report.after for report in diary.reports],
+    }
+    for side, found in sides.items():
+        draw_smoothed(panel, [np.nan if one is None else getattr(one, measure) for one in found], side)
+    panel.set_ylabel(label)
+
+
+def draw_smoothed(panel: Axes, values: list[float], label: str, span: int = 15) -> None:
+    """A moving average over the steps in which there is a value."""
+    line = np.array(values)
+    (there,) = np.nonzero(np.isfinite(line))
+    kernel = np.ones(min(span, len(there)))
+    smooth = np.convolve(line[there], kernel, "same") / np.convolve(np.ones(len(there)), kernel, "same")
+    panel.plot(there, smooth, label=label)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Three live sources, one network.")
+    parser.add_argument("--steps", type=int, default=600, help="how many training steps")
+    parser.add_argument("--out", type=Path, default=Path("live_multi_source.png"), help="where the figure goes")
+    arguments = parser.parse_args()
+    console = Console()
+    learner, stream, diary = run(arguments.steps, console)
+    show_table(learner, stream, console)
+    draw(diary, arguments.out)
+    console.print(f"the curves are in {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

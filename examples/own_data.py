@@ -1,0 +1,35 @@
+"""Your own data and your own backbone, in ten lines.
+
+    python examples/own_data.py
+
+Two sources are learnt at once, each from its own loader. The second ends early; a small memory keeps what it taught.
+Replace `x` and `labels` by your data, and the loaders by anything that yields batches (inputs, labels).
+"""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from spcl.learner import Learner
+from spcl.memory import Reservoir
+from spcl.methods import SORO
+from spcl.streams import LiveStream
+
+torch.manual_seed(0)
+x = torch.randn(6000, 2)
+labels = {
+    "direction": (torch.atan2(x[:, 1], x[:, 0]) / torch.pi * 2 + 2).long().clamp(0, 3),  # which quadrant?
+    "distance": torch.bucketize(x.norm(dim=1), torch.tensor([1.0, 2.0])),  # near, middling or far?
+}
+seen = {"direction": x[:5000], "distance": x[:2500]}
+
+backbone = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+learner = Learner(backbone, SORO(), memory=Reservoir(500))
+data = {name: TensorDataset(inputs, labels[name][: len(inputs)]) for name, inputs in seen.items()}
+for moment in LiveStream({name: DataLoader(pairs, batch_size=32, shuffle=True) for name, pairs in data.items()}):
+    for name in moment.started:
+        learner.add_task(name, classes=int(labels[name].max()) + 1)
+    if moment.batches:
+        learner.step(moment.batches)
+for name, y in labels.items():
+    print(f"{name}: {(learner.predict(x[5000:], task=name) == y[5000:]).float().mean():.1%} of new points right")

@@ -1,0 +1,62 @@
+"""Runs side by side."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from _runs import write_run
+from spcl.cli.app import app
+from spcl.errors import SpclError
+from spcl.experiments.compare import compare, comparison_table
+from spcl.experiments.index import read_runs
+
+
+def step(condition: float | None, cosine: float) -> str:
+    before = {"condition_number": condition, "cosine": cosine, "magnitude_similarity": 0.5}
+    return json.dumps({"kind": "step", "before": before, "after": {**before, "condition_number": 1.0}}) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_run(tmp_path / "a", method="er", accuracy=70.125)
+    write_run(tmp_path / "b", method="soro", accuracy=75.5, forgetting=1.25, method_sigma=100.0)
+    write_run(tmp_path / "c", method="soro", accuracy=None, method_sigma=1.0)
+    alone = json.dumps({"kind": "step", "before": None, "after": None}) + "\n"
+    (tmp_path / "b/metrics.jsonl").write_text(alone + step(10.0, 0.5) + step(None, -0.5) + step(1000.0, 0.3))
+    return tmp_path
+
+
+def test_what_differs_and_what_was_reached(folder: Path) -> None:
+    comparison = compare(read_runs(folder))
+    assert [run.path.name for run in comparison.runs] == ["a", "c", "b"]
+    assert comparison.settings == {"method.name": ["er", "soro", "soro"], "method.sigma": [None, 1.0, 100.0]}
+    assert comparison.results == {"accuracy": [70.125, None, 75.5], "forgetting": [-5.0, None, 1.25]}
+    assert comparison.tasks == {"task-0": [70.125, None, 75.5]}
+    assert comparison.stability["κ before"] == [None, None, pytest.approx(100.0)]
+    assert comparison.stability["κ after"] == [None, None, pytest.approx(1.0)]
+    assert comparison.stability["cosine before"] == [None, None, pytest.approx(np.mean([0.5, -0.5, 0.3]))]
+    with pytest.raises(SpclError, match="nothing to compare"):
+        compare([])
+
+
+def test_the_table_has_a_column_for_each_run(folder: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    console.print(comparison_table(compare(read_runs(folder))))
+    lines = console.file.getvalue().splitlines()
+    assert "task-incremental" in lines[0]
+    assert next(line for line in lines if "accuracy, %" in line).split()[2:] == ["70.12", "–", "75.5"]
+    assert next(line for line in lines if "κ before" in line).split()[-3:] == ["–", "–", "100"]
+
+
+def test_the_command(folder: Path) -> None:
+    outcome = CliRunner().invoke(app, ["compare", str(folder / "b"), str(folder / "a")])
+    assert outcome.exit_code == 0
+    assert outcome.output.index("soro") < outcome.output.index(" er")
+    outcome = CliRunner().invoke(app, ["compare", str(folder)])
+    assert isinstance(outcome.exception, SpclError)
+    assert "is not the folder of one run" in str(outcome.exception)
