@@ -6,14 +6,14 @@ A machine is watched by three sensors, each with its own driver and pace, and al
 
 - `vibration` tells which of four bearings is worn (cross-entropy), 200 windows of signal a second;
 - `load` measures how hard the machine works (squared error), slowly, and its driver dies after a while;
-- `acoustic` tells which of three gears is in (cross-entropy), and is plugged in only after a quarter of the time.
+- `acoustic` tells which of three gears is in (cross-entropy), and is plugged in only after a third of the time.
 
 No source waits for another. The figure shows what SORO does to the gradients of the sources that are there.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -127,19 +127,19 @@ def run(steps: int, console: Console) -> tuple[Learner, LiveStream, Diary]:
         diary.note(f"{name} dies")
         console.print(f"step {len(diary.reports)}: source {name!r} failed: {failure.exception}")
 
-    first = {"vibration": driver("vibration", 1), "load": driver("load", 2, dies_after=max(steps // 12, 1))}
+    first = {"vibration": driver("vibration", 1), "load": driver("load", 2, dies_after=max(steps // 20, 1))}
     bars = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console)
     with bars, LiveStream(first, on_failure=on_failure) as stream:
         bar = bars.add_task("waiting", total=steps)
         for moment in stream:
             for name in moment.started:
                 add_task(learner, name)
-                diary.note(f"{name} joins")
             if moment.batches:
                 diary.reports.append(learner.step(moment.batches))
             step = len(diary.reports)
-            if step == max(steps // 4, 1):
+            if step == max(steps // 3, 1):
                 stream.add("acoustic", driver("acoustic", 3))
+                diary.note("acoustic joins")
             if step >= steps * 2 // 3 and "load" in stream.failed:
                 stream.restart("load", driver("load", 4))
                 diary.note("load is back")
@@ -172,40 +172,40 @@ def show_table(learner: Learner, stream: LiveStream, console: Console) -> None:
 def draw(diary: Diary, path: Path) -> None:
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True).flatten()
-    draw_measure(panels[0], diary, "condition_number", "condition number κ")
-    panels[0].set_yscale("log")
-    draw_measure(panels[1], diary, "conflicts", "pairs of gradients in conflict")
-    draw_measure(panels[2], diary, "mean_magnitude_similarity", "magnitude similarity")
+    draw_measure(panels[0], diary, lambda stability: stability.condition_number, "condition number κ")
+    draw_measure(panels[1], diary, worst_conflict, "strongest conflict (−cosine)")
+    draw_measure(panels[2], diary, lambda stability: stability.mean_magnitude_similarity, "magnitude similarity")
     for name in {name: None for report in diary.reports for name in report.losses}:
         draw_smoothed(panels[3], [report.losses.get(name, np.nan) for report in diary.reports], name)
+    panels[0].set_yscale("log")
     panels[3].set(ylabel="loss", yscale="log")
     for panel in panels:
-        for step, _ in diary.events:
+        for step, event in diary.events:
             panel.axvline(step, color="grey", linewidth=0.7, linestyle=":")
+            panel.annotate(f" {event}", (step, 0.5), xycoords=("data", "axes fraction"), rotation=90, fontsize=7)
         panel.legend(frameon=False)
-    for step, event in diary.events:
-        panels[0].annotate(event, (step, 1.0), xycoords=("data", "axes fraction"), rotation=25, fontsize=8)
     figure.supxlabel("step")
     figure.savefig(path, dpi=150)
 
 
-def draw_measure(panel: Axes, diary: Diary, measure: str, label: str) -> None:
-    sides: dict[str, list[Stability | None]] = {
-        "before SORO": [report.before for report in diary.reports],
-        "after": [report.after for report in diary.reports],
-    }
-    for side, found in sides.items():
-        draw_smoothed(panel, [np.nan if one is None else getattr(one, measure) for one in found], side)
+def worst_conflict(stability: Stability) -> float:
+    return max(0.0, -float(stability.cosines.min()))
+
+
+def draw_measure(panel: Axes, diary: Diary, measure: Callable[[Stability], float], label: str) -> None:
+    draw_smoothed(panel, [measure(report.before) for report in diary.reports if report.before], "before SORO")
+    draw_smoothed(panel, [measure(report.after) for report in diary.reports if report.after], "after")
     panel.set_ylabel(label)
 
 
-def draw_smoothed(panel: Axes, values: list[float], label: str, span: int = 15) -> None:
-    """A moving average over the steps in which there is a value."""
+def draw_smoothed(panel: Axes, values: list[float], label: str, span: int = 15, gap: int = 40) -> None:
+    """A moving average over the steps in which there is a value, broken where there was none for long."""
     line = np.array(values)
     (there,) = np.nonzero(np.isfinite(line))
     kernel = np.ones(min(span, len(there)))
     smooth = np.convolve(line[there], kernel, "same") / np.convolve(np.ones(len(there)), kernel, "same")
-    panel.plot(there, smooth, label=label)
+    breaks = np.nonzero(np.diff(there) > gap)[0] + 1
+    panel.plot(np.insert(there, breaks, there[breaks]), np.insert(smooth, breaks, np.nan), label=label)
 
 
 def main() -> None:

@@ -100,19 +100,21 @@ def command_line(benchmark: Path, out: Path, jobs: int = 2) -> list[str]:
 def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     generator = np.random.default_rng(0)
-    left_unfinished = 0
-    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL):
+    stopped, left_unfinished = [], 0
+    for number in (signal.SIGINT, signal.SIGKILL, signal.SIGKILL):
         log.write_text("")
         process = start_command(command_line(benchmark, out), log)
         wait_for(lambda: f"/{RUNS}  " in log.read_text())
-        time.sleep(generator.uniform(0.0, 0.3))
+        time.sleep(generator.uniform(0.0, 0.2))
         assert process.pid is not None
-        os.kill(process.pid, number)
+        process.kill() if number == signal.SIGKILL else os.kill(process.pid, number)
         process.join(PATIENCE)
-        assert process.exitcode == (-9 if number == signal.SIGKILL else 130), log.read_text()
-        if number != signal.SIGKILL:
-            assert f"{len(results_in(out))} of {RUNS} runs are complete; the same command continues" in log.read_text()
+        stopped.append(process.exitcode)
         left_unfinished += len(metrics_in(out)) > len(results_in(out))
+        if number == signal.SIGINT:
+            assert f"{len(results_in(out))} of {RUNS} runs are complete; the same command continues" in log.read_text()
+    assert stopped[:2] == [130, -signal.SIGKILL]
+    assert stopped[2] in (-signal.SIGKILL, 0)  # the third may find so little left that it comes to the end
     assert left_unfinished
 
     process = start_command(command_line(benchmark, out), log)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from spcl import __version__
-from spcl.cli import compare, data, figure, grid, methods, run, table, timeline, tune
+from spcl.cli import compare, data, figure, grid, methods, report, run, table, timeline, tune
 from spcl.errors import SpclError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app.command("tune")(tune.tune)
 app.command("table")(table.table)
 app.command("compare")(compare.compare)
 app.command("figure")(figure.figure)
+app.command("report")(report.report)
 app.command("timeline")(timeline.timeline)
 app.command("methods")(methods.methods)
 app.add_typer(data.app, name="data")

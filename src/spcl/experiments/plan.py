@@ -106,18 +106,17 @@ def plan_grid(
     ['task/er/config-0/seed-0', 'task/er/config-1/seed-0']
     """
     _check_layers([base, *(layer for swept in _combinations(sweeps) for _, layer in swept)])
-    templates = {
-        "/".join([scenario, _folder_name(method), *(_folder_name(text) for text, _ in swept)]): resolve_settings(
-            {"method": {"name": method}, "scenario": scenario}, base, *(layer for _, layer in swept)
-        )
-        for scenario, method, swept in product(scenarios, methods, _combinations(sweeps))
-    }
-    return [
-        Job(f"{prefix}/config-{config}/seed-{seed}", settings, out / prefix / f"config-{config}" / f"seed-{seed}")
-        for seed, config in product(seeds, configs)
-        for prefix, template in templates.items()
-        for settings in [template.model_copy(update={"config": config, "seed": seed})]
-    ]
+    templates = {}
+    for scenario, method, swept in product(scenarios, methods, _combinations(sweeps)):
+        folder = "/".join(map(_folder_name, [scenario, method, *(text for text, _ in swept)]))
+        layers = [{"method": {"name": method}, "scenario": scenario}, base, *(layer for _, layer in swept)]
+        templates[folder] = resolve_settings(*layers)
+    jobs = []
+    for seed, config in product(seeds, configs):
+        for folder, template in templates.items():
+            name = f"{folder}/config-{config}/seed-{seed}"
+            jobs.append(Job(name, template.model_copy(update={"config": config, "seed": seed}), out / name))
+    return jobs
 
 
 def _check_layers(layers: Iterable[Mapping[str, Any]]) -> None:

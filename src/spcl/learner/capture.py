@@ -17,10 +17,11 @@ from spcl.learner.rows import GradientRows
 from spcl.learner.tasks import Output, Task
 from spcl.orthogonality import add_orthogonality_gradient
 
-__all__ = ["CapturedColumns", "CapturedPenalty", "Replayed"]
+__all__ = ["CapturedBackbone", "CapturedColumns", "CapturedPenalty", "Replayed"]
 
 FIRST_CAPACITY = 128
 WARM_UPS = 2
+MOST_SHAPES = 8
 
 
 @dataclass(frozen=True)
@@ -63,37 +64,67 @@ class JointClassifier:
         return grows
 
 
+class _Graphs:
+    """How graphs are made: how many, in which memory, and what happens where it cannot be done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.refused: str | None = None
+
+    def capture(self, works: Sequence[Callable[[], None]], buffers: Sequence[Tensor]) -> list[Callable[[], None]]:
+        """The replay of every piece of work, given in the order in which they run; the model stays as it was."""
+        if self.pool is None:
+            return list(works)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        with _unchanged(buffers, self.device):
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                for work in [*works] * WARM_UPS:
+                    work()
+            torch.cuda.current_stream(self.device).wait_stream(side)
+        replays = []
+        for work in works:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                work()
+            replays.append(graph.replay)
+        return replays
+
+    def refuse(self, error: RuntimeError) -> None:
+        """Give graphs up, and say why."""
+        self.refused = str(error).splitlines()[0]
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):  # a failed capture leaves the generator waiting for its end
+            torch.zeros(1, device=self.device)
+        warnings.warn(
+            f"no CUDA graph can be captured of the backbone, so its kernels are launched singly: {self.refused}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 class CapturedColumns:
     """Forward, loss and backward of a batch as one CUDA graph per batch size, for classifiers with linear heads.
 
     Every sample carries the range of classes its softmax covers (its task's, or all that were added), so the graph
     knows neither tasks nor scenario: columns of tasks and of memory replay the same one. What it computes is what the
-    eager engine computes.
-
-    Args:
-        graphs: capture graphs; without, the same work is done eagerly, on any device.
+    eager engine computes. On a device without graphs the same work is done eagerly.
     """
 
-    def __init__(self, model: SharedModel, rows: GradientRows, graphs: bool = True) -> None:
+    def __init__(self, model: SharedModel, rows: GradientRows) -> None:
         self._model = model
         self._rows = rows
-        self._graphs = graphs
-        self._seen: set[tuple[object, ...]] = set()
+        self._graphs = _Graphs(model.device)
         self._columns: dict[tuple[object, ...], _StaticColumn] = {}
-        self._pool = torch.cuda.graph_pool_handle() if graphs else None
         self._joint: JointClassifier | None = None
-        self.refused: str | None = None
 
     def takes(self, samples: Sequence[Samples]) -> bool:
-        """Whether these samples can be replayed: only classifiers, of a shape that has been seen before."""
-        if self.refused is not None or not self._model.backbone.training:
+        """Whether these samples can be replayed: only classifiers, of one of the first few batch sizes."""
+        if self._graphs.refused is not None or not self._model.backbone.training:
             return False
         if not all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples):
             return False
-        key = self._key(samples)
-        known = key in self._seen
-        self._seen.add(key)
-        return known
+        return len(self._columns) < MOST_SHAPES or self._key(samples) in self._columns
 
     def replay(
         self, row: int, samples: Sequence[Samples], inputs: Sequence[Tensor], keep_logits: bool
@@ -102,13 +133,7 @@ class CapturedColumns:
         try:
             column = self._column(samples)
         except RuntimeError as error:
-            _leave_failed_capture(self._model.device)
-            self.refused = str(error).splitlines()[0]
-            warnings.warn(
-                f"no CUDA graph can be captured of the backbone, so its kernels are launched singly: {self.refused}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._graphs.refuse(error)
             return None
         column.fill(inputs, self._classes(samples))
         column.run()
@@ -131,8 +156,7 @@ class CapturedColumns:
         key = self._key(samples)
         if key not in self._columns:
             column = _StaticColumn(self._model, self._rows, joint, samples[0].x, sum(len(g.x) for g in samples))
-            if self._graphs:
-                column.capture(self._pool)
+            (column.run,) = self._graphs.capture([column.work], column.buffers)
             self._columns[key] = column
         return self._columns[key]
 
@@ -182,7 +206,7 @@ class _StaticColumn:
         device = model.device
         self._model = model
         self._joint = joint
-        self._buffers = list(model.backbone.buffers())
+        self.buffers = list(model.backbone.buffers())
         self._x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device)
         self._classes = torch.zeros(3, size, 1, dtype=torch.int64, device=device)
         self._numbers = torch.arange(joint.capacity, device=device)
@@ -196,7 +220,7 @@ class _StaticColumn:
         ]
         self.signs = torch.zeros(3, dtype=torch.float64, device=device)
         self.logits = torch.zeros(size, joint.capacity, device=device)
-        self.run: Callable[[], None] = self._work
+        self.run: Callable[[], None] = self.work
 
     def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
         """Put in the next batch."""
@@ -206,22 +230,8 @@ class _StaticColumn:
             start += len(part)
         self._classes.copy_(classes, non_blocking=True)
 
-    def capture(self, pool: Any) -> None:
-        """Make :attr:`run` the replay of a graph; the model is left as it was."""
-        device = self._model.device
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with _unchanged(self._buffers, device):
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self._work()
-            torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._work()
-        self.run = graph.replay
-
-    def _work(self) -> None:
+    def work(self) -> None:
+        """The column, eagerly."""
         before = [parameter.grad for parameter in self._parameters]
         self.gradient.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
@@ -234,17 +244,92 @@ class _StaticColumn:
         outside = (self._numbers < first) | (self._numbers >= end)
         loss = cross_entropy(logits.masked_fill(outside, float("-inf")), labels.squeeze(1))
         loss.backward()  # type: ignore[no-untyped-call]
-        averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        averages = [buffer for buffer in self.buffers if buffer.is_floating_point()]
         self.signs[0], self.signs[1] = loss.detach(), self.gradient.norm()
         self.signs[2] = get_total_norm(averages) if averages else 0.0
         for parameter, gradient in zip(self._parameters, before, strict=True):
             parameter.grad = gradient
 
 
-def _leave_failed_capture(device: torch.device) -> None:
-    """A capture that fails leaves the random number generator waiting for its end; one that succeeds releases it."""
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.zeros(1, device=device)
+class CapturedBackbone:
+    """The backbone's forward and backward as two CUDA graphs per batch size, under heads and losses of any kind.
+
+    Between the two the heads run eagerly; the parameters' gradient goes straight to the row that is receiving.
+    """
+
+    def __init__(self, model: SharedModel, rows: GradientRows) -> None:
+        self._model = model
+        self._rows = rows
+        self._graphs = _Graphs(model.device)
+        self._passes: dict[tuple[object, ...], _StaticPass] = {}
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """The features, through which a backward pass reaches the rows; None where the backbone must run eagerly."""
+        key = (x.shape, x.dtype)
+        trains = self._model.backbone.training and torch.is_grad_enabled() and not x.requires_grad
+        if not trains or self._graphs.refused or (key not in self._passes and len(self._passes) == MOST_SHAPES):
+            return None
+        try:
+            if key not in self._passes:
+                self._passes[key] = _StaticPass(self._model, self._rows, self._graphs, x)
+        except RuntimeError as error:
+            self._graphs.refuse(error)
+            return None
+        features: Tensor = _Replay.apply(self._rows.buffer.new_ones((), requires_grad=True), self._passes[key], x)  # type: ignore[no-untyped-call]
+        return features
+
+
+class _StaticPass:
+    """Static tensors around one forward and one backward pass of the backbone, and their graphs."""
+
+    def __init__(self, model: SharedModel, rows: GradientRows, graphs: _Graphs, x: Tensor) -> None:
+        self._model = model
+        self._rows = rows
+        self._x = x.to(model.device, copy=True)
+        self._gradient = torch.zeros(rows.length, dtype=rows.dtype, device=model.device)
+        self._views = rows.views(self._gradient)
+        self._given: Tensor | None = None
+        works = [self._forward_work, self._backward_work]
+        self._forward, self._backward = graphs.capture(works, list(model.backbone.buffers()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x.copy_(x, non_blocking=True)
+        self._forward()
+        features: Tensor = self._features.detach()
+        return features
+
+    def backward(self, gradient: Tensor) -> None:
+        assert self._given is not None
+        self._given.copy_(gradient)
+        self._backward()
+        self._rows.buffer[self._rows.receiving].add_(self._gradient)
+
+    def _forward_work(self) -> None:
+        with torch.enable_grad(), self._model.precision():
+            self._features = self._model.backbone(self._x)
+        if self._given is None:
+            self._given = torch.zeros_like(self._features, requires_grad=False)
+
+    def _backward_work(self) -> None:
+        before = [parameter.grad for parameter in self._rows.parameters]
+        self._gradient.zero_()
+        for parameter, view in zip(self._rows.parameters, self._views, strict=True):
+            parameter.grad = view
+        torch.autograd.backward(self._features, self._given)
+        for parameter, gradient in zip(self._rows.parameters, before, strict=True):
+            parameter.grad = gradient
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _tracked: Tensor, static: _StaticPass, x: Tensor) -> Tensor:
+        ctx.static = static
+        return static.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.static.backward(gradient)
+        return None, None, None
 
 
 @contextmanager

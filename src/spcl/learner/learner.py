@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.capture import CapturedColumns, CapturedPenalty
+from spcl.learner.capture import CapturedBackbone, CapturedColumns, CapturedPenalty
 from spcl.learner.columns import Collected, Collector
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import Method
@@ -96,6 +96,7 @@ class Learner:
         rows = GradientRows(shared)
         capture = capture and self.model.device.type == "cuda"
         captured = CapturedColumns(self.model, rows) if capture else None
+        self.model.replay = CapturedBackbone(self.model, rows) if capture else None
         penalty = CapturedPenalty(self.model, rows) if capture and method.settings.alpha else None
         self._collector = Collector(self.model, method, memory, rows, self._guard, captured, penalty)
 

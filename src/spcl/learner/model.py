@@ -61,6 +61,7 @@ class SharedModel:
         if first is None:
             raise SpclError("the backbone has no parameter that can be trained")
         self.device, self.dtype = first.device, first.dtype
+        self.replay: Callable[[Tensor], Tensor | None] | None = None
 
     @property
     def classifiers(self) -> list[Task]:
@@ -84,7 +85,7 @@ class SharedModel:
         inputs = inputs if inputs is not None else [group.x for group in samples]
         with self.precision():
             parts = [part.to(self.device, non_blocking=True) for part in inputs]
-            features = self.backbone(parts[0] if len(parts) == 1 else torch.cat(parts))
+            features = self._features(parts[0] if len(parts) == 1 else torch.cat(parts))
             joint = self._joint_logits(features) if self._is_joint(samples) else None
             outputs, start = [], 0
             for group in samples:
@@ -92,6 +93,10 @@ class SharedModel:
                 start = part.stop
                 outputs.append(self._output(group, features[part], None if joint is None else joint[part]))
         return outputs
+
+    def _features(self, x: Tensor) -> Tensor:
+        features = self.replay(x) if self.replay is not None else None
+        return features if features is not None else self.backbone(x)
 
     def logits(self, x: Tensor, task: Task | None) -> Tensor:
         """Logits (or the custom head's output) for evaluation, over all classes seen when ``task`` is None."""

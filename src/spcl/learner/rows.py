@@ -38,6 +38,7 @@ class GradientRows:
         ((self.dtype, self.device),) = kinds
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
         self._views: list[list[Tensor]] = []
+        self.receiving = 0
 
     def reserve(self, count: int) -> None:
         """Make sure that there are this many rows; what they held is lost when the buffer grows."""
@@ -50,6 +51,7 @@ class GradientRows:
     def receive(self, row: int) -> None:
         """Zero the row and let the next backward passes add to it."""
         self.buffer[row].zero_()
+        self.receiving = row
         self.present(row)
 
     def present(self, row: int) -> None:

@@ -40,6 +40,8 @@ class BalancedCoreset(Memory):
     [('digits', (4, 4)), ('letters', (6, 4))]
     """
 
+    _shared_by = 0  # how many classes had their shares when they were last dealt out
+
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Keep the lowest ranks of every class, up to its share."""
         kept = {}
@@ -48,8 +50,10 @@ class BalancedCoreset(Memory):
         for task, shelf in self.shelves.items():
             total = finished + (shelf.classes if shelf.running else 0)
             places = before + np.arange(shelf.classes)
-            kept[task] = _lowest(shelf.ranks, shelf.labels, self.budget // total + (places < self.budget % total))
+            if shelf.running or finished != self._shared_by:  # otherwise its share is what it was
+                kept[task] = _lowest(shelf.ranks, shelf.labels, self.budget // total + (places < self.budget % total))
             before += 0 if shelf.running else shelf.classes
+        self._shared_by = finished
         return kept
 
     def replayable(self, shelf: Shelf) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from spcl.experiments.figures.curves import Curves, grouped, mean_curve
+from spcl.experiments.figures.curves import Curves, counted, grouped, mean_curve
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, mark_changes
 from spcl.experiments.figures.recipe import Recipe
@@ -40,10 +40,9 @@ def draw_ablation(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     panels[0].set_ylabel("accuracy (%)")
     legend_below(figure, 4, "orthogonal")
     run = first.run
-    counts = sorted({len(group) for group in curves.values()})
     return figure, (
         f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, "
-        f"mean of {' to '.join(map(str, counts))} seeds."
+        f"mean of {counted(map(len, curves.values()), 'run')} a line."
     )
 
 

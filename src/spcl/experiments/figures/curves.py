@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from spcl.experiments.index import RunRecord
 from spcl.experiments.tables import method_order
 
-__all__ = ["MEASURES", "Array", "Curve", "Curves", "Measure", "blocks", "by_label", "grouped", "mean_curve"]
+__all__ = ["MEASURES", "Array", "Curve", "Curves", "Measure", "blocks", "by_label", "counted", "grouped", "mean_curve"]
 
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]
@@ -93,6 +93,17 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def by_label(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     """The runs of each method, or variant of one, in the order of the paper's tables."""
     return grouped(sorted(runs, key=lambda run: method_order(run.method)), lambda run: run.label)
+
+
+def counted(numbers: Iterable[int], noun: str) -> str:
+    """How many there are, in words.
+
+    >>> counted([1], "run"), counted([3, 2, 2], "run")
+    ('1 run', '2 to 3 runs')
+    """
+    counts = sorted(numbers)
+    low, high = counts[0], counts[-1]
+    return f"{low if low == high else f'{low} to {high}'} {noun}{'' if high == 1 else 's'}"
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:

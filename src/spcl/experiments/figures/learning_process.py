@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spcl.experiments.figures.curves import Array, Curves, by_label, grouped
+from spcl.experiments.figures.curves import Array, Curves, by_label, counted, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter
 from spcl.experiments.figures.recipe import Recipe
@@ -38,8 +38,8 @@ def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     for axes in panels.flat[len(cells) :]:
         axes.remove()
     legend_below(figure, 5)
-    counts = {len(group) for cell in cells.values() for group in by_label(cell).values()}
-    return figure, f"Mean of {' to '.join(map(str, sorted({min(counts), max(counts)})))} runs a line."
+    counts = (len(group) for cell in cells.values() for group in by_label(cell).values())
+    return figure, f"Mean of {counted(counts, 'run')} a line."
 
 
 def mean_at_ends(runs: Sequence[RunRecord]) -> Array:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-from matplotlib import cycler
+from cycler import cycler
 
 from spcl.methods import METHODS
 
@@ -30,6 +30,7 @@ COLOURS = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
 LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 OURS = ("soro+dbt", "soro")
+"""They often coincide: the second is drawn dashed, on top of the first."""
 
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -74,10 +75,11 @@ class Look:
     line: Any
     marker: str
     width: float
+    height: int
 
     def curve(self) -> dict[str, Any]:
         """For a curve of many points."""
-        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width, "zorder": 2 + self.width}
+        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width, "zorder": self.height}
 
     def points(self) -> dict[str, Any]:
         """For a curve of few points."""
@@ -106,14 +108,11 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     wanted = list(dict.fromkeys(labels))
     known = [*OURS, *(name for name in METHODS if name not in OURS)]
     order = [*known, *(label for label in wanted if label not in known)]
-    return {label: _look(order.index(label), label in OURS) for label in wanted}
+    return {label: _look(order.index(label)) for label in wanted}
 
 
-def _look(place: int, ours: bool) -> Look:
-    colours = len(COLOURS)
-    return Look(
-        colour=f"C{place % colours}",
-        line=LINES[place // colours % len(LINES)],
-        marker=MARKERS[place % len(MARKERS)],
-        width=2.0 if ours else 1.2,
-    )
+def _look(place: int) -> Look:
+    colour, marker = f"C{place % len(COLOURS)}", MARKERS[place % len(MARKERS)]
+    if place < len(OURS):
+        return Look(colour, LINES[place], marker, width=2.0, height=4 + place)
+    return Look(colour, LINES[place // len(COLOURS) % len(LINES)], marker, width=1.2, height=3)

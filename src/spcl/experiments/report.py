@@ -1,0 +1,99 @@
+"""The report: one HTML file that needs nothing else, not even a network."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+import spcl
+from spcl.errors import SpclError
+from spcl.experiments import report_sections as sections
+from spcl.experiments.index import RunRecord, read_runs
+from spcl.experiments.record import plain_errors, write_text
+from spcl.experiments.report_runs import columns, pack, points_per_curve, run_details, run_row
+
+__all__ = ["write_report"]
+
+
+def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None] = lambda stage: None) -> Path:
+    """Write a report on all runs in these folders; ``told`` hears what is being done.
+
+    The page holds everything: settings, tables beside the paper's, figures, and for every run its timeline, accuracies
+    and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
+    """
+    told("reading runs")
+    runs = read_runs(*folders)
+    if not runs:
+        raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
+    tunings = sections.find_tunings(folders)
+    trials = [run for run in runs if any(run.path.is_relative_to(tuning.folder.resolve()) for tuning in tunings)]
+    results = [run for run in runs if run not in trials]
+    told("drawing figures")
+    page = _page(
+        folders=[str(folder) for folder in folders],
+        runs=runs,
+        campaigns=sections.campaigns(runs),
+        common=sections.settings_in_common(runs),
+        differing=sections.settings_that_differ(runs),
+        tables=sections.tables(results),
+        pictures=sections.figures(results),
+        tunings=tunings,
+        details=_details(runs, told),
+    )
+    with plain_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, page)
+    return out
+
+
+def _details(runs: Sequence[RunRecord], told: Callable[[str], None]) -> list[str]:
+    points = points_per_curve(len(runs))
+    packed = []
+    for number, run in enumerate(runs, 1):
+        told(f"run {number} of {len(runs)}")
+        packed.append(pack(run_details(run, points)))
+    return packed
+
+
+def _page(runs: Sequence[RunRecord], **content: Any) -> str:
+    environment = Environment(
+        loader=PackageLoader("spcl.experiments"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["numbers"] = ranges
+    return environment.get_template("report.html").render(
+        version=spcl.__version__,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        rows=columns(run_row(run) for run in runs),
+        plotly=Markup(get_plotlyjs()),
+        style=Markup(_text("report.css")),
+        script=Markup(_text("report.js")),
+        **content,
+    )
+
+
+def _text(name: str) -> str:
+    return files("spcl.experiments").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, briefly.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7–8'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
