@@ -1,9 +1,9 @@
 """A training step of ResNet-18 on four tasks: the learner against plain training and against TorchJD.
 
-Every variant trains the same network on the same four batches with Adam. In every round all variants take one step each,
-in one process; the ratios are medians of the ratios within a round, by the clock and in processor time, which a busy
-machine disturbs less. Peak memory is how far the resident set grows beyond what it was before the first of two steps,
-each variant in a fresh process that already holds network, batches and loaded libraries.
+Every variant trains the same network on the same four batches with Adam. In every round all variants take one step
+each, in one process; the ratios are medians of the ratios within a round, by the clock and in processor time, which a
+busy machine disturbs less. Peak memory is how far the resident set grows beyond what it was before the first of two
+steps, each variant in a fresh process that already holds network, batches and loaded libraries.
 
     python benchmarks/step.py [--rounds 7] [--threads 1]
 """
@@ -164,7 +164,7 @@ def main() -> None:
     row = sum(parameter.numel() for parameter in ResNet18().parameters()) * 4 / 2**20
     table = Table(
         title=f"A step of ResNet-18, {TASKS} tasks × {BATCH} images of 32×32, {arguments.threads} CPU thread(s)",
-        caption=f"one gradient of the backbone has {row:.0f} MiB; Adam's state, {2 * row:.0f} MiB, is part of every peak",
+        caption=f"a gradient of the backbone has {row:.0f} MiB; Adam's state, {2 * row:.0f} MiB, is part of every peak",
     )
     for heading in ("", "time", "ratio", "ratio (processor)", "peak memory"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -150,6 +150,8 @@ def run(steps: int, console: Console) -> tuple[Learner, LiveStream, Diary]:
 
 
 def describe(report: StepReport) -> str:
+    if report.before is None or report.after is None:
+        return "no source had data that could be used"
     κ = f"{report.before.condition_number:5.1f} → {report.after.condition_number:4.2f}"
     return f"κ {κ}  " + "  ".join(f"{name} {loss:.2f}" for name, loss in report.losses.items())
 

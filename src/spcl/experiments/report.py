@@ -16,6 +16,7 @@ from spcl.experiments import report_sections as sections
 from spcl.experiments.index import RunRecord, read_runs
 from spcl.experiments.record import plain_errors, write_text
 from spcl.experiments.report_runs import columns, pack, points_per_curve, run_details, run_row
+from spcl.experiments.tables import method_order
 
 __all__ = ["write_report"]
 
@@ -27,7 +28,7 @@ def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None]
     and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
     """
     told("reading runs")
-    runs = read_runs(*folders)
+    runs = sorted(read_runs(*folders), key=_order)
     if not runs:
         raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
     tunings = sections.find_tunings(folders)
@@ -51,6 +52,10 @@ def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None]
     return out
 
 
+def _order(run: RunRecord) -> tuple[Any, ...]:
+    return run.benchmark, run.scenario != "task", method_order(run.method)
+
+
 def _details(runs: Sequence[RunRecord], told: Callable[[str], None]) -> list[str]:
     points = points_per_curve(len(runs))
     packed = []
@@ -68,7 +73,7 @@ def _page(runs: Sequence[RunRecord], **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["numbers"] = ranges
+    environment.filters |= {"numbers": ranges, "decimal": decimal}
     return environment.get_template("report.html").render(
         version=spcl.__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -97,3 +102,12 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
+
+
+def decimal(value: float) -> str:
+    """Two digits, with a true minus sign.
+
+    >>> decimal(-3.14159)
+    '−3.14'
+    """
+    return f"{value:.2f}".replace("-", "−")

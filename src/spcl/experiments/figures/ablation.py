@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from spcl.experiments.figures.alike import circumstances
 from spcl.experiments.figures.curves import Curves, counted, grouped, mean_curve
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, mark_changes
@@ -62,7 +63,7 @@ def condition(run: RunRecord) -> str | None:
 def _fullest_cell(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """The runs by condition, of the first configuration that has all four."""
     found: set[str] = set()
-    for cell in grouped(runs, lambda run: (run.benchmark, run.scenario, run.config)).values():
+    for cell in grouped(runs, lambda run: circumstances(run, "seed")).values():
         groups = grouped(cell, condition)
         present = {name: groups[name] for name in CONDITIONS if name in groups}
         if len(present) == len(CONDITIONS):

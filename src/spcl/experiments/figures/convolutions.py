@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from spcl.experiments.figures.alike import circumstances
 from spcl.experiments.figures.curves import Array, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, logarithmic
@@ -58,7 +59,7 @@ def _sides(runs: Sequence[RunRecord]) -> dict[bool, list[RunRecord]]:
     """Runs of one method with and without the penalty."""
     if not runs:
         raise MissingRunsError("there is no complete run whose network has convolutions")
-    for cell in grouped(runs, lambda run: (run.benchmark, run.settings["backbone"], _base(run))).values():
+    for cell in grouped(runs, lambda run: (circumstances(run, "seed", "config"), _base(run))).values():
         sides = grouped(cell, lambda run: bool(run.settings["method"]["alpha"] > 0))
         if len(sides) == 2:
             return sides

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spcl.experiments.index import RunRecord
-from spcl.experiments.tables import method_order
 
-__all__ = ["MEASURES", "Array", "Curve", "Curves", "Measure", "blocks", "by_label", "counted", "grouped", "mean_curve"]
+__all__ = ["MEASURES", "Array", "Curve", "Curves", "Measure", "blocks", "counted", "grouped", "mean_curve"]
 
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]
@@ -88,11 +87,6 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups[key(item)].append(item)
     return dict(groups)
-
-
-def by_label(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The runs of each method, or variant of one, in the order of the paper's tables."""
-    return grouped(sorted(runs, key=lambda run: method_order(run.method)), lambda run: run.label)
 
 
 def counted(numbers: Iterable[int], noun: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from spcl.experiments.figures.curves import MEASURES, Curves, blocks, by_label, grouped, mean_curve
+from spcl.experiments.figures.alike import comparable
+from spcl.experiments.figures.curves import MEASURES, Curves, blocks, mean_curve
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, measure_axis
 from spcl.experiments.figures.recipe import Recipe
@@ -19,11 +20,10 @@ SPACING = 12
 
 def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """κ, conflicts and magnitude similarity of the adjusted gradients over time, a line for each method."""
-    cells = grouped(runs, lambda run: (run.benchmark, run.scenario, run.config))
-    cell = max(cells.values(), key=lambda cell: len({run.label for run in cell}), default=[])
+    cell = comparable(runs, "seed")
     methods = {
-        label: measured
-        for label, group in by_label(cell).items()
+        method: measured
+        for method, group in cell.items()
         if (measured := [curves for curves in map(Curves, group) if len(curves.stability("cosine", "after")[0])])
     }
     if not methods:
@@ -31,16 +31,16 @@ def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     look = looks(methods)
     for number, (axes, (measure, title)) in enumerate(zip(figure.subplots(1, 3), MEASURES.items(), strict=True)):
-        for place, (label, group) in enumerate(methods.items()):
+        for place, (method, group) in enumerate(methods.items()):
             curve = mean_curve([curves.stability(measure, "after") for curves in group])
-            marks = look[label].points() | {"markevery": (place % SPACING, SPACING)}
-            axes.plot(*blocks(curve, POINTS), label=display(label), **marks)
+            marks = look[method].points() | {"markevery": (place % SPACING, SPACING)}
+            axes.plot(*blocks(curve, POINTS), label=display(method), **marks)
         measure_axis(axes, measure)
         letter(axes, number, title.capitalize())
         axes.set_xlabel("step")
     legend_below(figure, 5)
-    run = cell[0]
-    silent = sorted({run.label for run in cell} - methods.keys())
+    run = next(iter(cell.values()))[0]
+    silent = sorted(cell.keys() - methods.keys())
     missing = f" Not shown, as they form no adjusted gradients: {', '.join(map(display, silent))}." if silent else ""
     return figure, (
         f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, mean over seeds, "

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from spcl.experiments.figures.alike import identity
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import letter
 from spcl.experiments.figures.recipe import Recipe
@@ -44,12 +45,11 @@ def draw_hyperparameters(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
 
 def _draw_limit(axes: Axes, line: SweepLine, runs: Sequence[RunRecord]) -> None:
     """The accuracy of Ĝ = UVᵀ, where the descent of Algorithm 1 starts: runs without any iteration."""
-    first = line.first
+    varied = ("seed", "config", "method.iterations", *SYMBOLS)
     strict = [
         run
         for run in runs
-        if run.settings["method"]["iterations"] == 0
-        and (run.benchmark, run.scenario, run.method) == (first.benchmark, first.scenario, first.method)
+        if run.settings["method"]["iterations"] == 0 and identity(run, *varied) == identity(line.first, *varied)
     ]
     if strict:
         axes.axhline(mean_accuracy(strict)[0], color="C6", linestyle="--", label="strict orthogonality")

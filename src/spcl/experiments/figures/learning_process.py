@@ -6,7 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spcl.experiments.figures.curves import Array, Curves, by_label, counted, grouped
+from spcl.experiments.figures.alike import comparable
+from spcl.experiments.figures.curves import Array, Curves, counted, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter
 from spcl.experiments.figures.recipe import Recipe
@@ -21,16 +22,19 @@ def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     usable = [run for run in runs if run.settings["evaluate"] == "seen" and len((run.result or {})["timeline"]) > 1]
     if not usable:
         raise MissingRunsError(f"none of {len(runs)} complete runs evaluated all tasks seen when one ended")
-    cells = grouped(usable, lambda run: (run.benchmark, run.scenario))
+    cells = {
+        cell: comparable(group, "seed", "config")
+        for cell, group in grouped(usable, lambda run: (run.benchmark, run.scenario)).items()
+    }
     columns = min(2, len(cells))
     rows = -(-len(cells) // columns)
     figure = Figure(figsize=(WIDTH if columns > 1 else 0.7 * WIDTH, 2.7 * rows + 0.7), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False)
-    look = looks(run.label for run in usable)
+    look = looks(run.method for run in usable)
     for number, (axes, ((benchmark, scenario), cell)) in enumerate(zip(panels.flat, cells.items(), strict=False)):
-        for label, group in by_label(cell).items():
+        for method, group in cell.items():
             means = mean_at_ends(group)
-            axes.plot(np.arange(1, len(means) + 1), means, label=display(label), **look[label].points())
+            axes.plot(np.arange(1, len(means) + 1), means, label=display(method), **look[method].points())
         letter(axes, number, f"{benchmark}, {scenario}-incremental")
         axes.set_xlabel("tasks ended")
         axes.set_ylabel("average accuracy of seen tasks (%)")
@@ -38,7 +42,7 @@ def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     for axes in panels.flat[len(cells) :]:
         axes.remove()
     legend_below(figure, 5)
-    counts = (len(group) for cell in cells.values() for group in by_label(cell).values())
+    counts = (len(group) for cell in cells.values() for group in cell.values())
     return figure, f"Mean of {counted(counts, 'run')} a line."
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from spcl.experiments.figures.alike import circumstances
 from spcl.experiments.figures.curves import grouped
 from spcl.experiments.figures.drawing import FigureSpec
 from spcl.experiments.figures.panels import draw_bars, letter
@@ -46,8 +47,8 @@ def draw_paradigms(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
 
 
 def _compared(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of the first benchmark and scenario that has all paradigms."""
-    cells = grouped(runs, lambda run: (run.benchmark, run.scenario)).values()
+    """Runs that differ in nothing but paradigm and method, if all paradigms are among them."""
+    cells = grouped(runs, lambda run: circumstances(run, "seed", "config", "paradigm")).values()
     return next((cell for cell in cells if {run.paradigm for run in cell} >= NAMES.keys()), [])
 
 

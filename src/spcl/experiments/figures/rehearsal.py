@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from spcl.experiments.figures.alike import circumstances
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.recipe import Recipe
 from spcl.experiments.figures.style import WIDTH, display, looks
@@ -19,10 +20,10 @@ def draw_rehearsal(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     lines = sweep_lines(runs, "memory_budget")
     if not lines:
         raise MissingRunsError(f"none of {len(runs)} complete runs differ only in their memory budget")
-    benchmark, scenario = lines[0].first.benchmark, lines[0].first.scenario
+    first = lines[0].first
     of_method: dict[str, SweepLine] = {}
     for line in lines:
-        if (line.first.benchmark, line.first.scenario) == (benchmark, scenario):
+        if _alike(line.first) == _alike(first):
             of_method.setdefault(line.first.method, line)
     figure = Figure(figsize=(0.6 * WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
@@ -32,7 +33,11 @@ def draw_rehearsal(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     axes.set_xlabel("samples in memory")
     axes.set_ylabel("accuracy (%)")
     axes.legend()
-    return figure, f"{benchmark}, {scenario}-incremental; mean and standard deviation over seeds."
+    return figure, f"{first.benchmark}, {first.scenario}-incremental; mean and standard deviation over seeds."
+
+
+def _alike(run: RunRecord) -> object:
+    return circumstances(run, "seed", "config", "memory_budget")
 
 
 REHEARSAL = FigureSpec(

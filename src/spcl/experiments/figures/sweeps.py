@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from spcl.experiments.figures.alike import identity
 from spcl.experiments.figures.curves import grouped
-from spcl.experiments.index import BOOKKEEPING, RunRecord, flat_settings
+from spcl.experiments.index import RunRecord, flat_settings
 
 __all__ = ["SweepLine", "mean_accuracy", "sweep_lines"]
-
-REPEATED = BOOKKEEPING | {"seed", "config"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,8 @@ def sweep_lines(runs: Sequence[RunRecord], name: str) -> list[SweepLine]:
     The setting must have two values at least; those of a group are in ascending order.
     """
     lines = []
-    for cell in grouped([run for run in runs if _value(run, name) is not None], lambda run: _rest(run, name)).values():
+    candidates = [run for run in runs if _value(run, name) is not None]
+    for cell in grouped(candidates, lambda run: identity(run, name, "seed", "config")).values():
         by_value = grouped(cell, lambda run: float(_value(run, name)))
         if len(by_value) > 1:
             lines.append(SweepLine({value: by_value[value] for value in sorted(by_value)}))
@@ -56,8 +56,3 @@ def _seed(run: RunRecord) -> int:
 
 def _value(run: RunRecord, name: str) -> Any:
     return flat_settings(run.settings).get(name)
-
-
-def _rest(run: RunRecord, name: str) -> tuple[tuple[str, str], ...]:
-    flat = flat_settings(run.settings)
-    return tuple((other, repr(value)) for other, value in sorted(flat.items()) if other not in REPEATED | {name})

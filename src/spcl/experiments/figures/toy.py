@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from spcl.experiments.figures.alike import circumstances, identity
 from spcl.experiments.figures.curves import MEASURES, Curves, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import GREY, legend_below, letter, mark_changes, measure_axis
@@ -45,13 +46,16 @@ def draw_toy(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     run = stable.run
     return figure, (
         f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, seed {run.seed}; "
-        f"without SPCL: {display(plain.run.label)}, with SPCL: {display(run.label)}."
+        f"without SPCL: {display(plain.run.method)}, with SPCL: {display(run.method)}."
     )
 
 
 def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """The three measures of G and Ĝ, for several joining and ending times."""
-    by_timeline = grouped(_stable_runs(runs), lambda run: str((run.result or {})["timeline"]))
+    cells = grouped(_stable_runs(runs), lambda run: identity(run, "config", "protocol_seed", "overlap", "gap")).values()
+    by_timeline = grouped(
+        max(cells, key=lambda cell: len(cell), default=[]), lambda run: str((run.result or {})["timeline"])
+    )
     chosen = [Curves(group[0]) for group in by_timeline.values()][:MOST_TIMELINES]
     if not chosen:
         raise MissingRunsError("there is none by " + " or ".join(STABLE))
@@ -72,7 +76,7 @@ def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         panels[2, column].set_xlabel("step")
     legend_below(figure, 2)
     run = chosen[0].run
-    return figure, f"{run.benchmark}, {run.scenario}-incremental, {display(run.label)}, seed {run.seed}."
+    return figure, f"{run.benchmark}, {run.scenario}-incremental, {display(run.method)}, seed {run.seed}."
 
 
 def two_task_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -97,7 +101,7 @@ def _pair(runs: Sequence[RunRecord]) -> tuple[RunRecord, RunRecord]:
     evaluated = [run for run in two_task_runs(runs) if run.settings["evaluate_every"]]
     if not evaluated:
         raise MissingRunsError("those of two tasks were evaluated only when a task ended")
-    cells = grouped(evaluated, lambda run: (run.benchmark, run.scenario, run.config, run.seed))
+    cells = grouped(evaluated, circumstances)
     for cell in cells.values():
         plain = [run for run in cell if run.method == PLAIN and not run.settings["method"]["alpha"]]
         stable = [run for name in STABLE for run in cell if run.method == name]

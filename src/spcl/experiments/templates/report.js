@@ -15,15 +15,16 @@
     return element;
   }
 
-  const fixed = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-  const signed = (value) => (value === null ? "–" : (value > 0 ? "+" : "") + value.toFixed(2));
+  const fixed = (value) => (value === null ? "–" : value.toFixed(2).replace("-", "−"));
+  const signed = (value) => (value > 0 ? "+" : "") + fixed(value);
+  const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
   const duration = (seconds) =>
     seconds === null ? "–" : seconds < 120 ? `${seconds.toFixed(1)} s` : `${(seconds / 60).toFixed(1)} min`;
 
   // -- sorting tables
 
-  const sortHeader = (text) =>
-    make("th", { scope: "col" }, make("button", { type: "button", class: "sort" }, text));
+  const sortHeader = (text, kind = "") =>
+    make("th", { scope: "col", class: kind }, make("button", { type: "button", class: "sort" }, text));
 
   function compare(a, b) {
     if (a === b) return 0;
@@ -60,6 +61,8 @@
   // -- charts
 
   const OKABE_ITO = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
+  const ON_DARK = ["#FF8A3D", "#5AA9FF", "#2FC79A", "#E6A1C6", "#F0B93A", "#8FD0F5"];
+  const paint = (place) => (isDark() ? ON_DARK : OKABE_ITO)[place % OKABE_ITO.length];
   const DASHES = ["solid", "dash", "dot", "dashdot"];
   const SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross", "x"];
   const CONFIG = { responsive: true, displayModeBar: false };
@@ -70,7 +73,7 @@
     const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), automargin: true, fixedrange: true };
     const result = {
       dragmode: false,
-      margin: { l: 50, r: 15, t: layout.title ? 40 : 10, b: 40 },
+      margin: { l: 50, r: 15, t: 10, b: 40 },
       ...layout,
       font: { color: colour("--text"), family: "system-ui, sans-serif", size: 12 },
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -105,20 +108,21 @@
   function resultChart(table, benchmark) {
     const shown = table.rows.filter((row) => row.cells[benchmark]).reverse();
     const cells = shown.map((row) => row.cells[benchmark]);
+    const places = shown.map((_, place) => place);
     const names = shown.map((row) => row.method);
     const paper = cells.map((cell) => cell.paper?.accuracy ?? null);
     const traces = [{
-      type: "scatter", mode: "markers", name: "ours", x: cells.map((cell) => cell.accuracy.mean), y: names,
-      error_x: { type: "data", array: cells.map((cell) => cell.accuracy.std ?? 0), color: OKABE_ITO[1] },
-      marker: { color: OKABE_ITO[1], size: 9 },
+      type: "scatter", mode: "markers", name: "ours", x: cells.map((cell) => cell.accuracy.mean), y: places, text: names,
+      error_x: { type: "data", array: cells.map((cell) => cell.accuracy.std ?? 0), color: paint(1) },
+      marker: { color: paint(1), size: 9 },
       customdata: cells.map((cell) => [cell.accuracy.std ?? 0, cell.forgetting.mean, cell.runs]),
-      hovertemplate: "%{y}: A %{x:.2f} ± %{customdata[0]:.2f}, F %{customdata[1]:.2f}, %{customdata[2]} runs<extra></extra>",
+      hovertemplate: "%{text}: A %{x:.2f} ± %{customdata[0]:.2f}, F %{customdata[1]:.2f}, %{customdata[2]} runs<extra></extra>",
     }];
     if (paper.some((value) => value !== null)) {
       traces.push({
-        type: "scatter", mode: "markers", name: "paper", x: paper, y: names,
-        marker: { color: OKABE_ITO[0], size: 10, symbol: "diamond-open", line: { width: 2 } },
-        hovertemplate: "%{y} in the paper: A %{x:.2f}<extra></extra>",
+        type: "scatter", mode: "markers", name: "paper", x: paper, y: places, text: names,
+        marker: { color: paint(0), size: 10, symbol: "diamond-open", line: { width: 2 } },
+        hovertemplate: "%{text} in the paper: A %{x:.2f}<extra></extra>",
       });
     }
     return {
@@ -126,7 +130,7 @@
       layout: {
         height: 90 + 24 * names.length, showlegend: traces.length > 1, legend: { orientation: "h", y: 1, yanchor: "bottom" },
         margin: { l: 50, r: 15, t: traces.length > 1 ? 30 : 10, b: 40 },
-        xaxis: { title: { text: "accuracy (%)" } }, yaxis: { type: "category" },
+        xaxis: { title: { text: "accuracy (%)" } }, yaxis: { tickvals: places, ticktext: names.map(short) },
       },
     };
   }
@@ -150,8 +154,9 @@
   // -- the list of runs
 
   const COLUMNS = [
-    ["Method", "method"], ["Benchmark", "benchmark"], ["Scenario", "scenario"], ["Configuration", "config"], ["Seed", "seed"],
-    ["A", "accuracy"], ["F", "forgetting"], ["Steps", "steps"], ["Training", "seconds"],
+    ["Method", "method", ""], ["Benchmark", "benchmark", ""], ["Scenario", "scenario", ""],
+    ["Configuration", "config", "number"], ["Seed", "seed", "number"], ["A", "accuracy", "number"],
+    ["F", "forgetting", "number"], ["Steps", "steps", "number"], ["Training", "seconds", "number"],
   ];
   const PAGE = 100;
   const list = { cell: null, words: [], key: null, direction: 1, length: PAGE };
@@ -183,7 +188,7 @@
     byId("more").hidden = found.length <= list.length;
   }
 
-  byId("run-list").tHead.rows[0].append(...COLUMNS.map(([text]) => sortHeader(text)));
+  byId("run-list").tHead.rows[0].append(...COLUMNS.map(([text, , kind]) => sortHeader(text, kind)));
   byId("run-list").tHead.addEventListener("click", (event) => {
     const header = event.target.closest("th");
     if (!header) return;
@@ -218,7 +223,7 @@
     const bars = timeline.map(([first, last]) => last + 1 - first);
     const traces = [{
       type: "bar", orientation: "h", y: names, x: bars, base: timeline.map(([first]) => first),
-      marker: { color: names.map((_, task) => OKABE_ITO[task % OKABE_ITO.length]) },
+      marker: { color: names.map((_, task) => paint(task)) },
       customdata: timeline.map(([first, last], task) => [first, last, classes[task]]),
       hovertemplate: "%{y}: steps %{customdata[0]} to %{customdata[1]}, %{customdata[2]} classes<extra></extra>",
     }];
@@ -244,7 +249,7 @@
     return {
       traces: [{
         type: "heatmap", z: values, y: names, x: ends.map((place) => `${ended[place].join(", ")}<br>${step[place]}`),
-        colorscale: "Cividis", zmin: 0, zmax: 100, xgap: 2, ygap: 2, hoverongaps: false, colorbar: { title: { text: "%" }, thickness: 12 },
+        colorscale: "Cividis", zmin: 0, xgap: 2, ygap: 2, hoverongaps: false, colorbar: { title: { text: "%" }, thickness: 12 },
         customdata: values.map(() => ends.map((place) => [ended[place].join(", "), step[place]])),
         texttemplate: names.length <= 12 ? "%{z:.0f}" : "",
         hovertemplate: "%{y} when %{customdata[0]} ended (step %{customdata[1]}): %{z:.2f} %<extra></extra>",
@@ -261,7 +266,7 @@
     return {
       traces: names.map((name, task) => ({
         type: "scatter", mode: "lines+markers", name, x: step, y: accuracy[task],
-        line: { color: OKABE_ITO[task % OKABE_ITO.length], dash: DASHES[Math.floor(task / OKABE_ITO.length) % DASHES.length] },
+        line: { color: paint(task), dash: DASHES[Math.floor(task / OKABE_ITO.length) % DASHES.length] },
         marker: { symbol: SYMBOLS[task % SYMBOLS.length], size: 5 },
         hovertemplate: `${name}: %{y:.2f} %<extra></extra>`,
       })),
@@ -275,17 +280,17 @@
     ["magnitude_similarity", "Gradient magnitude similarity", "linear"],
   ];
 
-  function stabilityChart({ stability }, measure, title, type) {
+  function stabilityChart({ stability }, measure, type) {
     const curve = (when, name, place) => ({
       type: "scatter", mode: "lines", name, x: stability.step, y: stability[when][measure],
-      line: { color: OKABE_ITO[place], dash: DASHES[place], width: 1.6 },
+      line: { color: paint(place), dash: DASHES[place], width: 1.6 },
       hovertemplate: `${name}: %{y:.4g}<extra></extra>`,
     });
     return {
       traces: [curve("before", "original", 1), curve("after", "adjusted", 0)],
       layout: {
-        height: 280, title: { text: title, x: 0, font: { size: 13 } }, hovermode: "x unified",
-        legend: { orientation: "h", y: 1, yanchor: "bottom", x: 1, xanchor: "right" },
+        height: 260, hovermode: "x unified", margin: { l: 50, r: 15, t: 30, b: 40 },
+        legend: { orientation: "h", y: 1, yanchor: "bottom" },
         xaxis: { title: { text: "step" } }, yaxis: { type },
       },
     };
@@ -297,12 +302,14 @@
       const { at_end: atEnd, final } = tasks?.[name] ?? { at_end: null, final: null };
       const change = atEnd === null || final === null ? null : final - atEnd;
       const cells = [classes[task], ...timeline[task], fixed(atEnd), fixed(final), signed(change)];
-      return make("tr", {}, make("th", { scope: "row" }, name), ...cells.map((text) => make("td", { class: "number" }, text)));
+      const values = [classes[task], ...timeline[task], atEnd, final, change];
+      return make("tr", {}, make("th", { scope: "row" }, name),
+        ...cells.map((text, place) => make("td", { class: "number", "data-value": values[place] ?? "" }, text)));
     };
     return make("div", { class: "scroll", tabindex: 0 },
       make("table", { class: "sortable" },
         make("caption", { class: "hidden" }, "Tasks of this run"),
-        make("thead", {}, make("tr", {}, ...headings.map(sortHeader))),
+        make("thead", {}, make("tr", {}, ...headings.map((text, place) => sortHeader(text, place ? "number" : "")))),
         make("tbody", {}, ...names.map(row))));
   }
 
@@ -381,9 +388,9 @@
     if (found.stability?.step.length) {
       const grid = make("div", { class: "charts" });
       for (const [measure, title, type] of MEASURES) {
-        const element = chart(`${title} of the gradients, original and adjusted, over time`, 280);
-        grid.append(element);
-        drawings.push([element, () => stabilityChart(found, measure, title, type)]);
+        const element = chart(`${title} of the gradients, original and adjusted, over time`, 260);
+        grid.append(figure(element, `${title}.`));
+        drawings.push([element, () => stabilityChart(found, measure, type)]);
       }
       const shown = found.stability.step.length;
       const note = shown < found.stability.of ? ` ${shown} of ${found.stability.of} steps are shown.` : "";
