@@ -94,7 +94,7 @@ def start_command(arguments: list[str], log: Path) -> BaseProcess:
     """A process that has all modules loaded already, so that it can be killed often."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["spcl.cli.app"])
-    process = context.Process(target=run_command, args=(arguments, log))
+    process = context.Process(target=run_command, args=(arguments, log), daemon=True)
     process.start()
     return process
 

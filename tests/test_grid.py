@@ -259,6 +259,16 @@ def test_what_is_done_is_not_made_again(benchmark: Path, pool: WorkerPool, undis
     assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("result.json")} == times
 
 
+def test_what_a_run_left_that_was_killed_at_its_very_end_is_removed(
+    benchmark: Path, pool: WorkerPool, undisturbed: Path
+) -> None:
+    job = plan(benchmark, undisturbed)[0]
+    RunFolder(job.out).checkpoint.write_bytes(b"")
+    (job.out / "failure.json").write_text("{}")
+    run_jobs([job], pool, RecordingView())
+    assert_same_runs(undisturbed, undisturbed)
+
+
 def test_a_dry_run_lists_and_makes_nothing(benchmark: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     outcome = CliRunner().invoke(app, [*command_line(benchmark, out), "--dry-run"])

@@ -255,8 +255,8 @@ def test_several_groups_of_shared_parameters_and_a_schedule_are_kept(tmp_path: P
     train(learner, 1)
     loaded = train(Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1), optimizer=grouped), 1)
     assert_same(complete_state(loaded), complete_state(learner))
-    assert [group["lr"] for group in loaded.optimizer.param_groups] == [0.025] * 4
-    with pytest.raises(CheckpointError, match=r"groups of \[4, 8, 2, 2\] parameters, the learner of \[12, 2, 2\]"):
+    assert {group["lr"] for group in loaded.optimizer.param_groups} == {0.025}
+    with pytest.raises(CheckpointError, match=r"groups of \[4, 8, .*\] parameters, the learner of \[12, "):
         Learner.load(tmp_path / "c", backbone=TinyResNet())
 
 
@@ -265,14 +265,14 @@ def test_several_groups_of_shared_parameters_and_a_schedule_are_kept(tmp_path: P
 
 @CUDA
 @pytest.mark.parametrize("memory_device", ["cpu", "cuda", None])
-@pytest.mark.parametrize("data_device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("data_device", "capture"), [("cpu", False), ("cuda", False), ("cuda", True)])
 @pytest.mark.parametrize("method", [ER, SORO, SORODBT])
 def test_training_on_cuda_equals_training_on_the_cpu(
-    method: type[Method], data_device: str, memory_device: str | None, tmp_path: Path
+    method: type[Method], data_device: str, capture: bool, memory_device: str | None, tmp_path: Path
 ) -> None:
     def learner(device: str, memory: str | None) -> Learner:
-        kept = Reservoir(8, device=memory)
-        return two_tasks(TinyResNet().double().to(device), method(), memory=kept, scenario="class")
+        kept, backbone = Reservoir(8, device=memory), TinyResNet().double().to(device)
+        return two_tasks(backbone, method(), memory=kept, scenario="class", capture=capture)
 
     def double(learner: Learner, steps: int, device: str) -> Learner:
         for seed in range(steps):
@@ -297,12 +297,13 @@ def test_training_on_cuda_equals_training_on_the_cpu(
 
 
 @CUDA
+@pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("method", [ER, SORO, SORODBT])
-def test_a_bad_task_leaves_no_trace_on_cuda_either(method: type[Method]) -> None:
+def test_a_bad_task_leaves_no_trace_on_cuda_either(method: type[Method], capture: bool) -> None:
     states = []
     for extra in (True, False):
         torch.manual_seed(0)
-        learner = two_tasks(TinyResNet(dropout=0.3).cuda(), method(), memory=Reservoir(8))
+        learner = two_tasks(TinyResNet(dropout=0.3).cuda(), method(), memory=Reservoir(8), capture=capture)
         train(learner, 2, "cuda")
         bad = {"b": (images(5, 1) * torch.nan, torch.arange(5) % 2)} if extra else {}
         report = learner.step({"a": batch(6, 3, 9), **bad})
@@ -319,5 +320,6 @@ def test_a_bad_task_leaves_no_trace_on_cuda_either(method: type[Method]) -> None
 def test_mixed_precision_and_compiled_backbones_work_on_cuda() -> None:
     torch.compiler.reset()
     backbone = torch.compile(TinyResNet(8).cuda())
-    learner = train(two_tasks(backbone, SORODBT(), memory=Reservoir(8), autocast=torch.bfloat16), 4, "cuda")
+    options = {"memory": Reservoir(8), "autocast": torch.bfloat16, "capture": False}
+    learner = train(two_tasks(backbone, SORODBT(), **options), 4, "cuda")
     assert all(value.isfinite().all() for value in weights(learner.model.backbone).values())

@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import nullcontext
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from spcl.errors import TaskError
 from spcl.learner import Columns, Learner, LookAhead, Method, Weights
 from spcl.memory import BalancedCoreset, Rehearsal, Reservoir
 from spcl.methods import ER, SORO, SORODBT
+from test_learner_capture import capture_without_graphs
 
 GOOD, NO_GRADIENT, HUGE_GRADIENT, RAISES, INTERRUPTS = 0.0, 2.0, 3.0, 4.0, 5.0  # what targets ask of the touchy loss
 
@@ -32,7 +35,7 @@ def touchy_loss(output: Tensor, target: Tensor) -> Tensor:
     return mse_loss(output, target)
 
 
-def make_learner(method: Method, scenario: str = "task", memory: bool = True) -> Learner:
+def make_learner(method: Method, scenario: str = "task", memory: bool = True, captured: bool = False) -> Learner:
     """Classifiers around a touchy regression whose head has batch-norm too; one more classifier is rehearsed."""
     learner = Learner(
         TinyResNet(dropout=0.3),
@@ -41,6 +44,8 @@ def make_learner(method: Method, scenario: str = "task", memory: bool = True) ->
         memory=BalancedCoreset(12) if memory else None,
         scenario=scenario,
     )
+    if captured:
+        capture_without_graphs(learner)
     torch.manual_seed(0)
     learner.add_task("old", classes=2)
     learner.add_task("first", classes=3)
@@ -76,33 +81,41 @@ EVERY_METHOD = pytest.mark.parametrize(
 )
 
 
-def without_counters(state: dict) -> dict:
+def without_counters(state: dict[str, Any]) -> dict[str, Any]:
     for task in state["tasks"]:
         del task["left_out"], task["left_out_in_a_row"]
     return state
 
 
-@pytest.mark.parametrize(("scenario", "memory"), [("task", False), ("class", True)], ids=["task", "class and memory"])
+@pytest.mark.parametrize(
+    ("scenario", "memory", "captured"),
+    [("task", False, False), ("class", True, False), ("class", True, True)],
+    ids=["task", "class and memory", "captured"],
+)
 @pytest.mark.parametrize("kind", BAD)
 @EVERY_METHOD
 def test_the_others_train_exactly_as_if_the_bad_task_were_absent(
-    method: Callable[[], Method], kind: str, scenario: str, memory: bool
+    method: Callable[[], Method], kind: str, scenario: str, memory: bool, captured: bool
 ) -> None:
     bad, reason = BAD[kind]
-    states = []
-    for extra in ({"touchy": bad}, {}):
-        learner = make_learner(method(), scenario, memory)
-        report = learner.step({**good_batches(3), **extra})
-        assert list(report.dropped) == list(extra)
-        assert list(report.losses) == ["first", "last", *(["memory"] if memory else [])]
-        if extra:
-            assert reason in report.dropped["touchy"]
-            assert (learner.tasks["touchy"].left_out, learner.tasks["touchy"].left_out_in_a_row) == (1, 1)
-        states.append(without_counters(complete_state(learner)))
-    assert_same(*states)
+    learner = make_learner(method(), scenario, memory, captured)
+    report = learner.step({**good_batches(3), "touchy": bad})
+    assert list(report.dropped) == ["touchy"]
+    assert reason in report.dropped["touchy"]
+    assert list(report.losses) == ["first", "last", *(["memory"] if memory else [])]
+    assert (learner.tasks["touchy"].left_out, learner.tasks["touchy"].left_out_in_a_row) == (1, 1)
+    assert_same(without_counters(complete_state(learner)), state_without(method, scenario, memory, captured))
 
 
-@pytest.mark.parametrize("kind", BAD)
+@cache
+def state_without(method: Callable[[], Method], scenario: str, memory: bool, captured: bool) -> dict[str, Any]:
+    """The state after the same step on the good batches alone."""
+    learner = make_learner(method(), scenario, memory, captured)
+    assert not learner.step(good_batches(3)).dropped
+    return without_counters(complete_state(learner))
+
+
+@pytest.mark.parametrize("kind", ["NaN inputs", "a NaN gradient", "inputs too large"])
 @EVERY_METHOD
 def test_when_all_tasks_are_bad_nothing_changes(method: Callable[[], Method], kind: str) -> None:
     learner = make_learner(method())
@@ -282,6 +295,20 @@ def test_a_loss_that_raises_is_named_and_nothing_has_changed(method: Callable[[]
     with pytest.raises(TaskError, match=r"task 'touchy': .* 9 samples of float32\[2, 4, 4\] .*: a target of 4"):
         learner.step({**good_batches(3), "touchy": (images(9, 5), target(RAISES))})
     assert_same(complete_state(learner), before)
+
+
+def test_a_failed_first_step_makes_no_difference() -> None:
+    states = []
+    for sizes in ((1, 4), (4,)):
+        torch.manual_seed(0)
+        learner = Learner(nn.Sequential(nn.Flatten(), nn.Linear(32, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)), SORO())
+        learner.add_task("a", classes=2)
+        learner.add_task("b", classes=2)
+        for size in sizes:
+            with pytest.raises(TaskError, match=r"task 'b'.* more than 1 value") if size == 1 else nullcontext():
+                learner.step({"a": batch(4, 2, 0), "b": batch(size, 2, 1)})
+        states.append(complete_state(learner))
+    assert_same(*states)
 
 
 def test_an_interrupted_step_has_not_happened() -> None:

@@ -1,7 +1,7 @@
 """What is saved comes back: training goes on bit for bit, and a file that does not fit changes nothing."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def live_one_event(learner: Learner, event: int) -> None:
         learner.add_task("b", classes=2)
     if event == 6:
         learner.finish_task("a")
-    speed = images(5, event), torch.full((5, 1), torch.nan if event in (4, 5) else 0.5)
+    speed = images(5, event), torch.full((5, 1), torch.nan if event in (4, 8, 9) else 0.5)
     batches = {"speed": speed} if "speed" in learner.tasks else {}
     batches |= {"a": batch(6, 3, event)} if event < 6 and (event or not batches) else {}
     batches |= {"b": batch(4, 2, event)} if event >= 5 else {}
@@ -60,21 +60,22 @@ def uninterrupted(make: Callable[[], Learner]) -> Learner:
     return learner
 
 
-def interrupted(make: Callable[[], Learner], path: Path) -> Learner:
-    """The same, but after every event everything is thrown away and read from the file."""
+def interrupted(make: Callable[[], Learner], path: Path, events: Sequence[int]) -> Learner:
+    """The same, but after these events everything is thrown away and read from the file."""
     torch.manual_seed(3)
     learner = make()
     for event in range(EVENTS):
         live_one_event(learner, event)
-        learner.save(path)
-        torch.manual_seed(event)
-        learner = Learner.load(path, backbone=TinyResNet(dropout=0.3, seed=event + 1), heads=heads())
+        if event in events:
+            learner.save(path)
+            torch.manual_seed(event)
+            learner = Learner.load(path, backbone=TinyResNet(dropout=0.3, seed=event + 1), heads=heads())
     return learner
 
 
-def assert_resumes(make: Callable[[], Learner], path: Path) -> None:
+def assert_resumes(make: Callable[[], Learner], path: Path, events: Sequence[int] = range(EVENTS)) -> None:
     expected = complete_state(uninterrupted(make))
-    found = complete_state(interrupted(make, path))
+    found = complete_state(interrupted(make, path, events))
     assert_same(found, expected)
     assert found["learner"]["steps"] == EVENTS
 
@@ -95,7 +96,10 @@ def test_resuming_is_bit_for_bit(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
-    assert_resumes(lambda: Learner(TinyResNet(dropout=0.3), make_method(name), memory=Reservoir(9)), tmp_path / "c")
+    def make() -> Learner:
+        return Learner(TinyResNet(dropout=0.3), make_method(name), memory=Reservoir(9))
+
+    assert_resumes(make, tmp_path / "c", events=(1, 4, 8))
 
 
 def test_settings_come_back(tmp_path: Path) -> None:

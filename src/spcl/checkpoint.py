@@ -199,6 +199,8 @@ def _in_file_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
 def _raw(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
     """Return what ``tensor`` is and its bytes (without a copy where it is contiguous and on the host)."""
     identity = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+    if not tensor.numel():
+        return identity, memoryview(b"")  # empty arrays of numpy have strides that cannot be viewed as bytes
     return identity, tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 

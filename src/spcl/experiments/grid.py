@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from spcl.experiments.plan import Job
-from spcl.experiments.record import write_json
+from spcl.experiments.record import RunFolder, write_json
 from spcl.experiments.workers import Message, WorkerPool
 
 __all__ = ["FAILURE", "GridState", "GridView", "Running", "run_jobs"]
@@ -84,11 +84,13 @@ def run_jobs(jobs: Iterable[Job], pool: WorkerPool, view: GridView, retries: int
 class _Grid:
     def __init__(self, jobs: list[Job], pool: WorkerPool, view: GridView, retries: int) -> None:
         self.pool, self.view, self.retries = pool, view, retries
-        self.waiting = deque(job for job in jobs if not job.is_done())
+        done = {job.name: job for job in jobs if job.is_done()}
+        for job in done.values():
+            _tidy(job)
+        self.waiting = deque(job for job in jobs if job.name not in done)
         self.later: deque[tuple[float, Job]] = deque()
         self.failures: Counter[str] = Counter()
-        done = len(jobs) - len(self.waiting)
-        self.state = GridState(len(jobs), done, done)
+        self.state = GridState(len(jobs), len(done), len(done))
 
     def to_the_end(self) -> GridState:
         while self.waiting or self.later or self.state.running:
@@ -131,8 +133,7 @@ class _Grid:
     def _done(self, job: Job, accuracy: float, forgetting: float) -> None:
         self.state.done += 1
         self.state.busy.discard(job.name)
-        with suppress(OSError):
-            (job.out / FAILURE).unlink(missing_ok=True)
+        _tidy(job)
         self.view.finished(job, self.state, accuracy, forgetting)
 
     def _failed(self, job: Job, reason: str, details: str, mendable: bool) -> None:
@@ -148,3 +149,10 @@ class _Grid:
             job.out.mkdir(parents=True, exist_ok=True)
             write_json(job.out / FAILURE, content)
         self.view.failed(job, self.state, reason, again)
+
+
+def _tidy(job: Job) -> None:
+    """Remove from the folder of a complete run what it needed on the way; it may have been killed at its very end."""
+    with suppress(OSError):
+        RunFolder(job.out).drop_checkpoints()
+        (job.out / FAILURE).unlink(missing_ok=True)

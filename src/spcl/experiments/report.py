@@ -8,11 +8,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 import spcl
 from spcl.errors import SpclError
 from spcl.experiments import report_sections as sections
+from spcl.experiments.figures.curves import ranges
 from spcl.experiments.index import RunRecord, read_runs
 from spcl.experiments.record import plain_errors, write_text
 from spcl.experiments.report_runs import columns, pack, points_per_curve, run_details, run_row
@@ -32,8 +32,8 @@ def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None]
     if not runs:
         raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
     tunings = sections.find_tunings(folders)
-    trials = [run for run in runs if any(run.path.is_relative_to(tuning.folder.resolve()) for tuning in tunings)]
-    results = [run for run in runs if run not in trials]
+    searched = [tuning.folder.resolve() for tuning in tunings]
+    results = [run for run in runs if not any(run.path.is_relative_to(folder) for folder in searched)]
     told("drawing figures")
     page = _page(
         folders=[str(folder) for folder in folders],
@@ -66,6 +66,8 @@ def _details(runs: Sequence[RunRecord], told: Callable[[str], None]) -> list[str
 
 
 def _page(runs: Sequence[RunRecord], **content: Any) -> str:
+    from plotly.offline import get_plotlyjs  # half a second to import, for a script of four megabytes
+
     environment = Environment(
         loader=PackageLoader("spcl.experiments"),
         autoescape=True,
@@ -87,21 +89,6 @@ def _page(runs: Sequence[RunRecord], **content: Any) -> str:
 
 def _text(name: str) -> str:
     return files("spcl.experiments").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order, briefly.
-
-    >>> ranges([0, 1, 2, 5, 7, 8])
-    '0–2, 5, 7–8'
-    """
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
 
 
 def decimal(value: float) -> str:

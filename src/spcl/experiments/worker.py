@@ -42,11 +42,10 @@ def main() -> None:
     """Work until the input ends."""
     faulthandler.enable()
     send = _sender()
-    orders: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     send("ready")
-    while True:
-        order = orders.get()
+    while (order := orders.get()) is not None:
         _make_run(RunSettings.model_validate(order["settings"]), Path(order["out"]), send)
 
 
@@ -63,11 +62,12 @@ def _sender() -> Send:
     return send
 
 
-def _listen(orders: "SimpleQueue[dict[str, Any]]") -> None:
+def _listen(orders: "SimpleQueue[dict[str, Any] | None]") -> None:
     try:
         for line in sys.stdin:
             orders.put(json.loads(line))
     finally:
+        orders.put(None)  # for a run that is too near its end to take notice of the signal
         signal.raise_signal(signal.SIGTERM)  # a run that is going on saves itself; without one this ends the process
 
 

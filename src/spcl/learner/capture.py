@@ -219,7 +219,7 @@ class _StaticColumn:
             self.gradient[rows.length + joint.weight.numel() :],
         ]
         self.signs = torch.zeros(3, dtype=torch.float64, device=device)
-        self.logits = torch.zeros(size, joint.capacity, device=device)
+        self.logits = torch.zeros(size, joint.capacity, dtype=rows.dtype, device=device)
         self.run: Callable[[], None] = self.work
 
     def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
@@ -239,7 +239,8 @@ class _StaticColumn:
         labels, first, end = self._classes
         with self._model.precision():
             features = self._model.backbone(self._x)
-            logits = linear(features, self._joint.weight, self._joint.bias).float()
+            logits = linear(features, self._joint.weight, self._joint.bias)
+        logits = logits.float() if logits.dtype == self._model.autocast else logits
         self.logits.copy_(logits.detach())
         outside = (self._numbers < first) | (self._numbers >= end)
         loss = cross_entropy(logits.masked_fill(outside, float("-inf")), labels.squeeze(1))

@@ -174,6 +174,10 @@ class Learner:
     def step(self, batches: Mapping[str, Batch]) -> StepReport:
         """One update from a batch of each of the given tasks, and from memory once it holds something.
 
+        A task whose loss or gradient is not finite is left out, reported, and named in a warning after three in a row:
+        the step is repeated without it, and the others train as if it had not been there. After a call that raises
+        training goes on as if it had not been made.
+
         Args:
             batches: (inputs, targets) of any of the running tasks; their sizes may differ.
         """

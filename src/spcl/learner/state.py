@@ -242,20 +242,8 @@ def _memory_state(memory: Memory) -> dict[str, Any]:
         "budget": memory.budget,
         "device": None if memory.device is None else str(memory.device),
         "dtype": None if memory.dtype is None else str(memory.dtype).removeprefix("torch."),
-        "state": _with_plain_strides(memory.state_dict()),
+        "state": memory.state_dict(),
     }
-
-
-def _with_plain_strides(value: Any) -> Any:
-    """The same state; empty tensors made from numpy's arrays have strides that cannot be viewed as bytes."""
-    match value:
-        case Tensor() if not value.numel():
-            return value.new_empty(value.shape)
-        case dict():
-            return {key: _with_plain_strides(item) for key, item in value.items()}
-        case list():
-            return [_with_plain_strides(item) for item in value]
-    return value
 
 
 def _saved_memory(saved: Mapping[str, Any] | None) -> Mapping[str, Any]:

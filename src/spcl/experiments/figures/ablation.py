@@ -69,7 +69,8 @@ def _fullest_cell(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
         if len(present) == len(CONDITIONS):
             return present
         found |= present.keys()
-    raise MissingRunsError(f"no configuration has all of {', '.join(CONDITIONS)} (found {', '.join(found) or 'none'})")
+    seen = ", ".join(name for name in CONDITIONS if name in found) or "nothing"
+    raise MissingRunsError(f"no configuration has all of {', '.join(CONDITIONS)} (found {seen})")
 
 
 ABLATION = FigureSpec(

@@ -59,7 +59,8 @@ def _sides(runs: Sequence[RunRecord]) -> dict[bool, list[RunRecord]]:
     """Runs of one method with and without the penalty."""
     if not runs:
         raise MissingRunsError("there is no complete run whose network has convolutions")
-    for cell in grouped(runs, lambda run: (circumstances(run, "seed", "config"), _base(run))).values():
+    ours_first = sorted(runs, key=lambda run: _base(run) != "soro")
+    for cell in grouped(ours_first, lambda run: (circumstances(run, "seed", "config"), _base(run))).values():
         sides = grouped(cell, lambda run: bool(run.settings["method"]["alpha"] > 0))
         if len(sides) == 2:
             return sides

@@ -8,9 +8,22 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from spcl.errors import SpclError
 from spcl.experiments.index import RunRecord
 
-__all__ = ["MEASURES", "Array", "Curve", "Curves", "Measure", "blocks", "counted", "grouped", "mean_curve"]
+__all__ = [
+    "MEASURES",
+    "Array",
+    "Curve",
+    "Curves",
+    "Measure",
+    "blocks",
+    "counted",
+    "grouped",
+    "mean_curve",
+    "ranges",
+    "read_metrics",
+]
 
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]
@@ -36,7 +49,7 @@ class Curves:
 
     @cached_property
     def _entries(self) -> dict[str, list[dict[str, Any]]]:
-        return grouped(self.run.metrics(), lambda entry: str(entry["kind"]))
+        return grouped(read_metrics(self.run), lambda entry: str(entry["kind"]))
 
     @property
     def tasks(self) -> list[str]:
@@ -73,6 +86,14 @@ class Curves:
         )
 
 
+def read_metrics(run: RunRecord) -> list[dict[str, Any]]:
+    """The run's metrics; if they are damaged, an error that says where."""
+    try:
+        return run.metrics()
+    except ValueError as error:
+        raise SpclError(f"the metrics in {run.path} are damaged: {error}") from error
+
+
 def _steps(entries: Sequence[dict[str, Any]]) -> Array:
     return np.array([entry["step"] for entry in entries], dtype=np.float64)
 
@@ -98,6 +119,21 @@ def counted(numbers: Iterable[int], noun: str) -> str:
     counts = sorted(numbers)
     low, high = counts[0], counts[-1]
     return f"{low if low == high else f'{low} to {high}'} {noun}{'' if high == 1 else 's'}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, briefly.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7–8'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:

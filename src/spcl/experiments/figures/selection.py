@@ -13,7 +13,7 @@ def select_runs(runs: Sequence[RunRecord], conditions: Sequence[str]) -> list[Ru
     """The runs whose settings are all as in the conditions, which are written like ``method.name=soro``.
 
     >>> from pathlib import Path
-    >>> runs = [RunRecord(Path(), {"seed": seed, "method": {"name": "er"}}, None) for seed in range(3)]
+    >>> runs = [RunRecord(Path(), {"benchmark": "ps-glyphs", "seed": seed}, None) for seed in range(3)]
     >>> [run.seed for run in select_runs(runs, ["seed=1"])]
     [1]
     """

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from spcl.benchmarks.protocol import Protocol
-from spcl.experiments.figures.curves import grouped
+from spcl.experiments.figures.alike import circumstances
+from spcl.experiments.figures.curves import grouped, ranges
 from spcl.experiments.figures.drawing import Drawing, FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import draw_bars, letter
 from spcl.experiments.figures.recipe import Recipe
@@ -19,19 +20,16 @@ MOST = 9
 
 
 def draw_timeline(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
-    """The timelines of the runs, each once."""
+    """The timelines, each once, of the largest set of runs that differ only in method, configuration and seed."""
     if not runs:
         raise MissingRunsError("there is none")
-    benchmark = runs[0].benchmark
-    cells = grouped(
-        [run for run in runs if run.benchmark == benchmark],
-        lambda run: tuple((first, last) for first, last in (run.result or {})["timeline"]),
-    )
+    alike = max(grouped(runs, lambda run: circumstances(run, "seed", "config")).values(), key=len)
+    by_timeline = grouped(alike, lambda run: tuple((first, last) for first, last in (run.result or {})["timeline"]))
     timelines = {
-        f"configuration {', '.join(map(str, sorted({run.config for run in group})))}": Timeline(spans)
-        for spans, group in cells.items()
+        f"configuration {ranges(sorted({run.config for run in group}))}": Timeline(spans)
+        for spans, group in by_timeline.items()
     }
-    return _draw_panels(timelines), f"{benchmark}."
+    return _draw_panels(timelines), f"{alike[0].benchmark}."
 
 
 def _draw_panels(timelines: Mapping[str, Timeline]) -> Figure:

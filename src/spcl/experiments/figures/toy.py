@@ -52,10 +52,9 @@ def draw_toy(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
 
 def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """The three measures of G and Ĝ, for several joining and ending times."""
-    cells = grouped(_stable_runs(runs), lambda run: identity(run, "config", "protocol_seed", "overlap", "gap")).values()
-    by_timeline = grouped(
-        max(cells, key=lambda cell: len(cell), default=[]), lambda run: str((run.result or {})["timeline"])
-    )
+    cells = grouped(_stable_runs(runs), lambda run: identity(run, "config", "protocol_seed", "overlap", "gap"))
+    cell: list[RunRecord] = max(cells.values(), key=len, default=[])
+    by_timeline = grouped(cell, lambda run: str((run.result or {})["timeline"]))
     chosen = [Curves(group[0]) for group in by_timeline.values()][:MOST_TIMELINES]
     if not chosen:
         raise MissingRunsError("there is none by " + " or ".join(STABLE))

@@ -17,6 +17,10 @@
 
   const fixed = (value) => (value === null ? "–" : value.toFixed(2).replace("-", "−"));
   const signed = (value) => (value > 0 ? "+" : "") + fixed(value);
+  const labelled = (text) => {
+    const [name, ...variant] = text.split(" ");
+    return variant.length ? [name, " ", make("span", { class: "variant" }, variant.join(" "))] : [name];
+  };
   const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
   const duration = (seconds) =>
     seconds === null ? "–" : seconds < 120 ? `${seconds.toFixed(1)} s` : `${(seconds / 60).toFixed(1)} min`;
@@ -172,7 +176,7 @@
   function runRow(run) {
     const number = (text) => make("td", { class: "number" }, text);
     return make("tr", {},
-      make("th", { scope: "row" }, make("a", { href: `#/run/${run.id}` }, run.method)),
+      make("th", { scope: "row" }, make("a", { href: `#/run/${run.id}` }, ...labelled(run.method))),
       make("td", {}, run.benchmark), make("td", {}, run.scenario), number(run.config), number(run.seed),
       number(run.accuracy === null ? "unfinished" : fixed(run.accuracy)), number(signed(run.forgetting)),
       number(run.steps ?? "–"), number(duration(run.seconds)));
@@ -249,7 +253,7 @@
     return {
       traces: [{
         type: "heatmap", z: values, y: names, x: ends.map((place) => `${ended[place].join(", ")}<br>${step[place]}`),
-        colorscale: "Cividis", zmin: 0, xgap: 2, ygap: 2, hoverongaps: false, colorbar: { title: { text: "%" }, thickness: 12 },
+        colorscale: "Cividis", zmin: 0, zmax: Math.max(...values.flat()), xgap: 2, ygap: 2, hoverongaps: false, colorbar: { title: { text: "%" }, thickness: 12 },
         customdata: values.map(() => ends.map((place) => [ended[place].join(", "), step[place]])),
         texttemplate: names.length <= 12 ? "%{z:.0f}" : "",
         hovertemplate: "%{y} when %{customdata[0]} ended (step %{customdata[1]}): %{z:.2f} %<extra></extra>",
@@ -270,7 +274,7 @@
         marker: { symbol: SYMBOLS[task % SYMBOLS.length], size: 5 },
         hovertemplate: `${name}: %{y:.2f} %<extra></extra>`,
       })),
-      layout: { height: 320, hovermode: "x unified", xaxis: { title: { text: "step" } }, yaxis: { title: { text: "accuracy (%)" } } },
+      layout: { height: 320, hovermode: "x unified", hoverdistance: -1, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "accuracy (%)" } } },
     };
   }
 
@@ -289,7 +293,7 @@
     return {
       traces: [curve("before", "original", 1), curve("after", "adjusted", 0)],
       layout: {
-        height: 260, hovermode: "x unified", margin: { l: 50, r: 15, t: 30, b: 40 },
+        height: 260, hovermode: "x unified", hoverdistance: -1, margin: { l: 50, r: 15, t: 30, b: 40 },
         legend: { orientation: "h", y: 1, yanchor: "bottom" },
         xaxis: { title: { text: "step" } }, yaxis: { type },
       },

@@ -1,0 +1,325 @@
+"""The report in a real browser: no errors, sorting, hovering, links, light and dark, narrow and wide."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver import ActionChains, Chrome
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from spcl.experiments.report import write_report
+from test_report import copy_run, make_tuning
+from tiny_runs import entries, grid_runs, result, two_task_runs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed")
+
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+NARROW, WIDE = (390, 800), (1280, 900)
+MANY = 1500
+
+
+class Reader:
+    """Someone who looks at a page."""
+
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+
+    def open(self, page: Path, where: str = "", size: tuple[int, int] = WIDE, scheme: str = "light") -> None:
+        width, height = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        self.driver.get("about:blank")
+        self.driver.get(page.as_uri() + where)
+
+    def all(self, css: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, css)
+
+    def one(self, css: str) -> WebElement:
+        """The element, as soon as it is there and can be seen."""
+        return WebDriverWait(self.driver, 10).until(
+            lambda _: next((found for found in self.all(css) if found.is_displayed()), None)
+        )
+
+    def script(self, text: str, *values: Any) -> Any:
+        return self.driver.execute_script(text, *values)
+
+    def column(self, table: str, number: int) -> list[str]:
+        return [cell.text for cell in self.all(f"{table} tbody tr > :nth-child({number})")]
+
+    def hover(self, chart: str, share: tuple[float, float] = (0.5, 0.5)) -> str:
+        """What appears when the mouse rests on a point of the chart's plot area."""
+        self.one(f"{chart} .main-svg")
+        self.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", chart)
+        area = self.one(f"{chart} .nsewdrag")
+        x, y = (round((part - 0.5) * area.size[side]) for part, side in zip(share, ("width", "height"), strict=True))
+        ActionChains(self.driver).move_to_element_with_offset(area, x, y).perform()
+        return self.one(f"{chart} .hoverlayer .hovertext, {chart} .hoverlayer .legend").text
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for word in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(DRIVER))
+    yield Reader(driver)
+    driver.quit()
+
+
+@pytest.fixture(autouse=True)
+def no_errors(reader: Reader) -> Iterator[None]:
+    """Whatever a test does, the console stays empty."""
+    yield
+    assert reader.errors() == []
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(scope="session")
+def page(base: Path) -> Path:
+    """Runs of two benchmarks, one of them with the paper's values, and a search."""
+    folder = base / "browser-runs"
+    for method in ("er", "soro", "graddrop"):
+        for scenario in ("task", "class"):
+            for seed in "01":
+                run = f"{scenario}/{method}/{seed}"
+                copy_run(grid_runs(base) / run, folder / "grid" / run, benchmark="ps-emnist")
+    copy_run(two_task_runs(base) / "soro/0", folder / "soro")
+    make_tuning(grid_runs(base) / "task/soro/0", folder / "search")
+    return write_report([folder], base / "browser.html")
+
+
+def run_number(reader: Reader, benchmark: str, run: Path) -> int:
+    """Which of the runs in the report this is, by its accuracy."""
+    rows = json.loads(reader.script("return document.getElementById('data').textContent"))["rows"]
+    found = list(zip(rows["benchmark"], rows["accuracy"], strict=True))
+    return found.index((benchmark, float(f"{result(run)['accuracy']:.5g}")))
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_scrolls_sideways_and_headings_are_in_order(
+    reader: Reader, page: Path, size: tuple[int, int], scheme: str
+) -> None:
+    for where in ("", "#/run/0"):
+        reader.open(page, where, size, scheme)
+        reader.one("#run h1" if where else "#overview h1")
+        for chart in reader.all("#content .chart"):
+            reader.script("arguments[0].scrollIntoView()", chart)
+        assert reader.script("return document.documentElement.scrollWidth <= innerWidth")
+        headings = "[...document.querySelectorAll('main:not([hidden]) :is(h1, h2, h3)')]"
+        levels = reader.script(f"return {headings}.map((heading) => Number(heading.tagName[1]))")
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(reader: Reader, page: Path, scheme: str) -> None:
+    reader.open(page, scheme=scheme)
+    colours = reader.script(
+        "const style = getComputedStyle(document.documentElement);"
+        "return Object.fromEntries(['text', 'soft', 'link', 'card', 'page', 'mark'].map("
+        "(name) => [name, style.getPropertyValue('--' + name).trim()]))"
+    )
+    for ink in ("text", "soft", "link"):
+        for paper in ("card", "page", "mark"):
+            assert contrast(colours[ink], colours[paper]) >= 4.5, (ink, paper)
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_result_tables_sort_both_ways(reader: Reader, page: Path) -> None:
+    reader.open(page)
+    header = reader.one("#results table thead tr:nth-child(2) th:nth-child(3)")
+    table = "#results .beside:first-of-type table"
+
+    def values() -> list[float]:
+        return [float(text.split(" ")[0].replace("−", "-")) for text in reader.column(table, 3) if text != "–"]
+
+    before = values()
+    header.find_element(By.TAG_NAME, "button").click()
+    assert header.get_attribute("aria-sort") == "ascending"
+    assert values() == sorted(before)
+    header.find_element(By.TAG_NAME, "button").click()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert values() == sorted(before, reverse=True)
+    assert "–" in reader.column(table, 3)[-1], "what is not known stays at the end"
+
+
+def test_run_list_sorts_and_finds(reader: Reader, page: Path) -> None:
+    reader.open(page)
+    reader.one("#run-list thead th:nth-child(6) button").click()
+    accuracies = [float(text) for text in reader.column("#run-list", 6)]
+    assert len(accuracies) == 14
+    assert accuracies == sorted(accuracies)
+    reader.one("#find").send_keys("class soro")
+    assert reader.one("#found").text == "2 of 14 runs"
+    assert set(reader.column("#run-list", 3)) == {"class"}
+
+
+def test_a_cell_leads_to_its_runs_and_they_to_their_pages_and_back(reader: Reader, page: Path) -> None:
+    reader.open(page)
+    reader.one('#results a[href="#/runs/class/ps-emnist/er"]').click()
+    assert reader.one("#found").text == "2 of 14 runs (class, ps-emnist, er)"
+    reader.one("#run-list tbody a").click()
+    assert reader.one("#run h1").text == "ER on ps-emnist, class-incremental, configuration 0, seed 0"
+    assert not reader.one("#run").find_elements(By.CSS_SELECTOR, "#content")
+    reader.one("#run .others a").click()
+    WebDriverWait(reader.driver, 10).until(lambda _: reader.one("#run h1").text.endswith("seed 1"))
+    reader.driver.back()
+    WebDriverWait(reader.driver, 10).until(lambda _: reader.one("#run h1").text.endswith("seed 0"))
+    reader.one('nav a[href="#figures"]').click()
+    assert reader.one("#figures h2").is_displayed()
+    assert not reader.all("#run > *")
+    assert reader.one("#found").text == "14 of 14 runs"
+
+
+def test_every_link_resolves(reader: Reader, page: Path) -> None:
+    reader.open(page)
+    rows = reader.script("return document.querySelectorAll('#run-list tbody tr').length")
+    for link in reader.script("return [...document.querySelectorAll('a')].map((a) => a.getAttribute('href'))"):
+        if link.startswith("#/runs/"):
+            reader.script("location.hash = arguments[0]", link)
+            WebDriverWait(reader.driver, 5).until(lambda _: "(" in reader.one("#found").text)
+            assert not reader.one("#found").text.startswith("0 ")
+        elif link.startswith("#/run/"):
+            assert 0 <= int(link.removeprefix("#/run/")) < rows
+        else:
+            assert reader.all(link), link
+
+
+def test_images_load_and_have_words(reader: Reader, page: Path) -> None:
+    reader.open(page)
+    images = reader.script("return [...document.images].map((i) => [i.complete, i.naturalWidth, i.alt.length])")
+    assert len(images) >= 4
+    assert all(complete and width > 300 and words > 40 for complete, width, words in images)
+    charts = reader.all(".chart")
+    assert all(chart.get_attribute("role") == "img" and chart.get_attribute("aria-label") for chart in charts)
+    loaded = reader.script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert not [name for name in loaded if name.startswith("http")]
+
+
+def test_hover_shows_ours_and_the_papers_values(reader: Reader, page: Path, base: Path) -> None:
+    reader.open(page)
+    chart = '.chart[data-benchmark="ps-emnist"][data-table="0"]'
+    reader.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", chart)
+    reader.one(f"{chart} .point")
+    texts = set()
+    for point in reader.all(f"{chart} .point"):
+        ActionChains(reader.driver).move_to_element(point).perform()
+        texts.add(reader.one(f"{chart} .hoverlayer .hovertext").text)
+    mean = sum(result(grid_runs(base) / "task/soro" / seed)["accuracy"] for seed in "01") / 2
+    assert any(text.startswith(f"SORO: A {mean:.2f} ±") for text in texts)
+    assert "SORO in the paper: A 91.06" in texts
+
+
+def test_run_page_shows_its_record_on_hover(reader: Reader, page: Path, base: Path) -> None:
+    reader.open(page)
+    run = two_task_runs(base) / "soro/0"
+    reader.open(page, f"#/run/{run_number(reader, 'tiny', run)}")
+    reader.one("#run .chart .main-svg")
+    charts = [f'#run .chart[aria-label="{chart.get_attribute("aria-label")}"]' for chart in reader.all("#run .chart")]
+    timeline, matrix, curves, kappa, *_ = charts
+    assert len(charts) == 6
+    (first, last), _ = result(run)["timeline"]
+    assert reader.hover(timeline, (0.1, 1 / 6)) == f"task-0: steps {first} to {last}, 3 classes"
+    ends = [entry for entry in entries(run, "evaluation") if entry["ended"]]
+    expected = f"task-1 when task-1 ended (step {ends[-1]['step']}): {ends[-1]['accuracy']['task-1']:.2f} %"
+    assert reader.hover(matrix, (0.75, 0.75)) == expected
+    assert "task-0:" in reader.hover(curves)
+    text = reader.hover(kappa, (0.999, 0.5))
+    last_step = entries(run, "step")[-1]
+    for when, name in (("before", "original"), ("after", "adjusted")):
+        assert f"{name}: {last_step[when]['condition_number']:.4g}"[:14] in text
+    assert reader.column("#run section:nth-of-type(2) table", 6) == [
+        f"{task['final']:.2f}" for task in result(run)["tasks"].values()
+    ]
+
+
+def test_theme_can_be_switched(reader: Reader, page: Path) -> None:
+    reader.open(page, "#/run/0", scheme="dark")
+    reader.one("#run .chart .xtick text")
+
+    def look() -> tuple[str, str]:
+        ink = "return getComputedStyle(document.querySelector('#run .chart .xtick text')).fill"
+        return reader.script("return getComputedStyle(document.body).backgroundColor"), reader.script(ink)
+
+    dark = look()
+    reader.one("#theme").click()
+    light = look()
+    assert sum(eval(dark[0][3:])) < 150 < 600 < sum(eval(light[0][3:]))
+    assert dark[1] != light[1]
+    reader.one("#theme").click()
+    assert look() == dark
+
+
+def test_optunas_plots_are_drawn(reader: Reader, page: Path) -> None:
+    reader.open(page, "#tuning")
+    assert reader.one("#tuning .chart .main-svg")
+    assert "61.50 %" in reader.one("#tuning p").text
+
+
+def test_many_runs_stay_usable(reader: Reader, base: Path, tmp_path: Path) -> None:
+    source = grid_runs(base) / "task/soro/0"
+    settings = json.loads((source / "settings.json").read_text())
+    for number in range(MANY):
+        folder = tmp_path / "runs" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "settings.json").write_text(json.dumps(settings | {"config": number // 3, "seed": number % 3}))
+        for name in ("metrics.jsonl", "result.json"):
+            (folder / name).hardlink_to(source / name)
+    page = write_report([tmp_path / "runs"], tmp_path / "many.html")
+    assert page.stat().st_size < 12e6
+    reader.open(page)
+    assert reader.one("#found").text == f"{MANY} of {MANY} runs"
+    assert len(reader.all("#run-list tbody tr")) == 100
+    reader.script("document.getElementById('more').click()")
+    assert len(reader.all("#run-list tbody tr")) == 600
+    seconds = reader.script(
+        "const begin = performance.now(); document.querySelector('#run-list th button').click();"
+        "return (performance.now() - begin) / 1000"
+    )
+    assert seconds < 1
+    reader.open(page, f"#/run/{MANY - 1}")
+    assert reader.one("#run h1").text.endswith(f"configuration {(MANY - 1) // 3}, seed 2")
+    reader.one("#run .chart .main-svg")
