@@ -10,17 +10,17 @@ from spcl.experiments.figures.curves import Curves, counted, grouped, mean_curve
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, mark_changes
 from spcl.experiments.figures.recipe import Recipe
-from spcl.experiments.figures.style import WIDTH
+from spcl.experiments.figures.style import BLACK, BLUE, GREEN, VERMILLION, WIDTH
 from spcl.experiments.figures.toy import two_task_runs
 from spcl.experiments.index import RunRecord
 
 __all__ = ["ABLATION", "condition"]
 
 CONDITIONS: dict[str, dict[str, Any]] = {
-    "none": {"color": "C6", "linestyle": (0, (1.2, 1.2)), "marker": "v"},
-    "gradients": {"color": "C1", "linestyle": (0, (5, 1.5)), "marker": "s"},
-    "filters": {"color": "C2", "linestyle": (0, (5, 1.5, 1.2, 1.5)), "marker": "^"},
-    "both": {"color": "C0", "linestyle": "-", "marker": "o"},
+    "none": {"color": BLACK, "linestyle": (0, (1.2, 1.2)), "marker": "v"},
+    "gradients": {"color": BLUE, "linestyle": (0, (5, 1.5)), "marker": "s"},
+    "filters": {"color": GREEN, "linestyle": (0, (5, 1.5, 1.2, 1.5)), "marker": "^"},
+    "both": {"color": VERMILLION, "linestyle": "-", "marker": "o"},
 }
 
 

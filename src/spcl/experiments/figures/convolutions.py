@@ -11,15 +11,15 @@ from spcl.experiments.figures.curves import Array, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, logarithmic
 from spcl.experiments.figures.recipe import Recipe
-from spcl.experiments.figures.style import WIDTH, display
+from spcl.experiments.figures.style import BLUE, VERMILLION, WIDTH, display
 from spcl.experiments.index import RunRecord
 
 __all__ = ["CONVOLUTIONS"]
 
 STATISTICS = {"condition_number": "condition number", "norm": "norm", "correlation": "filter correlation"}
 MARKS: dict[bool, dict[str, Any]] = {
-    False: {"label": "without DBT", "color": "C1", "marker": "s", "linestyle": (0, (4, 1.5))},
-    True: {"label": "with DBT", "color": "C0", "marker": "o", "linestyle": "-"},
+    False: {"label": "without DBT", "color": BLUE, "marker": "s", "linestyle": (0, (4, 1.5))},
+    True: {"label": "with DBT", "color": VERMILLION, "marker": "o", "linestyle": "-"},
 }
 MOST_NAMES = 6
 

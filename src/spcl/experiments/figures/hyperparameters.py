@@ -9,7 +9,7 @@ from spcl.experiments.figures.alike import identity
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import letter
 from spcl.experiments.figures.recipe import Recipe
-from spcl.experiments.figures.style import WIDTH, display
+from spcl.experiments.figures.style import BLACK, VERMILLION, WIDTH, display
 from spcl.experiments.figures.sweeps import SweepLine, mean_accuracy, sweep_lines
 from spcl.experiments.index import RunRecord
 
@@ -29,7 +29,7 @@ def draw_hyperparameters(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     panels = figure.subplots(1, len(lines), squeeze=False, sharey=True)[0]
     for number, (axes, (name, line)) in enumerate(zip(panels, lines.items(), strict=True)):
         values, means, deviations = line.points()
-        axes.errorbar(values, means, deviations, color="C0", marker="o", capsize=2.5, label="accuracy")
+        axes.errorbar(values, means, deviations, color=VERMILLION, marker="o", capsize=2.5, label="accuracy")
         _logarithmic(axes, values)
         axes.set_xlabel(SYMBOLS[name])
         letter(axes, number, f"{SYMBOLS[name]} ({name.removeprefix('method.').rstrip('_')})")
@@ -52,7 +52,7 @@ def _draw_limit(axes: Axes, line: SweepLine, runs: Sequence[RunRecord]) -> None:
         if run.settings["method"]["iterations"] == 0 and identity(run, *varied) == identity(line.first, *varied)
     ]
     if strict:
-        axes.axhline(mean_accuracy(strict)[0], color="C6", linestyle="--", label="strict orthogonality")
+        axes.axhline(mean_accuracy(strict)[0], color=BLACK, linestyle="--", label="strict orthogonality")
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from spcl.experiments.figures.curves import Measure
+from spcl.experiments.figures.style import COLOURS
 from spcl.streams import Timeline
 
 __all__ = ["GREY", "draw_bars", "legend_below", "letter", "logarithmic", "mark_changes", "measure_axis"]
@@ -60,7 +61,7 @@ def legend_below(figure: Figure, columns: int, title: str | None = None) -> None
 def draw_bars(axes: Axes, timeline: Timeline, names: Sequence[str]) -> None:
     """A bar for the time of each task, and a hatched one for the memory, which starts when a task has ended."""
     for place, (first, last) in enumerate(timeline.spans):
-        axes.barh(place, last + 1 - first, left=first, height=0.72, color=f"C{place % 6}")
+        axes.barh(place, last + 1 - first, left=first, height=0.72, color=COLOURS[place % len(COLOURS)])
     memory = len(timeline.spans)
     if rest := timeline.steps - timeline.memory_start:
         hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": GREY, "hatch": "////"}

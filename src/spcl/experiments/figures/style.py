@@ -6,11 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-from cycler import cycler
 
 from spcl.methods import METHODS
 
-__all__ = ["WIDTH", "Look", "display", "looks", "style"]
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "COLOURS",
+    "GREEN",
+    "VERMILLION",
+    "WIDTH",
+    "Look",
+    "display",
+    "distinct_looks",
+    "looks",
+    "style",
+]
 
 WIDTH = 7.0
 """Inches across a page of text."""
@@ -36,10 +47,10 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.labelsize": 8.5,
-    "axes.prop_cycle": cycler(color=COLOURS),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 9,
+    "figure.dpi": 200,
     "figure.facecolor": "white",
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
@@ -52,7 +63,6 @@ STYLE: dict[Any, Any] = {
     "legend.handlelength": 2.6,
     "lines.linewidth": 1.2,
     "lines.markersize": 4.0,
-    "savefig.dpi": 200,
     "svg.fonttype": "path",
     "svg.hashsalt": "spcl",
     "xtick.labelsize": 8,
@@ -111,8 +121,18 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     return {label: _look(order.index(label)) for label in wanted}
 
 
+def distinct_looks(count: int) -> list[Look]:
+    """As many looks, for lines that are not methods."""
+    return [
+        Look(
+            COLOURS[place % len(COLOURS)], LINES[place % len(LINES)], MARKERS[place % len(MARKERS)], width=1.5, height=3
+        )
+        for place in range(count)
+    ]
+
+
 def _look(place: int) -> Look:
-    colour, marker = f"C{place % len(COLOURS)}", MARKERS[place % len(MARKERS)]
+    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
     if place < len(OURS):
         return Look(colour, LINES[place], marker, width=2.0, height=4 + place)
     return Look(colour, LINES[place // len(COLOURS) % len(LINES)], marker, width=1.2, height=3)

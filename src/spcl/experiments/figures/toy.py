@@ -10,7 +10,7 @@ from spcl.experiments.figures.curves import MEASURES, Curves, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import GREY, legend_below, letter, mark_changes, measure_axis
 from spcl.experiments.figures.recipe import Recipe
-from spcl.experiments.figures.style import WIDTH, display
+from spcl.experiments.figures.style import BLUE, VERMILLION, WIDTH, display
 from spcl.experiments.index import RunRecord
 
 __all__ = ["TOY", "TOY_TIMELINES", "two_task_runs"]
@@ -26,14 +26,14 @@ def draw_toy(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True)
     for number, (axes, (measure, title)) in enumerate(zip(panels.flat, MEASURES.items(), strict=False)):
-        axes.plot(*plain.stability(measure, "before"), color="C1", linewidth=0.9, label="without SPCL")
-        axes.plot(*stable.stability(measure, "after"), color="C0", linewidth=1.4, label="with SPCL")
+        axes.plot(*plain.stability(measure, "before"), color=BLUE, linewidth=0.9, label="without SPCL")
+        axes.plot(*stable.stability(measure, "after"), color=VERMILLION, linewidth=1.4, label="with SPCL")
         measure_axis(axes, measure)
         letter(axes, number, title.capitalize())
     accuracy = panels[1, 1]
     for number, (line, marker) in enumerate((("-", "o"), ((0, (4, 1.5)), "s"))):
         marks: dict[str, Any] = {"linestyle": line, "marker": marker, "markersize": 2.5}
-        for curves, colour in ((plain, "C1"), (stable, "C0")):
+        for curves, colour in ((plain, BLUE), (stable, VERMILLION)):
             accuracy.plot(*curves.accuracy(curves.tasks[number]), color=colour, **marks)
         accuracy.plot([], [], color=GREY, label=f"task {number + 1}", **marks)
     accuracy.set_ylabel("accuracy (%)")
@@ -63,8 +63,8 @@ def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     for column, curves in enumerate(chosen):
         for row, measure in enumerate(MEASURES):
             axes = panels[row, column]
-            axes.plot(*curves.stability(measure, "before"), color="C1", linewidth=0.9, label="original G")
-            axes.plot(*curves.stability(measure, "after"), color="C0", linewidth=1.6, label="adjusted Ĝ")
+            axes.plot(*curves.stability(measure, "before"), color=BLUE, linewidth=0.9, label="original G")
+            axes.plot(*curves.stability(measure, "after"), color=VERMILLION, linewidth=1.6, label="adjusted Ĝ")
             measure_axis(axes, measure)
             axes.set_ylabel(MEASURES[measure])
             axes.label_outer()

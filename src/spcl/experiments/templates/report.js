@@ -288,7 +288,7 @@
     const curve = (when, name, place) => ({
       type: "scatter", mode: "lines", name, x: stability.step, y: stability[when][measure],
       line: { color: paint(place), dash: DASHES[place], width: 1.6 },
-      hovertemplate: `${name}: %{y:.4g}<extra></extra>`,
+      hovertemplate: `${name}: %{y:.4~g}<extra></extra>`,
     });
     return {
       traces: [curve("before", "original", 1), curve("after", "adjusted", 0)],
