@@ -17,6 +17,7 @@ LEFT_OUT = {"confusion", "label_set", "timeline"}
 
 
 def main() -> None:
+    """Read the arguments and write the archive."""
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     with gzip.GzipFile(out, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:  # type: ignore[arg-type]
         for result in sorted(folder.rglob("result.json")):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_benchmark import small_settings, write_benchmark
 
+from small_benchmark import small_settings, write_benchmark
 from spcl.errors import SpclError
 from spcl.experiments import execute, load_settings_file, resolve_settings
 from spcl.experiments.problem import hold_out, load_benchmark, make_problem

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,17 +11,10 @@ from rich.table import Table
 from spcl.benchmarks.protocol import load_protocol
 from spcl.cli.grid import grid
 from spcl.errors import SpclError
-from spcl.experiments.figures import (
-    FIGURES,
-    Drawing,
-    FigureSpec,
-    draw_figure,
-    draw_protocol,
-    figure_spec,
-    save_drawing,
-    select_runs,
-)
 from spcl.experiments.index import read_runs
+
+if TYPE_CHECKING:  # loading matplotlib takes a while, which only those who draw should wait for
+    from spcl.experiments.figures import Drawing, FigureSpec
 
 __all__ = ["figure"]
 
@@ -43,14 +36,17 @@ def figure(
     jobs: Annotated[int, typer.Option(min=1, help="With --make: how many runs at once.")] = 1,
 ) -> None:
     """Draw a figure of the paper from runs, as PNG and SVG."""
+    from spcl.experiments.figures import figure_spec, save_drawing
+
     console = Console(highlight=False)
     if name is None:
         _list(console)
         return
     spec = figure_spec(name)
-    folders = runs or [Path("results") / name]
+    usual = Path("results") / name
     if make:
-        _make(spec, folders[0], benchmark, data_dir, assignments or [], jobs)
+        _make(spec, runs[0] if runs else usual, benchmark, data_dir, assignments or [], jobs)
+    folders = runs or ([usual] if usual.is_dir() else [])
     drawing = _draw_protocol(spec, protocol) if protocol else _draw(spec, folders, where or [])
     console.print(drawing.caption, markup=False, soft_wrap=True)
     for path in save_drawing(drawing, out):
@@ -58,6 +54,8 @@ def figure(
 
 
 def _list(console: Console) -> None:
+    from spcl.experiments.figures import FIGURES
+
     table = Table("name", "in the paper", "what it shows", "drawn from", box=None, pad_edge=False)
     for spec in FIGURES.values():
         table.add_row(spec.name, spec.number, spec.title, spec.needs)
@@ -65,7 +63,7 @@ def _list(console: Console) -> None:
 
 
 def _make(
-    spec: FigureSpec, out: Path, benchmark: str | None, data_dir: Path | None, assignments: list[str], jobs: int
+    spec: "FigureSpec", out: Path, benchmark: str | None, data_dir: Path | None, assignments: list[str], jobs: int
 ) -> None:
     """What the commands of the figure's recipes do; runs that are there are not made again."""
     for recipe in spec.recipes:
@@ -76,11 +74,15 @@ def _make(
         grid(out=out, data_dir=data_dir, jobs=jobs, **options)
 
 
-def _draw(spec: FigureSpec, folders: list[Path], where: list[str]) -> Drawing:
-    return draw_figure(spec, select_runs(read_runs(*(folder for folder in folders if folder.is_dir())), where))
+def _draw(spec: "FigureSpec", folders: list[Path], where: list[str]) -> "Drawing":
+    from spcl.experiments.figures import draw_figure, select_runs
+
+    return draw_figure(spec, select_runs(read_runs(*folders), where))
 
 
-def _draw_protocol(spec: FigureSpec, protocol: Path) -> Drawing:
-    if spec is not FIGURES["timeline"]:
+def _draw_protocol(spec: "FigureSpec", protocol: Path) -> "Drawing":
+    from spcl.experiments.figures import draw_protocol
+
+    if spec.name != "timeline":
         raise SpclError(f"--protocol is for the figure 'timeline', not for {spec.name!r}")
     return draw_protocol(load_protocol(protocol))

@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spcl.experiments.report import write_report
-
 __all__ = ["report"]
 
 
@@ -18,6 +16,8 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file with the settings, tables, figures and every run."""
+    from spcl.experiments.report import write_report  # loading matplotlib and Plotly takes a while
+
     console = Console()
     with console.status("") as status:
         write_report(folders, out, told=status.update)

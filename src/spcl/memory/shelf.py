@@ -105,7 +105,7 @@ class Shelf:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | None) -> "Shelf":
-        """Build the shelf whose state this is, with its own inputs and logits on ``device`` (default: where they are)."""
+        """Build the shelf whose state this is, its inputs and logits on ``device`` (default: where they are)."""
         shelf = cls(state["classes"])
         shelf.running = state["running"]
         shelf.ranks = state["ranks"].cpu().numpy().copy()

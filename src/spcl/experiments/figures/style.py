@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -123,12 +124,8 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
 def distinct_looks(count: int) -> list[Look]:
     """As many looks, for lines that are not methods."""
-    return [
-        Look(
-            COLOURS[place % len(COLOURS)], LINES[place % len(LINES)], MARKERS[place % len(MARKERS)], width=1.5, height=3
-        )
-        for place in range(count)
-    ]
+    marks = zip(range(count), cycle(COLOURS), cycle(LINES), cycle(MARKERS), strict=False)
+    return [Look(colour, line, marker, width=1.5, height=3) for _, colour, line, marker in marks]
 
 
 def _look(place: int) -> Look:

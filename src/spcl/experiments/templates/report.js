@@ -73,16 +73,20 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const charts = new Map();
 
-  function themed(layout) {
-    const axis = { gridcolor: colour("--line"), zerolinecolor: colour("--line"), automargin: true, fixedrange: true };
+  // Optuna's plots are made for white paper, like the figures: the style sheet inverts them on a dark page.
+  const ON_PAPER = { "--text": "#1c2128", "--soft": "#57606a", "--card": "#ffffff", "--line": "#d5dae1" };
+
+  function themed(layout, onPaper) {
+    const ink = onPaper ? (name) => ON_PAPER[name] : colour;
+    const axis = { gridcolor: ink("--line"), zerolinecolor: ink("--line"), automargin: true, fixedrange: true };
     const result = {
       dragmode: false,
       margin: { l: 50, r: 15, t: 10, b: 40 },
       ...layout,
-      font: { color: colour("--text"), family: "system-ui, sans-serif", size: 12 },
+      font: { color: ink("--text"), family: "system-ui, sans-serif", size: 12 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--soft"), font: { color: colour("--text") } },
+      hoverlabel: { bgcolor: ink("--card"), bordercolor: ink("--soft"), font: { color: ink("--text") } },
     };
     const names = new Set(["xaxis", "yaxis", ...Object.keys(layout).filter((name) => /^[xy]axis/.test(name))]);
     for (const name of names) result[name] = { ...layout[name], ...axis };
@@ -91,7 +95,7 @@
 
   function render(element) {
     const { traces, layout } = charts.get(element)();
-    Plotly.react(element, traces, themed(layout), CONFIG);
+    Plotly.react(element, traces, themed(layout, element.dataset.tuning !== undefined), CONFIG);
   }
 
   function draw(element, build) {
@@ -140,8 +144,8 @@
   }
 
   function tuningChart(plot) {
-    const { template, width, height, ...layout } = plot.layout ?? {};
-    return { traces: plot.data, layout: { ...layout, height: 380 } };
+    const { template, title, width, height, ...layout } = plot.layout ?? {};
+    return { traces: plot.data, layout: { ...layout, height: 380, margin: { l: 50, r: 15, t: 30, b: 40 } } };
   }
 
   const whenSeen = new IntersectionObserver((entries) => {
