@@ -10,8 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from _runs import write_run
+from small_benchmark import small_settings, write_benchmark
 from spcl.cli.app import app
 from spcl.errors import SpclError
+from spcl.experiments import execute
 from spcl.experiments.compare import compare, comparison_table
 from spcl.experiments.index import read_runs
 
@@ -57,6 +59,20 @@ def test_the_command(folder: Path) -> None:
     outcome = CliRunner().invoke(app, ["compare", str(folder / "b"), str(folder / "a")])
     assert outcome.exit_code == 0
     assert outcome.output.index("soro") < outcome.output.index(" er")
+    (folder / "a/metrics.jsonl").write_text("{not json\n")
+    damaged = CliRunner().invoke(app, ["compare", str(folder / "b"), str(folder / "a")])
+    assert isinstance(damaged.exception, SpclError)
     outcome = CliRunner().invoke(app, ["compare", str(folder)])
     assert isinstance(outcome.exception, SpclError)
     assert "is not the folder of one run" in str(outcome.exception)
+
+
+def test_the_command_draws_the_runs(tmp_path: Path) -> None:
+    benchmark = write_benchmark(tmp_path / "data.npz")
+    runs = [tmp_path / "er", tmp_path / "soro"]
+    for run in runs:
+        execute(small_settings(benchmark, method={"name": run.name}), run)
+    drawing = tmp_path / "figures" / "compare.png"
+    outcome = CliRunner().invoke(app, ["compare", *map(str, runs), "--out", str(drawing)])
+    assert outcome.exit_code == 0, outcome.output
+    assert drawing.read_bytes().startswith(b"\x89PNG")

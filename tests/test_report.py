@@ -173,7 +173,7 @@ def test_unfinished_and_damaged_runs_are_shown_as_such(base: Path, tmp_path: Pat
     assert page.data("data")["rows"]["accuracy"].count(None) == 1
     by_seed = {details["settings"]["seed"]: details for details in page.details()}
     assert by_seed[1]["stability"] == by_seed[0]["stability"]
-    assert "are damaged" in by_seed[2]["problem"]
+    assert "is damaged" in by_seed[2]["problem"]
 
 
 def test_tuning_shows_the_best_trial_and_optunas_plots_apart_from_results(base: Path, tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from spcl.experiments.index import read_runs
 __all__ = ["compare"]
 
 
-def compare(runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")]) -> None:
-    """Print runs side by side: differing settings, accuracies, stability."""
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="Draw them into this file, too (PNG, SVG or PDF).")] = None,
+) -> None:
+    """Print runs side by side, and plot them: differing settings, accuracies, stability."""
     records = []
     for run in runs:
         found = read_runs(run)
@@ -24,3 +27,9 @@ def compare(runs: Annotated[list[Path], typer.Argument(help="Folders of runs.")]
         records += found
     console = Console()
     console.print(comparison_table(compare_runs(records)))
+    if out is not None:
+        from spcl.experiments.figures.compare import compare_figure  # matplotlib takes a while to import
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        compare_figure(records).savefig(out)
+        console.print(str(out), highlight=False, soft_wrap=True)

@@ -111,7 +111,12 @@ class RunRecord:
         except FileNotFoundError:
             return []
         complete_lines, _, _ = text.rpartition("\n")
-        return [json.loads(line) for line in complete_lines.split("\n") if line]
+        try:
+            return [json.loads(line) for line in complete_lines.split("\n") if line]
+        except ValueError as error:
+            raise SpclError(
+                f"{RunFolder(self.path).metrics} is damaged: {error}; remove the run and make it again"
+            ) from error
 
     def confusion(self) -> dict[str, list[list[int]]]:
         """For every task how often each of its classes (rows) was taken for each class (columns), read now."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.experiments.figures.curves import read_metrics
 from spcl.experiments.figures.style import display
 from spcl.experiments.index import RunRecord, flat_settings
 
@@ -50,7 +49,7 @@ def run_details(run: RunRecord, points: int) -> dict[str, Any]:
     if run.result is not None:
         details |= {name: run.result.get(name) for name in ("tasks", "environment", "left_out", "data")}
     try:
-        entries = read_metrics(run)
+        entries = run.metrics()
     except SpclError as error:
         return details | {"problem": str(error)}
     start: Mapping[str, Any] = next((entry for entry in entries if entry["kind"] == "start"), {})

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import wilcoxon
 
 __all__ = ["holm", "paired_p_value"]
 
@@ -21,6 +20,8 @@ def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> fl
     >>> paired_p_value(a, {seed: value - 1.0 - 0.1 * seed for seed, value in a.items()})
     0.0078125
     """
+    from scipy.stats import wilcoxon  # most of a second to import, for one command
+
     common = ours.keys() & theirs.keys()
     differences = np.array([ours[key] - theirs[key] for key in common])
     if not common:

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from spcl.errors import SpclError
 from spcl.experiments.index import RunRecord
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "grouped",
     "mean_curve",
     "ranges",
-    "read_metrics",
 ]
 
 Array = NDArray[np.float64]
@@ -49,7 +47,7 @@ class Curves:
 
     @cached_property
     def _entries(self) -> dict[str, list[dict[str, Any]]]:
-        return grouped(read_metrics(self.run), lambda entry: str(entry["kind"]))
+        return grouped(self.run.metrics(), lambda entry: str(entry["kind"]))
 
     @property
     def tasks(self) -> list[str]:
@@ -84,14 +82,6 @@ class Curves:
                 for _ in entry["ended"]
             ]
         )
-
-
-def read_metrics(run: RunRecord) -> list[dict[str, Any]]:
-    """The run's metrics; if they are damaged, an error that says where."""
-    try:
-        return run.metrics()
-    except ValueError as error:
-        raise SpclError(f"the metrics in {run.path} are damaged: {error}") from error
 
 
 def _steps(entries: Sequence[dict[str, Any]]) -> Array:
