@@ -19,9 +19,8 @@ def main() -> None:
     for backbone, methods, scenarios in (("mlp", "er,soro", "task,class"), ("cnn", "er,soro,soro+dbt", "task")):
         grid = f"grid --methods {methods} --scenarios {scenarios} --configs 4 --seeds 0 --jobs 2"
         spcl(*grid.split(), "--set", f"backbone={backbone}", "--out", str(out / backbone))
-    for backbone in ("mlp", "cnn"):
-        spcl("table", str(out / backbone), "--over", "configs")
-    for figure in ("timeline", "learning-process", "gradients"):
+    spcl("table", str(out / "mlp"), str(out / "cnn"))
+    for figure in ("learning-process", "gradients"):
         spcl("figure", figure, "--runs", str(out / "cnn"), "--out", str(out / "figures"))
     spcl("report", str(out / "mlp"), str(out / "cnn"), "--out", str(out / "report.html"))
     print(f"\nDone in {time.monotonic() - begin:.0f} s. Open {out / 'report.html'} in a browser.")

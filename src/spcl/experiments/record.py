@@ -28,17 +28,19 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out; the system lets go of the lock when the process ends, however it ends."""
+        lock = FileLock(self.path / ".lock", timeout=0)
         with plain_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=0)
             try:
                 lock.acquire()
             except Timeout as error:
                 raise SpclError(
                     f"another process is running in {self.path}; wait for it, or choose another --out"
                 ) from error
-        with lock, plain_errors(self.path):
-            yield
+            try:
+                yield
+            finally:
+                lock.release()
 
     def has_checkpoint(self) -> bool:
         """Whether there is something to resume from."""
