@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -49,11 +50,11 @@ def load_benchmark(benchmark: str, data_dir: str | None) -> ImageData:
     if path.is_dir():
         return from_folder(path)
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:
             return from_arrays(arrays["x"], arrays["y"], arrays.get("test_x"), arrays.get("test_y"), name=path.stem)
     except KeyError as error:
         raise DataError(f"{path} must hold arrays x and y (and perhaps test_x and test_y); {error}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BadZipFile) as error:
         raise DataError(f"cannot read {path}: {error}") from error
 
 
