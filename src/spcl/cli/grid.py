@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spcl.cli.flags import settings_from
 from spcl.experiments.grid import GridState, run_jobs
 from spcl.experiments.grid_view import LiveGridView, PlainGridView
 from spcl.experiments.plan import (
@@ -52,16 +53,15 @@ def grid(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would run.")] = False,
 ) -> None:
     """Make every run of a comparison that is not there yet: methods × scenarios × configurations × seeds."""
-    flags = {
-        "benchmark": benchmark,
-        "preset": preset,
-        "protocol": str(protocol.resolve()) if protocol else None,
-        "fit": fit or None,
-        "device": device,
-        "data_dir": str(data_dir.resolve()) if data_dir else None,
-        "threads": threads_per_job(jobs),
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = settings_from(
+        benchmark=benchmark,
+        preset=preset,
+        protocol=protocol,
+        fit=fit or None,
+        device=device,
+        data_dir=data_dir,
+        threads=threads_per_job(jobs),
+    )
     planned = plan_grid(
         out,
         given | parse_assignments(assignments or []),

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from spcl.cli.flags import settings_from
 from spcl.errors import SpclError
 from spcl.experiments.run import execute, resume_settings
 from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
@@ -39,20 +40,19 @@ def run(
     wandb: Annotated[str | None, typer.Option(help="Report to this Weights & Biases project.")] = None,
 ) -> None:
     """Train and evaluate one method on one configuration of a benchmark."""
-    flags = {
-        "benchmark": benchmark,
-        "scenario": scenario,
-        "config": config,
-        "seed": seed,
-        "preset": preset,
-        "protocol": str(protocol.resolve()) if protocol else None,
-        "fit": fit or None,
-        "paradigm": paradigm,
-        "device": device,
-        "data_dir": str(data_dir.resolve()) if data_dir else None,
-        "method": {"name": method} if method else None,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = settings_from(
+        benchmark=benchmark,
+        scenario=scenario,
+        config=config,
+        seed=seed,
+        preset=preset,
+        protocol=protocol,
+        fit=fit or None,
+        paradigm=paradigm,
+        device=device,
+        data_dir=data_dir,
+        method={"name": method} if method else None,
+    )
     chosen = _settings(out, given, settings, parse_assignments(assignments or []), resume)
     console = Console()
     view: View = LiveView(console) if console.is_terminal else PlainView(console)

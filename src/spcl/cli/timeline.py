@@ -7,6 +7,7 @@ import torch
 import typer
 from rich.console import Console
 
+from spcl.cli.flags import settings_from
 from spcl.experiments.problem import make_problem
 from spcl.experiments.settings import parse_assignments, resolve_settings
 
@@ -23,14 +24,9 @@ def timeline(
     assignments: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. overlap=0.5.")] = None,
 ) -> None:
     """Draw which task of a configuration trains when, and where memory starts."""
-    given = {
-        "benchmark": benchmark,
-        "config": config,
-        "fit": fit,
-        "paradigm": paradigm,
-        "protocol": str(protocol) if protocol else None,
-        "data_dir": str(data_dir) if data_dir else None,
-    }
+    given = settings_from(
+        benchmark=benchmark, config=config, fit=fit, paradigm=paradigm, protocol=protocol, data_dir=data_dir
+    )
     settings = resolve_settings(given, parse_assignments(assignments or []))
     problem = make_problem(settings, torch.device("cpu"))
     console = Console()

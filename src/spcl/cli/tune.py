@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spcl.cli.flags import settings_from
 from spcl.experiments.grid_view import LiveGridView, PlainGridView
 from spcl.experiments.plan import parse_numbers
 from spcl.experiments.settings import parse_assignments
@@ -42,17 +43,16 @@ def tune(
     ] = None,
 ) -> None:
     """Search for good settings with Optuna, scored on held-out training data and never on the test data."""
-    flags = {
-        "benchmark": benchmark,
-        "preset": preset,
-        "protocol": str(protocol.resolve()) if protocol else None,
-        "fit": fit or None,
-        "device": device,
-        "data_dir": str(data_dir.resolve()) if data_dir else None,
-        "validation": validation,
-        "threads": threads_per_job(jobs),
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = settings_from(
+        benchmark=benchmark,
+        preset=preset,
+        protocol=protocol,
+        fit=fit or None,
+        device=device,
+        data_dir=data_dir,
+        validation=validation,
+        threads=threads_per_job(jobs),
+    )
     tuning = Tuning(
         base=given | parse_assignments(assignments or []),
         method=method,
