@@ -175,3 +175,21 @@ def test_a_backbone_that_cannot_be_captured_is_run_eagerly_with_the_reason() -> 
         train(learner, device=GPU)
     assert any("no CUDA graph can be captured" in str(warning.message) for warning in caught)
     assert all(torch.isfinite(value).all() for value in state(learner).values())
+
+
+def test_a_part_set_to_evaluation_later_is_noticed() -> None:
+    eager, replayed = (make("soro", "task", small_backbone()) for _ in range(2))
+    capture_without_graphs(replayed)
+    for learner in (eager, replayed):
+        train(learner)
+        batch_norm = next(part for part in learner.model.backbone.modules() if isinstance(part, nn.BatchNorm2d))
+        before = batch_norm.running_mean.clone()
+        batch_norm.eval()
+        learner.add_task("d", classes=2)
+        x = torch.randint(0, 256, (8, 3, 8, 8), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
+        learner.step({"d": (x, torch.arange(8) % 2)})
+        assert torch.equal(batch_norm.running_mean, before)
+    captured = replayed._collector.captured
+    assert captured is not None
+    assert len({key[-1] for key in captured._columns}) == 2  # one graph for either mode
+    assert_same(eager, replayed, 1e-4)

@@ -67,10 +67,15 @@ class JointClassifier:
 class _Graphs:
     """How graphs are made: how many, in which memory, and what happens where it cannot be done."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    def __init__(self, model: SharedModel) -> None:
+        self.device = model.device
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self.refused: str | None = None
+        self._modules = list(model.backbone.modules())
+
+    def key(self, size: int, x: Tensor) -> tuple[object, ...]:
+        """What a graph holds for: so many samples like these, and the modes in which the backbone's parts are now."""
+        return size, x.shape[1:], x.dtype, tuple(module.training for module in self._modules)
 
     def capture(self, works: Sequence[Callable[[], None]], buffers: Sequence[Tensor]) -> list[Callable[[], None]]:
         """The replay of every piece of work, given in the order in which they run; the model stays as it was."""
@@ -114,7 +119,7 @@ class CapturedColumns:
     def __init__(self, model: SharedModel, rows: GradientRows) -> None:
         self._model = model
         self._rows = rows
-        self._graphs = _Graphs(model.device)
+        self._graphs = _Graphs(model)
         self._columns: dict[tuple[object, ...], _StaticColumn] = {}
         self._joint: JointClassifier | None = None
 
@@ -146,8 +151,7 @@ class CapturedColumns:
         )
 
     def _key(self, samples: Sequence[Samples]) -> tuple[object, ...]:
-        x = samples[0].x
-        return (sum(len(group.x) for group in samples), x.shape[1:], x.dtype)
+        return self._graphs.key(sum(len(group.x) for group in samples), samples[0].x)
 
     def _column(self, samples: Sequence[Samples]) -> "_StaticColumn":
         joint = self._joint = self._joint or JointClassifier(int(self._model.feature_dim or 0), self._rows.buffer)
@@ -261,12 +265,12 @@ class CapturedBackbone:
     def __init__(self, model: SharedModel, rows: GradientRows) -> None:
         self._model = model
         self._rows = rows
-        self._graphs = _Graphs(model.device)
+        self._graphs = _Graphs(model)
         self._passes: dict[tuple[object, ...], _StaticPass] = {}
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """The features, through which a backward pass reaches the rows; None where the backbone must run eagerly."""
-        key = (x.shape, x.dtype)
+        key = self._graphs.key(len(x), x)
         trains = self._model.backbone.training and torch.is_grad_enabled() and not x.requires_grad
         if not trains or self._graphs.refused or (key not in self._passes and len(self._passes) == MOST_SHAPES):
             return None
