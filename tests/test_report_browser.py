@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -58,9 +59,23 @@ class Reader:
 
     def one(self, css: str) -> WebElement:
         """The element, as soon as it is there and can be seen."""
-        return WebDriverWait(self.driver, 10).until(
-            lambda _: next((found for found in self.all(css) if found.is_displayed()), None)
-        )
+        element: WebElement = self.wait(lambda: next((found for found in self.all(css) if found.is_displayed()), None))
+        return element
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        """What the condition gives as soon as it holds; the page may replace elements meanwhile."""
+        patient = WebDriverWait(self.driver, 10, ignored_exceptions=[StaleElementReferenceException])
+        return patient.until(lambda _: condition())
+
+    def click(self, css: str) -> None:
+        self.wait(lambda: self.one(css).click() or True)
+
+    def text(self, css: str) -> str:
+        return str(self.wait(lambda: self.one(css).text))
+
+    def sees(self, css: str, text: str) -> bool:
+        """Whether the element comes to read so."""
+        return bool(self.wait(lambda: self.one(css).text == text))
 
     def script(self, text: str, *values: Any) -> Any:
         return self.driver.execute_script(text, *values)
@@ -75,7 +90,7 @@ class Reader:
         area = self.one(f"{chart} .nsewdrag")
         x, y = (round((part - 0.5) * area.size[side]) for part, side in zip(share, ("width", "height"), strict=True))
         ActionChains(self.driver).move_to_element_with_offset(area, x, y).perform()
-        return self.one(f"{chart} .hoverlayer .hovertext, {chart} .hoverlayer .legend").text
+        return self.text(f"{chart} .hoverlayer .hovertext, {chart} .hoverlayer .legend")
 
     def errors(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
@@ -189,30 +204,30 @@ def test_result_tables_sort_both_ways(reader: Reader, page: Path) -> None:
 
 def test_run_list_sorts_and_finds(reader: Reader, page: Path) -> None:
     reader.open(page)
-    reader.one("#run-list thead th:nth-child(6) button").click()
+    reader.click("#run-list thead th:nth-child(6) button")
     accuracies = [float(text) for text in reader.column("#run-list", 6)]
     assert len(accuracies) == 14
     assert accuracies == sorted(accuracies)
     reader.one("#find").send_keys("class soro")
-    assert reader.one("#found").text == "2 of 14 runs"
+    assert reader.sees("#found", "2 of 14 runs")
     assert set(reader.column("#run-list", 3)) == {"class"}
 
 
 def test_a_cell_leads_to_its_runs_and_they_to_their_pages_and_back(reader: Reader, page: Path) -> None:
     reader.open(page)
-    reader.one('#results a[href="#/runs/class/ps-emnist/er"]').click()
-    assert reader.one("#found").text == "2 of 14 runs (class, ps-emnist, er)"
-    reader.one("#run-list tbody a").click()
-    assert reader.one("#run h1").text == "ER on ps-emnist, class-incremental, configuration 0, seed 0"
+    reader.click('#results a[href="#/runs/class/ps-emnist/er"]')
+    assert reader.sees("#found", "2 of 14 runs (class, ps-emnist, er)")
+    reader.click("#run-list tbody a")
+    assert reader.sees("#run h1", "ER on ps-emnist, class-incremental, configuration 0, seed 0")
     assert not reader.one("#run").find_elements(By.CSS_SELECTOR, "#content")
-    reader.one("#run .others a").click()
-    WebDriverWait(reader.driver, 10).until(lambda _: reader.one("#run h1").text.endswith("seed 1"))
+    reader.click("#run .others a")
+    reader.wait(lambda: reader.text("#run h1").endswith("seed 1"))
     reader.driver.back()
-    WebDriverWait(reader.driver, 10).until(lambda _: reader.one("#run h1").text.endswith("seed 0"))
-    reader.one('nav a[href="#figures"]').click()
+    reader.wait(lambda: reader.text("#run h1").endswith("seed 0"))
+    reader.click('nav a[href="#figures"]')
     assert reader.one("#figures h2").is_displayed()
     assert not reader.all("#run > *")
-    assert reader.one("#found").text == "14 of 14 runs"
+    assert reader.sees("#found", "14 of 14 runs")
 
 
 def test_every_link_resolves(reader: Reader, page: Path) -> None:
@@ -221,8 +236,8 @@ def test_every_link_resolves(reader: Reader, page: Path) -> None:
     for link in reader.script("return [...document.querySelectorAll('a')].map((a) => a.getAttribute('href'))"):
         if link.startswith("#/runs/"):
             reader.script("location.hash = arguments[0]", link)
-            WebDriverWait(reader.driver, 5).until(lambda _: "(" in reader.one("#found").text)
-            assert not reader.one("#found").text.startswith("0 ")
+            reader.wait(lambda: "(" in reader.text("#found"))
+            assert not reader.text("#found").startswith("0 ")
         elif link.startswith("#/run/"):
             assert 0 <= int(link.removeprefix("#/run/")) < rows
         else:
@@ -248,7 +263,7 @@ def test_hover_shows_ours_and_the_papers_values(reader: Reader, page: Path, base
     texts = set()
     for point in reader.all(f"{chart} .point"):
         ActionChains(reader.driver).move_to_element(point).perform()
-        texts.add(reader.one(f"{chart} .hoverlayer .hovertext").text)
+        texts.add(reader.text(f"{chart} .hoverlayer .hovertext"))
     mean = sum(result(grid_runs(base) / "task/soro" / seed)["accuracy"] for seed in "01") / 2
     assert any(text.startswith(f"SORO: A {mean:.2f} ±") for text in texts)
     assert "SORO in the paper: A 91.06" in texts
@@ -290,18 +305,18 @@ def test_theme_can_be_switched(reader: Reader, page: Path) -> None:
         return reader.script("return getComputedStyle(document.body).backgroundColor"), reader.script(ink)
 
     dark = look()
-    reader.one("#theme").click()
+    reader.click("#theme")
     light = look()
     assert brightness(dark[0]) < 150 < 600 < brightness(light[0])
     assert dark[1] != light[1]
-    reader.one("#theme").click()
+    reader.click("#theme")
     assert look() == dark
 
 
 def test_optunas_plots_are_drawn(reader: Reader, page: Path) -> None:
     reader.open(page, "#tuning")
     assert reader.one("#tuning .chart .main-svg")
-    assert "61.50 %" in reader.one("#tuning p").text
+    assert "61.50 %" in reader.text("#tuning p")
 
 
 def test_many_runs_stay_usable(reader: Reader, base: Path, tmp_path: Path) -> None:
@@ -316,7 +331,7 @@ def test_many_runs_stay_usable(reader: Reader, base: Path, tmp_path: Path) -> No
     page = write_report([tmp_path / "runs"], tmp_path / "many.html")
     assert page.stat().st_size < 12e6
     reader.open(page)
-    assert reader.one("#found").text == f"{MANY} of {MANY} runs"
+    assert reader.sees("#found", f"{MANY} of {MANY} runs")
     assert len(reader.all("#run-list tbody tr")) == 100
     reader.script("document.getElementById('more').click()")
     assert len(reader.all("#run-list tbody tr")) == 600
@@ -326,5 +341,5 @@ def test_many_runs_stay_usable(reader: Reader, base: Path, tmp_path: Path) -> No
     )
     assert seconds < 1
     reader.open(page, f"#/run/{MANY - 1}")
-    assert reader.one("#run h1").text.endswith(f"configuration {(MANY - 1) // 3}, seed 2")
+    assert reader.text("#run h1").endswith(f"configuration {(MANY - 1) // 3}, seed 2")
     reader.one("#run .chart .main-svg")
