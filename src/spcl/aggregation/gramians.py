@@ -11,7 +11,9 @@ from torch import Tensor
 
 from spcl.errors import SpclError
 
-__all__ = ["gramian", "host_gramian"]
+__all__ = ["gramian", "gramian_and_numbers", "host_gramian"]
+
+Array = NDArray[np.float64]
 
 SLICE = 2048
 SLICE_ERROR = 2.0**-24  # of a slice's product, relative to its trace: the unit roundoff of float32
@@ -40,17 +42,40 @@ def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
             [ 0., 25.]], dtype=torch.float64)
     """
     blocks = _as_blocks(gradients)
-    if any(block.dtype != torch.float32 for block in blocks):
-        return _summed(_double_products(block) for block in blocks)
-    with _full_float32():
-        sliced = [_sliced_products(block) for block in blocks]
-    fast = _summed(products for products, _ in sliced)
-    if _trusted(fast, float(sum(squared_traces for _, squared_traces in sliced))):
-        return fast
-    return _summed(_double_products(block) for block in blocks)
+    matrix, _ = _fetched(blocks, blocks[0].new_empty(0, dtype=torch.float64))
+    return torch.from_numpy(matrix).to(blocks[0].device)
 
 
-def host_gramian(matrix: Tensor) -> NDArray[np.float64]:
+def gramian_and_numbers(rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
+    """The :func:`gramian` of a T×n matrix and other float64 numbers, brought to the host in one transfer.
+
+    >>> import torch
+    >>> gramian_and_numbers(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.7], dtype=torch.float64))
+    (array([[25.]]), array([0.5, 0.7]))
+    """
+    return _fetched([rows.detach()], numbers)
+
+
+def _fetched(blocks: Sequence[Tensor], numbers: Tensor) -> tuple[Array, Array]:
+    if all(block.dtype == torch.float32 for block in blocks):
+        with _full_float32():
+            sliced = [_sliced_products(block) for block in blocks]
+        fast, squared_traces = (sum(parts[1:], start=parts[0]) for parts in zip(*sliced, strict=True))
+        matrix, others = _to_host(fast, squared_traces.view(1), numbers)
+        if _trusted(matrix, others[0]):
+            return matrix, others[1:]
+    products = [_double_products(block) for block in blocks]
+    return _to_host(sum(products[1:], start=products[0]), numbers)
+
+
+def _to_host(products: Tensor, *numbers: Tensor) -> tuple[Array, Array]:
+    values: Array = torch.cat([products.reshape(-1), *numbers]).cpu().numpy()
+    matrix = values[: products.numel()].reshape(products.shape)
+    with np.errstate(invalid="ignore"):
+        return (matrix + matrix.T) / 2, values[products.numel() :]
+
+
+def host_gramian(matrix: Tensor) -> Array:
     """The Gramian as a float64 array on the host, after checking that it is square, finite and symmetric.
 
     >>> import torch
@@ -61,7 +86,7 @@ def host_gramian(matrix: Tensor) -> NDArray[np.float64]:
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise SpclError(f"the Gramian must be a square matrix, but its shape is {tuple(matrix.shape)}")
-    array: NDArray[np.float64] = matrix.detach().to("cpu", torch.float64).numpy()
+    array: Array = matrix.detach().to("cpu", torch.float64).numpy()
     if not np.isfinite(array).all():
         i, j = np.argwhere(~np.isfinite(array))[0]
         raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; leave that task out")
@@ -89,11 +114,6 @@ def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [block.detach().reshape(block.shape[0], math.prod(block.shape[1:])) for block in blocks]
 
 
-def _summed(products: Iterator[Tensor]) -> Tensor:
-    total = sum(products, start=torch.tensor(0.0, dtype=torch.float64))
-    return (total + total.T) / 2
-
-
 def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The Gramian of these rows, and the sum of the squared traces of its float32 slices."""
     tasks, length = rows.shape
@@ -113,12 +133,11 @@ def _double_products(rows: Tensor) -> Tensor:
     return products
 
 
-def _trusted(matrix: Tensor, squared_traces: float) -> bool:
+def _trusted(matrix: Array, squared_traces: float) -> bool:
     """Whether the smallest eigenvalue survives the slices' rounding errors, taken as independent."""
-    array = matrix.cpu().numpy()
-    if not np.isfinite(array).all():
+    if not np.isfinite(matrix).all():
         return False  # what overflows in float32 may be finite in float64
-    smallest = np.linalg.eigvalsh(array).min(initial=np.inf)
+    smallest = np.linalg.eigvalsh(matrix).min(initial=np.inf)
     return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TRUSTED_ERROR * smallest)
 
 

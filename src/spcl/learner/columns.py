@@ -9,12 +9,14 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from spcl.aggregation import gramian
+from spcl.aggregation import gramian_and_numbers
 from spcl.errors import SpclError
-from spcl.learner.capture import CapturedColumns, CapturedPenalty
+from spcl.learner.captured_columns import CapturedColumns
+from spcl.learner.captured_penalty import CapturedPenalty
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import CURRENT, Columns, Method, Weights
 from spcl.learner.model import Samples, SharedModel
@@ -24,6 +26,8 @@ from spcl.memory import Memory, Rehearsal
 from spcl.orthogonality import add_orthogonality_gradient
 
 __all__ = ["Collected", "Collector"]
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -80,16 +84,14 @@ class Collector:
         memory: Memory | None,
         rows: GradientRows,
         guard: StepGuard,
-        captured: CapturedColumns | None = None,
-        penalty: CapturedPenalty | None = None,
     ) -> None:
         self.model = model
         self.method = method
         self.memory = memory
         self.rows = rows
         self.guard = guard
-        self.captured = captured
-        self.penalty = penalty
+        self.captured: CapturedColumns | None = None
+        self.penalty: CapturedPenalty | None = None
 
     def collect(self, result: Collected, batches: Sequence[Samples], rehearse: int, full: bool) -> None:
         """Leave the update of this step in the parameters' ``.grad``; ``rehearse`` samples come from memory, if any."""
@@ -99,6 +101,8 @@ class Collector:
             result.weights = dict(zip(names, self.method.weigh(blank).values.tolist(), strict=True))
         if self.penalty is not None:
             self.penalty.start()
+        if self.captured is not None:
+            self.captured.begin()
         if full or self.method.fold == "columns":
             columns = self._collect_rows(result, batches, rehearse)
         elif self.method.fold == "mean":
@@ -117,58 +121,61 @@ class Collector:
         columns = []
         with result.timed("tasks"):
             for row, samples in enumerate(batches):
-                rows.receive(row)
+                rows.clear(row)
                 columns.append(self._task_column(row, samples))
         if rehearse:
             with result.timed("memory"):
-                rows.receive(count - 1)
+                rows.clear(count - 1)
                 mean = rows.buffer[: len(batches)].mean
                 columns += self._memory_column(result, count - 1, rehearse, partial(mean, dim=0))
         if alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
         with result.timed("weighting"):
-            products = gramian(rows.buffer[: count + bool(alpha)]).cpu()  # the one time a step waits for a GPU
-            if self._all_well(result, columns):
+            signs = torch.stack([column.signs for column in columns])
+            products, numbers = gramian_and_numbers(rows.buffer[: count + bool(alpha)], signs.view(-1))
+            if self._all_well(result, columns, numbers):  # up to here a step waits for a GPU, and then no more
                 self._weigh_rows(result, [column.name for column in columns], products, alpha)
         return columns
 
-    def _weigh_rows(self, result: Collected, names: list[str], products: Tensor, alpha: float) -> None:
+    def _weigh_rows(self, result: Collected, names: list[str], products: Array, alpha: float) -> None:
         spread = self._spread(len(names), alpha)
-        result.before = spread @ products @ spread.T
+        before = spread @ products @ spread.T
+        result.before = torch.from_numpy(before)
         if self.method.elementwise:
             self._combine_elementwise(len(names), alpha)
             return
         fold, folded_names = self._fold_matrix(result, names)
         losses = np.array([result.losses[name] for name in names])
-        weights = self._weigh(Columns(folded_names, fold.numpy() @ losses, fold @ result.before @ fold.T))
-        per_column = fold.T @ weights.values.double()
+        weights = self._weigh(Columns(folded_names, fold @ losses, torch.from_numpy(fold @ before @ fold.T)))
+        per_column = fold.T @ weights.values.numpy().astype(np.float64)
         per_row = spread.T @ per_column
         if alpha and self.method.settings.decoupled:
             per_row[-1] = alpha
         result.weights = dict(zip(names, per_column.tolist(), strict=True))
-        adjusted = weights if self.method.fold == "columns" else Weights(per_column)
+        adjusted = weights if self.method.fold == "columns" else Weights(torch.from_numpy(per_column))
         result.after = adjusted.adjusted_gramian(result.before)
-        result.bound = float(max(per_row.abs().max(), per_row.abs() @ products.diagonal().sqrt()))
-        self.rows.combine(per_row)
+        sizes = np.abs(per_row)
+        result.bound = float(max(sizes.max(), sizes @ np.sqrt(products.diagonal())))
+        self.rows.combine(torch.from_numpy(per_row))
 
-    def _spread(self, count: int, alpha: float) -> Tensor:
+    def _spread(self, count: int, alpha: float) -> Array:
         """Columns from rows: the orthogonality gradient, last row of the buffer, is added α times to each (line 5)."""
-        spread = torch.eye(count, count + bool(alpha), dtype=torch.float64)
+        spread = np.eye(count, count + bool(alpha))
         if alpha and not self.method.settings.decoupled:
             spread[:, -1] = alpha
         return spread
 
-    def _fold_matrix(self, result: Collected, names: list[str]) -> tuple[Tensor, tuple[str, ...]]:
+    def _fold_matrix(self, result: Collected, names: list[str]) -> tuple[Array, tuple[str, ...]]:
         """What the method weighs, from the columns."""
         if self.method.fold == "columns":
-            return torch.eye(len(names), dtype=torch.float64), tuple(names)
+            return np.eye(len(names)), tuple(names)
         if self.method.fold == "sum":
-            return torch.tensor([list(result.weights.values())], dtype=torch.float64), ("sum",)
-        is_memory = torch.tensor([name == MEMORY for name in names])
+            return np.array([list(result.weights.values())]), ("sum",)
+        is_memory = np.array([name == MEMORY for name in names])
         groups = [(CURRENT, ~is_memory), (MEMORY, is_memory)]
-        present = [(name, mask.double() / mask.sum()) for name, mask in groups if mask.any()]
-        return torch.stack([row for _, row in present]), tuple(name for name, _ in present)
+        present = [(name, mask / mask.sum()) for name, mask in groups if mask.any()]
+        return np.stack([row for _, row in present]), tuple(name for name, _ in present)
 
     def _weigh(self, columns: Columns) -> Weights:
         return Weights(torch.ones(1, dtype=torch.float64)) if self.method.fold == "sum" else self.method.weigh(columns)
@@ -189,34 +196,39 @@ class Collector:
         rows, alpha = self.rows, self.method.settings.alpha
         folded = [CURRENT, MEMORY] if rehearse else [CURRENT]
         rows.reserve(len(folded) + bool(alpha))
-        rows.receive(0)
+        rows.clear(0)
         with result.timed("tasks"):
             columns = [self._task_column(0, samples) for samples in batches]
             rows.buffer[0].div_(len(batches))
         if rehearse:
             with result.timed("memory"):
-                rows.receive(1)
+                rows.clear(1)
                 columns += self._memory_column(result, 1, rehearse, lambda: rows.buffer[0])
-        if self._all_well(result, columns):
-            self._weigh_means(result, [column.name for column in columns], folded, alpha)
-        return columns
-
-    def _weigh_means(self, result: Collected, names: list[str], folded: list[str], alpha: float) -> None:
-        rows, decoupled, count = self.rows, self.method.settings.decoupled, len(folded)
+        count, decoupled = len(folded), self.method.settings.decoupled
         if alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
                 if not decoupled:
                     rows.buffer[:count].add_(rows.buffer[count], alpha=alpha)
         with result.timed("weighting"):
-            products = gramian(rows.buffer[:count]).cpu() if self.method.uses_gramian else None
-            fold, _ = self._fold_matrix(result, names)
-            losses = fold.numpy() @ np.array([result.losses[name] for name in names])
-            weights = self.method.weigh(Columns(tuple(folded), losses, products)).values.double()
-            result.weights = dict(zip(names, (fold.T @ weights).tolist(), strict=True))
-            rows.combine(weights)
-            if alpha and decoupled:
-                rows.buffer[0].add_(rows.buffer[count], alpha=alpha)
+            signs = torch.stack([column.signs for column in columns]).view(-1)
+            if self.method.uses_gramian:
+                products, numbers = gramian_and_numbers(rows.buffer[:count], signs)
+            else:
+                products, numbers = None, signs.cpu().numpy()
+            if self._all_well(result, columns, numbers):
+                self._weigh_means(result, [column.name for column in columns], folded, products)
+                if alpha and decoupled:
+                    rows.buffer[0].add_(rows.buffer[count], alpha=alpha)
+        return columns
+
+    def _weigh_means(self, result: Collected, names: list[str], folded: list[str], products: Array | None) -> None:
+        fold, _ = self._fold_matrix(result, names)
+        losses = fold @ np.array([result.losses[name] for name in names])
+        gramian = None if products is None else torch.from_numpy(products)
+        weights = self.method.weigh(Columns(tuple(folded), losses, gramian)).values.double()
+        result.weights = dict(zip(names, (fold.T @ weights.numpy()).tolist(), strict=True))
+        self.rows.combine(weights)
 
     # -- one row, the weighted sum
 
@@ -234,14 +246,15 @@ class Collector:
         with result.timed("tasks"):
             for samples in batches:
                 row = min(len(columns), 1)
-                rows.receive(row)
+                rows.clear(row)
                 add(self._task_column(row, samples))
         if rehearse:
             with result.timed("memory"):
-                rows.receive(1)
+                rows.clear(1)
                 for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]):
                     add(column)
-        if self._all_well(result, columns) and alpha:
+        numbers = torch.stack([column.signs for column in columns]).view(-1).cpu().numpy()
+        if self._all_well(result, columns, numbers) and alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(1)
                 share = 1.0 if self.method.settings.decoupled else sum(result.weights.values())
@@ -252,8 +265,8 @@ class Collector:
 
     def _task_column(self, row: int, samples: Samples) -> Column:
         with self.model.naming(samples.task, samples.x, samples.y):
-            if self.method.has_plain_task_loss() and (column := self._replay(row, samples.task.name, [samples])):
-                return column
+            if self.method.has_plain_task_loss() and self._is_captured([samples]):
+                return self._replay(row, samples.task.name, [samples], [samples.x])
             outputs = self.model.outputs([samples])
             return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs)
 
@@ -289,24 +302,21 @@ class Collector:
         if self.method.edits_memory:
             inputs = self.method.edit(drawn, _LookAhead(self, samples, direction))
             result.edits += zip(drawn, inputs, strict=True)
-        if self.method.has_plain_memory_loss() and (column := self._replay(row, MEMORY, samples, inputs)):
-            return column
+        if self.method.has_plain_memory_loss() and self._is_captured(samples):
+            return self._replay(row, MEMORY, samples, inputs or [group.x for group in samples])
         outputs = self.model.outputs(samples, inputs)
         return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs)
 
-    def _replay(
-        self, row: int, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor] | None = None
-    ) -> Column | None:
-        """The column by a captured graph, where there is one."""
-        if self.captured is None or not self.captured.takes(samples):
-            return None
-        inputs = inputs if inputs is not None else [group.x for group in samples]
+    def _is_captured(self, samples: Sequence[Samples]) -> bool:
+        return self.captured is not None and self.captured.takes(samples)
+
+    def _replay(self, row: int, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> Column:
+        assert self.captured is not None
         replayed = self.captured.replay(row, samples, inputs, self.method.stores_logits and name != MEMORY)
-        if replayed is None:
-            return None
-        return Column(name, replayed.head_gradients, replayed.outputs, replayed.signs)
+        return Column(name, {}, replayed.outputs, replayed.signs)
 
     def _backward(self, row: int, name: str, loss: Tensor, outputs: list[Output]) -> Column:
+        self.rows.present(row)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {}
         for task in self.model.tasks.values():
@@ -318,7 +328,7 @@ class Collector:
         return Column(name, gradients, outputs if self.method.stores_logits else [], signs)
 
     def _write_orthogonality(self, row: int) -> None:
-        self.rows.receive(row)
+        self.rows.clear(row)
         if self.penalty is not None:
             self.penalty.add_to(self.rows.buffer[row])
             return
@@ -327,14 +337,14 @@ class Collector:
 
     # -- what is finite
 
-    def _all_well(self, result: Collected, columns: Sequence[Column]) -> bool:
-        """Whether every column is finite; notes their losses, or which columns are at fault and why.
+    def _all_well(self, result: Collected, columns: Sequence[Column], numbers: Array) -> bool:
+        """Whether every column is finite, by their signs; notes the losses, or which columns are at fault and why.
 
         Whatever comes after a column at fault may have been spoilt by it and is judged when the step is repeated,
         unless its own loss speaks against it.
         """
-        numbers = torch.stack([column.signs for column in columns]).tolist()
-        for column, (loss, gradient, averages) in zip(columns, numbers, strict=True):
+        signs = numbers.reshape(-1, 3).tolist()
+        for column, (loss, gradient, averages) in zip(columns, signs, strict=True):
             if result.faults and (column.name == MEMORY or isfinite(loss)):
                 continue
             if not isfinite(loss):
@@ -343,7 +353,7 @@ class Collector:
                 result.faults[column.name] = f"its gradient is not finite, or too large to be squared (loss {loss:g})"
             elif not isfinite(averages) and self.guard.averages_were_finite():
                 result.faults[column.name] = f"the model's running averages overflow on its inputs (loss {loss:g})"
-        result.losses = {column.name: loss for column, (loss, _, _) in zip(columns, numbers, strict=True)}
+        result.losses = {column.name: loss for column, (loss, _, _) in zip(columns, signs, strict=True)}
         return not result.faults
 
     def _hand_over(self, result: Collected, columns: Sequence[Column]) -> None:
@@ -353,6 +363,8 @@ class Collector:
             result.faults = {column.name: reason for column in columns if column.name != MEMORY}
             return
         self.rows.present(0)
+        for parameter, gradient in [] if self.captured is None else self.captured.head_gradients():
+            parameter.grad = gradient
         for column in columns:
             result.logits.update({o.task.name: o.value.detach() for o in column.outputs if column.name != MEMORY})
             for parameter, gradient in column.head_gradients.items():

@@ -22,6 +22,7 @@ class StepGuard:
         self._model = model
         self._method = method
         self._memory = memory
+        self._cuda_generator = _cuda_generator(model.device)
         self._modules = 0
         self._buffers: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -30,16 +31,16 @@ class StepGuard:
     @torch.no_grad()
     def remember(self) -> None:
         """Take everything as it is for good."""
-        if len(self._model.modules()) != self._modules:
-            self._modules = len(self._model.modules())
-            self._buffers = [buffer for module in self._model.modules() for buffer in module.buffers()]
+        modules = self._model.modules()
+        if len(modules) != self._modules:
+            self._modules = len(modules)
+            self._buffers = [buffer for module in modules for buffer in module.buffers()]
             self._copies = [buffer.clone() for buffer in self._buffers]
             self._averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         elif self._buffers:
             torch._foreach_copy_(self._copies, self._buffers)
         self._random = torch.get_rng_state()
-        on_cuda = self._model.device.type == "cuda"
-        self._cuda_random = torch.cuda.get_rng_state(self._model.device) if on_cuda else None
+        self._cuda_offset = 0 if self._cuda_generator is None else self._cuda_generator.get_offset()
         self._draws = {} if self._memory is None else self._memory.generator.bit_generator.state
         self._method_state = self._method.state_dict()
 
@@ -49,8 +50,8 @@ class StepGuard:
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._copies)
         torch.set_rng_state(self._random)
-        if self._cuda_random is not None:
-            torch.cuda.set_rng_state(self._cuda_random, self._model.device)
+        if self._cuda_generator is not None:
+            self._cuda_generator.set_offset(self._cuda_offset)
         if self._memory is not None and draws:
             self._memory.generator.bit_generator.state = self._draws
         self._method.load_state_dict(self._method_state)
@@ -63,3 +64,11 @@ class StepGuard:
     def averages_were_finite(self) -> bool:
         """Whether they were when remembered; a mask with infinities, for one, never is."""
         return all(bool(copy.isfinite().all()) for copy in self._copies)
+
+
+def _cuda_generator(device: torch.device) -> torch.Generator | None:
+    """The generator behind dropout on a GPU: within a step only its offset moves."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]

@@ -14,8 +14,11 @@ from torch.optim import Optimizer
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.capture import CapturedBackbone, CapturedColumns, CapturedPenalty
+from spcl.learner.captured_backbone import CapturedBackbone
+from spcl.learner.captured_columns import CapturedColumns
+from spcl.learner.captured_penalty import CapturedPenalty
 from spcl.learner.columns import Collected, Collector
+from spcl.learner.graphs import Graphs
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import Method
 from spcl.learner.model import Samples, Scenario, SharedModel
@@ -94,11 +97,13 @@ class Learner:
         self.optimizer = _made(optimizer or torch.optim.Adam, shared)
         self._guard = StepGuard(self.model, method, memory)
         rows = GradientRows(shared)
-        capture = capture and self.model.device.type == "cuda"
-        captured = CapturedColumns(self.model, rows) if capture else None
-        self.model.replay = CapturedBackbone(self.model, rows) if capture else None
-        penalty = CapturedPenalty(self.model, rows) if capture and method.settings.alpha else None
-        self._collector = Collector(self.model, method, memory, rows, self._guard, captured, penalty)
+        self._collector = Collector(self.model, method, memory, rows, self._guard)
+        self._graphs = Graphs(self.model)
+        if capture and self.model.device.type == "cuda":
+            self._collector.captured = CapturedColumns(self.model, rows, self._graphs)
+            self.model.replay = CapturedBackbone(self.model, rows, self._graphs)
+            if method.settings.alpha:
+                self._collector.penalty = CapturedPenalty(self.model, rows, self._graphs)
 
     # -- tasks
 
@@ -182,6 +187,7 @@ class Learner:
             batches: (inputs, targets) of any of the running tasks; their sizes may differ.
         """
         samples = self._checked(batches)
+        capturing = self._graphs.seconds
         self._train_mode()
         self._guard.remember()
         try:
@@ -195,6 +201,8 @@ class Learner:
         self._learn_from([group for group in samples if group.task.name not in dropped], collected)
         self.steps += 1
         collected.seconds["update"] = perf_counter() - begin
+        if self._graphs.seconds > capturing:
+            collected.seconds["capture"] = self._graphs.seconds - capturing
         self._count_left_out(samples, dropped)
         return self._report(collected, dropped)
 

@@ -137,7 +137,7 @@ class SharedModel:
         except (TaskError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            kind = " with targets ".join(describe(some[0]) for some in (x, *targets))
+            kind = " with targets ".join(describe(some, 1) for some in (x, *targets))
             whose = "" if task is None else f"task {task.name!r}: "
             raise TaskError(f"{whose}the model cannot take {len(x)} samples of {kind}: {error}") from error
 

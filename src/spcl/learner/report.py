@@ -18,7 +18,8 @@ class StepReport:
         before: stability of the columns as they were; None when the method needed no Gramian and none was asked for.
         after: stability of the adjusted columns.
         dropped: the columns left out of the step, and why.
-        seconds: how long each phase took (on a GPU: until its work was handed over).
+        seconds: how long each phase took (on a GPU: until its work was handed over); ``capture``, where CUDA
+            graphs were made in this step, is part of the others.
         memory_bytes: what the rehearsal memory holds now.
     """
 

@@ -20,7 +20,8 @@ class GradientRows:
     >>> rows = GradientRows([weight])
     >>> rows.reserve(2)
     >>> for row, loss in enumerate([(3 * weight).sum(), (weight ** 2).sum()]):
-    ...     rows.receive(row)
+    ...     rows.clear(row)
+    ...     rows.present(row)
     ...     loss.backward()
     >>> rows.buffer
     tensor([[3., 3.],
@@ -48,14 +49,13 @@ class GradientRows:
             self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
             self._views = [self.views(row) for row in self.buffer]
 
-    def receive(self, row: int) -> None:
-        """Zero the row and let the next backward passes add to it."""
+    def clear(self, row: int) -> None:
+        """Zero the row, which is to receive what comes next."""
         self.buffer[row].zero_()
         self.receiving = row
-        self.present(row)
 
     def present(self, row: int) -> None:
-        """Let the parameters' ``.grad`` be this row, as it is."""
+        """Let the parameters' ``.grad`` be this row, as it is: backward passes add to it, optimisers use it."""
         for parameter, view in zip(self.parameters, self._views[row], strict=True):
             parameter.grad = view
 

@@ -99,12 +99,12 @@ class Output:
 
 def describe_samples(x: Tensor, y: Tensor) -> tuple[str, str]:
     """Type and shape of one sample and of one target, as text."""
-    return describe(x[0]), describe(y[0])
+    return describe(x, 1), describe(y, 1)
 
 
-def describe(tensor: Tensor) -> str:
-    """Type and shape as text."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def describe(tensor: Tensor, skipped: int = 0) -> str:
+    """Type and shape as text, leaving out so many of its first dimensions."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[skipped:])}"
 
 
 def classifier_task(name: str, classes: int, offset: int) -> Task:

@@ -50,7 +50,7 @@ class BalancedCoreset(Memory):
         for task, shelf in self.shelves.items():
             total = finished + (shelf.classes if shelf.running else 0)
             places = before + np.arange(shelf.classes)
-            if shelf.running or finished != self._shared_by:  # otherwise its share is what it was
+            if len(shelf.ranks) > shelf.size or finished != self._shared_by:  # otherwise nothing has changed
                 kept[task] = _lowest(shelf.ranks, shelf.labels, self.budget // total + (places < self.budget % total))
             before += 0 if shelf.running else shelf.classes
         self._shared_by = finished
@@ -73,9 +73,11 @@ class BalancedCoreset(Memory):
 
 def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark the lowest ranks of every class, as many as its share."""
-    marked = np.ones(len(ranks), dtype=bool)
-    for label in np.flatnonzero(np.bincount(labels, minlength=len(shares)) > shares):
-        members = np.flatnonzero(labels == label)
-        highest = np.argpartition(ranks[members], shares[label])[shares[label] :]
-        marked[members[highest]] = False
+    counts = np.bincount(labels, minlength=len(shares))
+    if (counts <= shares).all():
+        return np.ones(len(ranks), dtype=bool)
+    order = np.lexsort((ranks, labels))
+    place = np.arange(len(ranks)) - (counts.cumsum() - counts).repeat(counts)  # of each in its class, by rank
+    marked = np.empty(len(ranks), dtype=bool)
+    marked[order] = place < shares.repeat(counts)
     return marked

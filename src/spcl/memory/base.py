@@ -217,9 +217,11 @@ class Memory(ABC):
     def _settle(self, task: str, batch: Mapping[str, Tensor]) -> None:
         kept = self.choose()
         for name, shelf in self.shelves.items():
-            mask = kept.get(name, np.ones(len(shelf.ranks), dtype=bool))
-            if name == task or not mask.all():
-                shelf.retain(mask, batch if name == task else {})
+            mask = kept.get(name)
+            if name == task:
+                shelf.retain(np.ones(len(shelf.ranks), dtype=bool) if mask is None else mask, batch)
+            elif mask is not None and not mask.all():
+                shelf.retain(mask, {})
 
     def _rehearsal(self, task: str, slots: NDArray[np.int64]) -> Rehearsal:
         shelf = self.shelves[task]

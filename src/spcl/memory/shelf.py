@@ -26,6 +26,7 @@ class Shelf:
         classes: how many classes the task has; a task without classes counts as one class.
         labelled: whether the task has classes, that is, whether ``y`` holds labels.
         running: whether the task still gets samples.
+        nbytes: the bytes of all stored rows.
     """
 
     def __init__(self, classes: int | None) -> None:
@@ -37,6 +38,7 @@ class Shelf:
         self.ranks: NDArray[np.float64] = np.empty(0)
         self.edits: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.fields: dict[str, Tensor] = {}
+        self.nbytes = 0
 
     def prepare(self, name: str, like: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> None:
         """Make an empty field for rows such as those of ``like``, unless there is one."""
@@ -71,6 +73,7 @@ class Shelf:
             self._put(new, {name: _pick(rows, source[new] - self.size) for name, rows in batch.items()})
         self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
         self.size = len(source)
+        self._weigh()
 
     def take(self, name: str, slots: NDArray[np.int64]) -> Tensor:
         """Copy the rows ``slots`` of a field."""
@@ -79,7 +82,8 @@ class Shelf:
     def overwrite(self, name: str, slots: NDArray[np.int64], rows: Tensor) -> None:
         """Put ``rows`` in the place of the rows ``slots`` of a field."""
         field = self.fields[name]
-        field[_index(slots, field)] = rows.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
+        rows = rows.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
+        field.index_copy_(0, _index(slots, field), rows)
 
     @torch.no_grad()
     def describe(self, model: Callable[[Tensor], Tensor]) -> None:
@@ -87,11 +91,10 @@ class Shelf:
         for start in range(0, self.size, DESCRIBED_AT_ONCE):
             slots = np.arange(start, min(start + DESCRIBED_AT_ONCE, self.size))
             self.overwrite("logits", slots, self._same_width(model(self.take("x", slots))))
+        self._weigh()
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all stored rows."""
-        return sum(field[: self.size].nbytes for field in self.fields.values())
+    def _weigh(self) -> None:
+        self.nbytes = sum([field.nbytes // len(field) * self.size for field in self.fields.values() if len(field)])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain data; the tensors are views of the stored ones."""
@@ -115,6 +118,7 @@ class Shelf:
         shelf.fields = {name: f.to(places.get(name, device), copy=True) for name, f in state["fields"].items()}
         if shelf.fields:
             shelf.labels = shelf.labels_of(shelf.fields["y"])
+        shelf._weigh()
         return shelf
 
     def _fit(self, size: int) -> None:

@@ -1,6 +1,6 @@
 """The paper's own methods: SORO, and SORO with DBT."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -44,10 +44,13 @@ class SORO(Method):
     Settings = SOROMethodSettings
     settings: SOROMethodSettings
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._weighting = SOROWeighting(**self.settings.model_dump(exclude={"alpha", "decoupled"}))
+
     def weigh(self, columns: Columns) -> Weights:
         """The weights and the adjusted Gramian of Algorithm 1."""
-        chosen = self.settings.model_dump(exclude={"alpha", "decoupled"})
-        solution = SOROWeighting(**chosen).solve(columns.known_gramian())
+        solution = self._weighting.solve(columns.known_gramian())
         return Weights(solution.weights, solution.adjusted)
 
 

@@ -1,0 +1,214 @@
+"""A column's whole work as one CUDA graph, for classifiers with linear heads."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+from torch.nn.utils import get_total_norm
+
+from spcl.learner.graphs import MOST_SHAPES, Graphs
+from spcl.learner.model import Samples, SharedModel
+from spcl.learner.rows import GradientRows
+from spcl.learner.tasks import Output, Task
+
+__all__ = ["CapturedColumns", "Replayed"]
+
+FIRST_CAPACITY = 128
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay left behind, in copies that the next one does not touch."""
+
+    outputs: list[Output]
+    signs: Tensor
+
+
+class JointClassifier:
+    """One matrix of which the linear heads of all classifiers are slices, so that one graph serves every task.
+
+    A head keeps its own parameters: only their storage moves into the matrix. Its capacity doubles when it is full.
+
+    Attributes:
+        gradient: of the shared parameters, of the matrix and of the biases, one after the other; backward passes add to
+            it, and whoever runs them zeroes it.
+    """
+
+    def __init__(self, features: int, rows: GradientRows) -> None:
+        self._features = features
+        self._rows = rows
+        self._adopted: list[Task] = []
+        self._gradients: dict[Task, list[tuple[nn.Parameter, Tensor]]] = {}
+        self.capacity = 0
+
+    def adopt(self, tasks: Sequence[Task]) -> bool:
+        """Take over the heads of tasks that are new; says whether the matrix has moved."""
+        new = tasks[len(self._adopted) :]
+        self._adopted += new
+        needed = sum(task.classes or 0 for task in self._adopted)
+        grows = needed > self.capacity
+        if grows:
+            self._reserve(max(FIRST_CAPACITY, 1 << (needed - 1).bit_length()))
+        for task in self._adopted if grows else new:
+            self._move_in(task)
+        return grows
+
+    def _reserve(self, capacity: int) -> None:
+        rows, size = self._rows, capacity * self._features
+        self.capacity = capacity
+        self.weight = nn.Parameter(rows.buffer.new_zeros(capacity, self._features))
+        self.bias = nn.Parameter(rows.buffer.new_zeros(capacity))
+        self.gradient = rows.buffer.new_zeros(rows.length + size + capacity)
+        self.shared, self.heads = self.gradient[: rows.length], self.gradient[rows.length :]
+        self._weight_gradient, self._bias_gradient = self.heads[:size].view_as(self.weight), self.heads[size:]
+        self.parameters = [*rows.parameters, self.weight, self.bias]
+        self.views = [*rows.views(self.gradient), self._weight_gradient, self._bias_gradient]
+
+    def _move_in(self, task: Task) -> None:
+        head, own = task.head, slice(task.offset, task.offset + (task.classes or 0))
+        assert isinstance(head, nn.Linear)
+        for part, whole in ((head.weight, self.weight), (head.bias, self.bias)):
+            whole.data[own].copy_(part.data)
+            part.data = whole.data[own]
+        gradients = (self._weight_gradient[own], self._bias_gradient[own])
+        self._gradients[task] = list(zip(head.parameters(), gradients, strict=True))
+
+    def head_gradients(self, tasks: Sequence[Task]) -> list[tuple[nn.Parameter, Tensor]]:
+        """The parameters of these tasks' heads, each with its gradient."""
+        return [pair for task in tasks for pair in self._gradients[task]]
+
+
+class CapturedColumns:
+    """Forward, loss and backward of a batch as one CUDA graph per batch size, for classifiers with linear heads.
+
+    Every sample carries the range of classes its softmax covers (its task's, or all that were added), so the graph
+    knows neither tasks nor scenario: columns of tasks and of memory replay the same one. What it computes is what the
+    eager engine computes. The first batch of a size, and on a device without graphs every batch, is worked on eagerly
+    in the same way: a size that never returns is not worth a graph.
+    """
+
+    def __init__(self, model: SharedModel, rows: GradientRows, graphs: Graphs) -> None:
+        self._model = model
+        self._rows = rows
+        self._graphs = graphs
+        self._seen: set[tuple[object, ...]] = set()
+        self._columns: dict[tuple[object, ...], _StaticColumn] = {}
+        self._joint: JointClassifier | None = None
+        self._trained: dict[Task, None] = {}
+
+    def begin(self) -> None:
+        """A step begins: heads have no gradient yet."""
+        self._trained = {}
+        if self._joint is not None:
+            self._joint.heads.zero_()
+
+    def takes(self, samples: Sequence[Samples]) -> bool:
+        """Whether all of these are classifiers, to be trained by cross-entropy."""
+        plain = all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples)
+        return plain and self._model.backbone.training
+
+    def replay(self, row: int, samples: Sequence[Samples], inputs: Sequence[Tensor], keep_logits: bool) -> Replayed:
+        """Add the column's gradient to the row, and to those of the heads."""
+        column = self._column(samples)
+        column.fill(inputs, self._classes(samples))
+        column.run()
+        self._rows.buffer[row].add_(column.joint.shared)
+        classifiers = self._model.classifiers if self._model.scenario == "class" else [group.task for group in samples]
+        self._trained |= dict.fromkeys(classifiers)
+        outputs = self._outputs(column.logits.clone(), samples) if keep_logits else []
+        return Replayed(outputs, column.signs.clone())
+
+    def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """What the heads got in this step; written over in the next one."""
+        return [] if self._joint is None else self._joint.head_gradients(list(self._trained))
+
+    def _column(self, samples: Sequence[Samples]) -> "_StaticColumn":
+        joint = self._joint = self._joint or JointClassifier(int(self._model.feature_dim or 0), self._rows)
+        if joint.adopt(self._model.classifiers):
+            self._columns.clear()
+        size = sum([len(group.x) for group in samples])
+        key = self._graphs.key(size, samples[0].x)
+        column = self._columns.get(key)
+        if column is None:
+            column = _StaticColumn(self._model, joint, samples[0].x, size)
+            if key in self._seen and len(self._columns) < MOST_SHAPES:
+                self._capture(column)
+                self._columns[key] = column
+            self._seen.add(key)
+        return column
+
+    def _capture(self, column: "_StaticColumn") -> None:
+        heads = column.joint.heads.clone()  # what earlier columns of this step have left there
+        (column.run,) = self._graphs.capture([column.work], column.buffers)
+        column.joint.heads.copy_(heads)
+
+    def _classes(self, samples: Sequence[Samples]) -> Tensor:
+        """Label, first class and end of the classes of every sample, as indices into the joint logits."""
+        table = np.empty((3, sum([len(group.x) for group in samples]), 1), dtype=np.int64)
+        total = sum([task.classes or 0 for task in self._model.classifiers])
+        start = 0
+        for group in samples:
+            part = table[:, start : start + len(group.x), 0]
+            start += len(group.x)
+            first, end = group.task.offset, group.task.offset + (group.task.classes or 0)
+            part[0] = group.y.cpu().numpy() + first
+            part[1], part[2] = (0, total) if self._model.scenario == "class" else (first, end)
+        return torch.from_numpy(table)
+
+    def _outputs(self, logits: Tensor, samples: Sequence[Samples]) -> list[Output]:
+        (group,) = samples
+        total = sum(task.classes or 0 for task in self._model.classifiers)
+        own = slice(group.task.offset, group.task.offset + (group.task.classes or 0))
+        value = logits[:, :total] if self._model.scenario == "class" else logits[:, own]
+        return [Output(group.task, value, group.y, slice(0, group.task.classes))]
+
+
+class _StaticColumn:
+    """The tensors that a graph reads and writes, for batches of one size, and the work between them."""
+
+    def __init__(self, model: SharedModel, joint: JointClassifier, x: Tensor, size: int) -> None:
+        device = model.device
+        self._model = model
+        self.joint = joint
+        self.buffers = list(model.backbone.buffers())
+        self._averages = [buffer for buffer in self.buffers if buffer.is_floating_point()]
+        self._x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device)
+        self._classes = torch.zeros(3, size, 1, dtype=torch.int64, device=device)
+        self._numbers = torch.arange(joint.capacity, device=device)
+        self.signs = torch.zeros(3, dtype=torch.float64, device=device)
+        self.logits = joint.gradient.new_zeros(size, joint.capacity)
+        self.run: Callable[[], None] = self.work
+
+    def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
+        """Put in the next batch."""
+        start = 0
+        for part in inputs:
+            self._x[start : start + len(part)].copy_(part, non_blocking=True)
+            start += len(part)
+        self._classes.copy_(classes, non_blocking=True)
+
+    def work(self) -> None:
+        """The column, eagerly."""
+        joint = self.joint
+        before = [parameter.grad for parameter in joint.parameters]
+        joint.shared.zero_()
+        for parameter, view in zip(joint.parameters, joint.views, strict=True):
+            parameter.grad = view
+        loss = self._loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.signs[0], self.signs[1] = loss.detach(), joint.gradient.norm()
+        self.signs[2] = get_total_norm(self._averages) if self._averages else 0.0
+        for parameter, gradient in zip(joint.parameters, before, strict=True):
+            parameter.grad = gradient
+
+    def _loss(self) -> Tensor:
+        labels, first, end = self._classes
+        with self._model.precision():
+            logits = linear(self._model.backbone(self._x), self.joint.weight, self.joint.bias)
+        logits = logits.float() if logits.dtype == self._model.autocast else logits
+        self.logits.copy_(logits.detach())
+        outside = (self._numbers < first) | (self._numbers >= end)
+        return cross_entropy(logits.masked_fill(outside, float("-inf")), labels.squeeze(1))

@@ -1,0 +1,99 @@
+"""CUDA graphs: work captured once and replayed, because launching its kernels takes longer than running them."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from spcl.learner.model import SharedModel
+
+__all__ = ["MOST_SHAPES", "Graphs"]
+
+MOST_SHAPES = 8
+"""How many batch sizes get graphs of their own: each takes time to capture, and memory."""
+
+
+class Graphs:
+    """Makes graphs for one model, all in the same memory. On a device without graphs work stays as it is.
+
+    Attributes:
+        refused: why no graph can be made, once that is known.
+        seconds: the time that capturing has taken so far.
+    """
+
+    def __init__(self, model: SharedModel) -> None:
+        self.device = model.device
+        self.refused: str | None = None
+        self.seconds = 0.0
+        self._modules = list(model.backbone.modules())
+        on_cuda = self.device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
+        self._stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def key(self, size: int, x: Tensor) -> tuple[object, ...]:
+        """What a graph holds for: so many samples like these, and the modes in which the backbone's parts are now."""
+        return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
+
+    def capture(
+        self, works: Sequence[Callable[[], None]], buffers: Sequence[Tensor], beside_others: bool = False
+    ) -> list[Callable[[], None]]:
+        """The replay of every piece of work, given in the order in which they run; the buffers stay as they were.
+
+        What may run beside other graphs gets memory of its own. If a piece cannot be captured, a warning says why,
+        :attr:`refused` is set, and the work is given back as it is.
+        """
+        if self._pool is None or self.refused is not None:
+            return list(works)
+        begin = perf_counter()
+        try:
+            self._warm_up(works, buffers)
+            return [self._captured(work, beside_others) for work in works]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._refuse(error)
+            return list(works)
+        finally:
+            self.seconds += perf_counter() - begin
+
+    def _warm_up(self, works: Sequence[Callable[[], None]], buffers: Sequence[Tensor]) -> None:
+        """Once on the capturing stream: libraries allocate what they need there, and autograd remembers the stream."""
+        assert self._stream is not None
+        with _unchanged(buffers, self.device):
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                for work in works:
+                    work()
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def _captured(self, work: Callable[[], None], beside_others: bool) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=None if beside_others else self._pool, stream=self._stream):
+            work()
+        return graph.replay
+
+    def _refuse(self, error: RuntimeError) -> None:
+        self.refused = str(error).splitlines()[0]
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):  # a failed capture leaves the generator waiting for its end
+            torch.zeros(1, device=self.device)
+        warnings.warn(
+            f"no CUDA graph can be captured of the backbone, so its kernels are launched singly: {self.refused}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+@contextmanager
+def _unchanged(buffers: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+    copies = [buffer.clone() for buffer in buffers]
+    random = torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, copy in zip(buffers, copies, strict=True):
+                buffer.copy_(copy)
+        torch.cuda.set_rng_state(random, device)
