@@ -473,8 +473,8 @@ def test_samples_go_to_the_device_of_choice(policy: type[Memory], source: str, t
     for one, device in (memory, target), (resumed, source):
         [rehearsal] = one.draw(9)
         assert rehearsal.logits is not None
-        assert {t.device.type for t in (rehearsal.x, rehearsal.y, rehearsal.logits)} == {device}
-        assert torch.equal(rehearsal.x[:, 0] % 3, rehearsal.y)
+        assert {t.device.type for t in (rehearsal.x, rehearsal.logits)} == {device}
+        assert torch.equal(rehearsal.x[:, 0].cpu() % 3, rehearsal.y)  # targets stay on the host
         assert torch.equal(rehearsal.x.float(), rehearsal.logits)
 
 

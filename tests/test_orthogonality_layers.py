@@ -7,6 +7,10 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from spcl.errors import SpclError
 from spcl.orthogonality import add_orthogonality_gradient, filter_statistics, orthogonality_penalty
+from spcl.orthogonality.kernel import _joint_penalty, layer_penalty, layers_penalty
+from spcl.orthogonality.layers import find_layers
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def network() -> nn.Sequential:
@@ -104,3 +108,21 @@ def test_unfit_buffers_are_refused_before_anything_is_added() -> None:
     with pytest.raises(SpclError, match=r"'4' is computed from other parameters"):
         add_orthogonality_gradient(net, zeros)
     assert all(not buffer.any() for buffer in zeros.values())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_layers_of_one_shape_may_be_treated_together(device: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=2) for _ in range(3)), nn.Conv2d(4, 4, 3, stride=2)).to(device)
+    net[1].weight.requires_grad_(False)
+    layers = find_layers(net)
+    together, apart = ([None if layer.name == "1" else torch.ones_like(layer.weight) for layer in layers] for _ in "ab")
+    groups = [[0, 2], [1], [3]]
+    joint = [_joint_penalty([(layers[i], together[i]) for i in group], 0.5) for group in groups]
+    single = [layer_penalty(layer, gradient, 0.5) for layer, gradient in zip(layers, apart, strict=True)]
+    torch.testing.assert_close(torch.stack(joint).sum(), torch.stack(single).sum())
+    torch.testing.assert_close(layers_penalty(layers, [None] * 4), torch.stack(single).sum())
+    for one, other in zip(together, apart, strict=True):
+        assert (one is None) == (other is None)
+        torch.testing.assert_close(one, other)

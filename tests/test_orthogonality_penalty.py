@@ -16,6 +16,8 @@ from torch.nn.functional import conv2d
 from torch.nn.utils.parametrizations import weight_norm
 
 from spcl.orthogonality import orthogonality_penalty, spectral, toeplitz_matrix
+from spcl.orthogonality.phases import phase_penalty
+from spcl.orthogonality.shifts import shift_penalty
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "3x3": lambda: nn.Conv2d(3, 2, 3),
@@ -268,6 +270,21 @@ def test_memory_format_does_not_matter(make: Callable[[], nn.Module]) -> None:
     order = [*range(layer.weight.dim())][::-1]
     reversed_in_memory = layer.weight.permute(order).contiguous().permute(order)
     torch.testing.assert_close(value_and_gradient(lambda weight: penalty_of(layer, weight), reversed_in_memory), plain)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stride"), [((3, 3), (2, 2)), ((5, 3), (2, 1)), ((4,), (3,)), ((2, 5), (2, 3)), ((3, 2, 4), (2, 1, 3))]
+)
+def test_phases_and_shifts_of_a_strided_kernel_agree(sizes: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    kernel = torch.randn(2, 4, 3, *sizes, generator=torch.Generator().manual_seed(0)).double()
+    gradients = [torch.ones_like(kernel) for _ in range(2)]
+    values = [
+        method(kernel, stride, gradient, 0.5)
+        for method, gradient in zip((shift_penalty, phase_penalty), gradients, strict=True)
+    ]
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(phase_penalty(kernel, stride, None, 0.5), values[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

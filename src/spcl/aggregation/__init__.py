@@ -2,7 +2,7 @@
 
 from spcl.aggregation.agem import AGEMWeighting
 from spcl.aggregation.emgd import emgd_weights
-from spcl.aggregation.gramians import gramian, gramian_and_numbers, host_gramian
+from spcl.aggregation.gramians import gramian, host_gramian
 from spcl.aggregation.maxdo import MaxDOWeighting
 from spcl.aggregation.min_norm import min_norm_weights
 from spcl.aggregation.soro import RELEASED, SORO, SOROSettings, SOROSolution, SOROWeighting, solve_soro
@@ -17,7 +17,6 @@ __all__ = [
     "SOROWeighting",
     "emgd_weights",
     "gramian",
-    "gramian_and_numbers",
     "host_gramian",
     "min_norm_weights",
     "solve_soro",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spcl.errors import SpclError
 
-__all__ = ["gramian", "gramian_and_numbers", "host_gramian"]
+__all__ = ["gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
 
 Array = NDArray[np.float64]
 
@@ -42,7 +42,8 @@ def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
             [ 0., 25.]], dtype=torch.float64)
     """
     blocks = _as_blocks(gradients)
-    matrix, _ = _fetched(blocks, blocks[0].new_empty(0, dtype=torch.float64))
+    nothing = blocks[0].new_empty(0, dtype=torch.float64)
+    matrix, _ = _unpacked(_packed(blocks, nothing), blocks)
     return torch.from_numpy(matrix).to(blocks[0].device)
 
 
@@ -53,26 +54,45 @@ def gramian_and_numbers(rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
     >>> gramian_and_numbers(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.7], dtype=torch.float64))
     (array([[25.]]), array([0.5, 0.7]))
     """
-    return _fetched([rows.detach()], numbers)
+    return unpacked_gramian(packed_gramian(rows, numbers), rows)
 
 
-def _fetched(blocks: Sequence[Tensor], numbers: Tensor) -> tuple[Array, Array]:
+def packed_gramian(rows: Tensor, numbers: Tensor) -> Tensor:
+    """The device's part of :func:`gramian_and_numbers`: a fixed sequence of kernels, which a CUDA graph can hold."""
+    return _packed([rows.detach()], numbers)
+
+
+def unpacked_gramian(packed: Tensor, rows: Tensor) -> tuple[Array, Array]:
+    """The host's part: where the products are not exact enough, they are formed again in float64."""
+    return _unpacked(packed, [rows.detach()])
+
+
+def _packed(blocks: Sequence[Tensor], numbers: Tensor) -> Tensor:
+    """T×T products, the sum of the squared traces of their slices (negative if they are exact), and the numbers."""
     if all(block.dtype == torch.float32 for block in blocks):
         with _full_float32():
             sliced = [_sliced_products(block) for block in blocks]
-        fast, squared_traces = (sum(parts[1:], start=parts[0]) for parts in zip(*sliced, strict=True))
-        matrix, others = _to_host(fast, squared_traces.view(1), numbers)
-        if _trusted(matrix, others[0]):
-            return matrix, others[1:]
-    products = [_double_products(block) for block in blocks]
-    return _to_host(sum(products[1:], start=products[0]), numbers)
+    else:
+        sliced = [(_double_products(block), numbers.new_full((), -1.0)) for block in blocks]
+    products, squared_traces = (sum(parts[1:], start=parts[0]) for parts in zip(*sliced, strict=True))
+    return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
 
-def _to_host(products: Tensor, *numbers: Tensor) -> tuple[Array, Array]:
-    values: Array = torch.cat([products.reshape(-1), *numbers]).cpu().numpy()
-    matrix = values[: products.numel()].reshape(products.shape)
+def _unpacked(packed: Tensor, blocks: Sequence[Tensor]) -> tuple[Array, Array]:
+    tasks = len(blocks[0])
+    values: Array = packed.cpu().numpy()
+    matrix = _symmetric(values[: tasks * tasks], tasks)
+    if not _trusted(matrix, values[tasks * tasks]):
+        products = [_double_products(block) for block in blocks]
+        matrix = _symmetric(sum(products[1:], start=products[0]).cpu().numpy(), tasks)
+    return matrix, values[tasks * tasks + 1 :]
+
+
+def _symmetric(products: Array, tasks: int) -> Array:
+    matrix = products.reshape(tasks, tasks)
     with np.errstate(invalid="ignore"):
-        return (matrix + matrix.T) / 2, values[products.numel() :]
+        symmetric: Array = (matrix + matrix.T) / 2
+    return symmetric
 
 
 def host_gramian(matrix: Tensor) -> Array:
@@ -135,6 +155,8 @@ def _double_products(rows: Tensor) -> Tensor:
 
 def _trusted(matrix: Array, squared_traces: float) -> bool:
     """Whether the smallest eigenvalue survives the slices' rounding errors, taken as independent."""
+    if squared_traces < 0.0:
+        return True
     if not np.isfinite(matrix).all():
         return False  # what overflows in float32 may be finite in float64
     smallest = np.linalg.eigvalsh(matrix).min(initial=np.inf)

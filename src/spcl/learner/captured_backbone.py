@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spcl.learner.graphs import MOST_SHAPES, Graphs
 from spcl.learner.model import SharedModel
-from spcl.learner.rows import GradientRows
+from spcl.learner.rows import GradientRows, write_gradients
 
 __all__ = ["CapturedBackbone"]
 
@@ -79,13 +79,8 @@ class _StaticPass:
 
     def _backward_work(self) -> None:
         assert self._features is not None
-        before = [parameter.grad for parameter in self._rows.parameters]
-        self._gradient.zero_()
-        for parameter, view in zip(self._rows.parameters, self._views, strict=True):
-            parameter.grad = view
-        torch.autograd.backward(self._features, self._given)
-        for parameter, gradient in zip(self._rows.parameters, before, strict=True):
-            parameter.grad = gradient
+        gradients = torch.autograd.grad(self._features, self._rows.parameters, self._given, allow_unused=True)
+        write_gradients(self._views, gradients)
 
 
 class _Replay(torch.autograd.Function):

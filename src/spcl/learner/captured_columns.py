@@ -1,30 +1,21 @@
 """A column's whole work as one CUDA graph, for classifiers with linear heads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
-from torch.nn.utils import get_total_norm
 
 from spcl.learner.graphs import MOST_SHAPES, Graphs
+from spcl.learner.guard import size_of
 from spcl.learner.model import Samples, SharedModel
-from spcl.learner.rows import GradientRows
-from spcl.learner.tasks import Output, Task
+from spcl.learner.rows import GradientRows, write_gradients
+from spcl.learner.tasks import Task
 
-__all__ = ["CapturedColumns", "Replayed"]
+__all__ = ["CapturedColumns", "StaticColumn"]
 
 FIRST_CAPACITY = 128
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What a replay left behind, in copies that the next one does not touch."""
-
-    outputs: list[Output]
-    signs: Tensor
 
 
 class JointClassifier:
@@ -33,8 +24,8 @@ class JointClassifier:
     A head keeps its own parameters: only their storage moves into the matrix. Its capacity doubles when it is full.
 
     Attributes:
-        gradient: of the shared parameters, of the matrix and of the biases, one after the other; backward passes add to
-            it, and whoever runs them zeroes it.
+        gradient: of the shared parameters in the latest column, then those of the matrix and of the biases, which add
+            up over the columns of a step.
     """
 
     def __init__(self, features: int, rows: GradientRows) -> None:
@@ -64,8 +55,7 @@ class JointClassifier:
         self.gradient = rows.buffer.new_zeros(rows.length + size + capacity)
         self.shared, self.heads = self.gradient[: rows.length], self.gradient[rows.length :]
         self._weight_gradient, self._bias_gradient = self.heads[:size].view_as(self.weight), self.heads[size:]
-        self.parameters = [*rows.parameters, self.weight, self.bias]
-        self.views = [*rows.views(self.gradient), self._weight_gradient, self._bias_gradient]
+        self._views = rows.views(self.gradient)
 
     def _move_in(self, task: Task) -> None:
         head, own = task.head, slice(task.offset, task.offset + (task.classes or 0))
@@ -75,6 +65,15 @@ class JointClassifier:
             part.data = whole.data[own]
         gradients = (self._weight_gradient[own], self._bias_gradient[own])
         self._gradients[task] = list(zip(head.parameters(), gradients, strict=True))
+
+    def backward(self, loss: Tensor) -> None:
+        """Write the loss's gradient by the shared parameters, and add those by the heads."""
+        *shared, weight, bias = torch.autograd.grad(
+            loss, [*self._rows.parameters, self.weight, self.bias], allow_unused=True
+        )
+        write_gradients(self._views, shared)
+        self._weight_gradient.add_(weight)
+        self._bias_gradient.add_(bias)
 
     def head_gradients(self, tasks: Sequence[Task]) -> list[tuple[nn.Parameter, Tensor]]:
         """The parameters of these tasks' heads, each with its gradient."""
@@ -95,7 +94,7 @@ class CapturedColumns:
         self._rows = rows
         self._graphs = graphs
         self._seen: set[tuple[object, ...]] = set()
-        self._columns: dict[tuple[object, ...], _StaticColumn] = {}
+        self._columns: dict[tuple[object, ...], StaticColumn] = {}
         self._joint: JointClassifier | None = None
         self._trained: dict[Task, None] = {}
 
@@ -110,22 +109,22 @@ class CapturedColumns:
         plain = all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples)
         return plain and self._model.backbone.training
 
-    def replay(self, row: int, samples: Sequence[Samples], inputs: Sequence[Tensor], keep_logits: bool) -> Replayed:
-        """Add the column's gradient to the row, and to those of the heads."""
+    def replay(self, row: int, samples: Sequence[Samples], inputs: Sequence[Tensor], signs: Tensor) -> "StaticColumn":
+        """Add the column's gradient to the row, and to those of the heads; write its signs."""
         column = self._column(samples)
         column.fill(inputs, self._classes(samples))
         column.run()
         self._rows.buffer[row].add_(column.joint.shared)
+        signs.copy_(column.signs)
         classifiers = self._model.classifiers if self._model.scenario == "class" else [group.task for group in samples]
         self._trained |= dict.fromkeys(classifiers)
-        outputs = self._outputs(column.logits.clone(), samples) if keep_logits else []
-        return Replayed(outputs, column.signs.clone())
+        return column
 
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
         """What the heads got in this step; written over in the next one."""
         return [] if self._joint is None else self._joint.head_gradients(list(self._trained))
 
-    def _column(self, samples: Sequence[Samples]) -> "_StaticColumn":
+    def _column(self, samples: Sequence[Samples]) -> "StaticColumn":
         joint = self._joint = self._joint or JointClassifier(int(self._model.feature_dim or 0), self._rows)
         if joint.adopt(self._model.classifiers):
             self._columns.clear()
@@ -133,14 +132,14 @@ class CapturedColumns:
         key = self._graphs.key(size, samples[0].x)
         column = self._columns.get(key)
         if column is None:
-            column = _StaticColumn(self._model, joint, samples[0].x, size)
+            column = StaticColumn(self._model, joint, samples[0].x, size)
             if key in self._seen and len(self._columns) < MOST_SHAPES:
                 self._capture(column)
                 self._columns[key] = column
             self._seen.add(key)
         return column
 
-    def _capture(self, column: "_StaticColumn") -> None:
+    def _capture(self, column: "StaticColumn") -> None:
         heads = column.joint.heads.clone()  # what earlier columns of this step have left there
         (column.run,) = self._graphs.capture([column.work], column.buffers)
         column.joint.heads.copy_(heads)
@@ -158,15 +157,14 @@ class CapturedColumns:
             part[1], part[2] = (0, total) if self._model.scenario == "class" else (first, end)
         return torch.from_numpy(table)
 
-    def _outputs(self, logits: Tensor, samples: Sequence[Samples]) -> list[Output]:
-        (group,) = samples
-        total = sum(task.classes or 0 for task in self._model.classifiers)
-        own = slice(group.task.offset, group.task.offset + (group.task.classes or 0))
-        value = logits[:, :total] if self._model.scenario == "class" else logits[:, own]
-        return [Output(group.task, value, group.y, slice(0, group.task.classes))]
+    def logits(self, column: "StaticColumn", task: Task) -> Tensor:
+        """A copy of the logits that a column of this task has just found: those of the task, or of all classes."""
+        if self._model.scenario == "class":
+            return column.logits[:, : sum(task.classes or 0 for task in self._model.classifiers)].clone()
+        return column.logits[:, task.offset : task.offset + (task.classes or 0)].clone()
 
 
-class _StaticColumn:
+class StaticColumn:
     """The tensors that a graph reads and writes, for batches of one size, and the work between them."""
 
     def __init__(self, model: SharedModel, joint: JointClassifier, x: Tensor, size: int) -> None:
@@ -192,17 +190,10 @@ class _StaticColumn:
 
     def work(self) -> None:
         """The column, eagerly."""
-        joint = self.joint
-        before = [parameter.grad for parameter in joint.parameters]
-        joint.shared.zero_()
-        for parameter, view in zip(joint.parameters, joint.views, strict=True):
-            parameter.grad = view
         loss = self._loss()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.signs[0], self.signs[1] = loss.detach(), joint.gradient.norm()
-        self.signs[2] = get_total_norm(self._averages) if self._averages else 0.0
-        for parameter, gradient in zip(joint.parameters, before, strict=True):
-            parameter.grad = gradient
+        self.joint.backward(loss)
+        averages = size_of(self._averages, loss.detach())
+        self.signs.copy_(torch.stack([loss.detach(), self.joint.gradient.norm(), averages]))
 
     def _loss(self) -> Tensor:
         labels, first, end = self._classes

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
-from spcl.aggregation import gramian_and_numbers
+from spcl.aggregation.gramians import gramian_and_numbers
 from spcl.errors import SpclError
 from spcl.learner.captured_columns import CapturedColumns
 from spcl.learner.captured_penalty import CapturedPenalty
-from spcl.learner.guard import StepGuard
+from spcl.learner.guard import StepGuard, size_of
 from spcl.learner.method import CURRENT, Columns, Method, Weights
 from spcl.learner.model import Samples, SharedModel
 from spcl.learner.rows import GradientRows
@@ -28,20 +27,21 @@ from spcl.orthogonality import add_orthogonality_gradient
 __all__ = ["Collected", "Collector"]
 
 Array = NDArray[np.float64]
+Measure = Callable[[Tensor, Tensor], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
 class Column:
     """One gradient: whose, and what the heads got from it; the shared part lies in a row.
 
-    ``signs`` are three numbers that are finite while all is well: the loss, the norm of the gradient (where columns
-    are added up in one row, of all up to this one), and that of the running averages.
+    Its *signs* lie in a table beside: three numbers that are finite while all is well, the loss, the norm of the
+    gradient (a bound, where it has a row of its own; where columns are added up in one row, of all up to this one),
+    and that of the running averages.
     """
 
     name: str
-    head_gradients: dict[nn.Parameter, Tensor]
-    outputs: list[Output]
-    signs: Tensor
+    head_gradients: dict[nn.Parameter, Tensor] = field(default_factory=dict)
+    logits: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,6 +92,9 @@ class Collector:
         self.guard = guard
         self.captured: CapturedColumns | None = None
         self.penalty: CapturedPenalty | None = None
+        self.measure: Measure = gramian_and_numbers
+        self._has_own_row = True
+        self._signs = rows.buffer.new_empty(0, 3, dtype=torch.float64)
 
     def collect(self, result: Collected, batches: Sequence[Samples], rehearse: int, full: bool) -> None:
         """Leave the update of this step in the parameters' ``.grad``; ``rehearse`` samples come from memory, if any."""
@@ -103,7 +106,10 @@ class Collector:
             self.penalty.start()
         if self.captured is not None:
             self.captured.begin()
-        if full or self.method.fold == "columns":
+        if len(self._signs) <= len(batches):
+            self._signs = self._signs.new_empty(len(batches) + 1, 3)
+        self._has_own_row = full or self.method.fold == "columns"
+        if self._has_own_row:
             columns = self._collect_rows(result, batches, rehearse)
         elif self.method.fold == "mean":
             columns = self._collect_means(result, batches, rehearse)
@@ -122,21 +128,27 @@ class Collector:
         with result.timed("tasks"):
             for row, samples in enumerate(batches):
                 rows.clear(row)
-                columns.append(self._task_column(row, samples))
+                columns.append(self._task_column(row, samples, self._signs[row]))
         if rehearse:
             with result.timed("memory"):
                 rows.clear(count - 1)
                 mean = rows.buffer[: len(batches)].mean
-                columns += self._memory_column(result, count - 1, rehearse, partial(mean, dim=0))
+                columns += self._memory_column(
+                    result, count - 1, rehearse, partial(mean, dim=0), self._signs[count - 1]
+                )
         if alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
         with result.timed("weighting"):
-            signs = torch.stack([column.signs for column in columns])
-            products, numbers = gramian_and_numbers(rows.buffer[: count + bool(alpha)], signs.view(-1))
+            products, numbers = self.measure(rows.buffer[: count + bool(alpha)], self._signs[: len(columns)].view(-1))
+            self._add_norms(numbers, products.diagonal()[: len(columns)])
             if self._all_well(result, columns, numbers):  # up to here a step waits for a GPU, and then no more
                 self._weigh_rows(result, [column.name for column in columns], products, alpha)
         return columns
+
+    def _add_norms(self, numbers: Array, squares: Array) -> None:
+        """Complete the signs by the norms of the rows; infinite where an optimiser could not square them."""
+        numbers[1::3] += np.where(squares < torch.finfo(self.rows.dtype).max, np.sqrt(np.abs(squares)), np.inf)
 
     def _weigh_rows(self, result: Collected, names: list[str], products: Array, alpha: float) -> None:
         spread = self._spread(len(names), alpha)
@@ -198,12 +210,12 @@ class Collector:
         rows.reserve(len(folded) + bool(alpha))
         rows.clear(0)
         with result.timed("tasks"):
-            columns = [self._task_column(0, samples) for samples in batches]
+            columns = [self._task_column(0, *pair) for pair in zip(batches, self._signs[: len(batches)], strict=True)]
             rows.buffer[0].div_(len(batches))
         if rehearse:
             with result.timed("memory"):
                 rows.clear(1)
-                columns += self._memory_column(result, 1, rehearse, lambda: rows.buffer[0])
+                columns += self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], self._signs[len(batches)])
         count, decoupled = len(folded), self.method.settings.decoupled
         if alpha:
             with result.timed("orthogonality"):
@@ -211,9 +223,9 @@ class Collector:
                 if not decoupled:
                     rows.buffer[:count].add_(rows.buffer[count], alpha=alpha)
         with result.timed("weighting"):
-            signs = torch.stack([column.signs for column in columns]).view(-1)
+            signs = self._signs[: len(columns)].view(-1)
             if self.method.uses_gramian:
-                products, numbers = gramian_and_numbers(rows.buffer[:count], signs)
+                products, numbers = self.measure(rows.buffer[:count], signs)
             else:
                 products, numbers = None, signs.cpu().numpy()
             if self._all_well(result, columns, numbers):
@@ -244,16 +256,17 @@ class Collector:
             columns.append(column)
 
         with result.timed("tasks"):
-            for samples in batches:
+            for samples, signs in zip(batches, self._signs[: len(batches)], strict=True):
                 row = min(len(columns), 1)
                 rows.clear(row)
-                add(self._task_column(row, samples))
+                add(self._task_column(row, samples, signs))
         if rehearse:
             with result.timed("memory"):
                 rows.clear(1)
-                for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0]):
+                last = self._signs[len(batches)]
+                for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], last):
                     add(column)
-        numbers = torch.stack([column.signs for column in columns]).view(-1).cpu().numpy()
+        numbers = self._signs[: len(columns)].cpu().numpy()
         if self._all_well(result, columns, numbers) and alpha:
             with result.timed("orthogonality"):
                 self._write_orthogonality(1)
@@ -263,38 +276,44 @@ class Collector:
 
     # -- one column
 
-    def _task_column(self, row: int, samples: Samples) -> Column:
+    def _task_column(self, row: int, samples: Samples, signs: Tensor) -> Column:
         with self.model.naming(samples.task, samples.x, samples.y):
             if self.method.has_plain_task_loss() and self._is_captured([samples]):
-                return self._replay(row, samples.task.name, [samples], [samples.x])
+                return self._replay(row, samples.task.name, [samples], [samples.x], signs)
             outputs = self.model.outputs([samples])
-            return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs)
+            return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs, signs)
 
-    def _memory_column(self, result: Collected, row: int, count: int, direction: Callable[[], Tensor]) -> list[Column]:
+    def _memory_column(
+        self, result: Collected, row: int, count: int, direction: Callable[[], Tensor], signs: Tensor
+    ) -> list[Column]:
         """The column of memory; none, and why, where the model cannot take what was drawn.
 
         A head with batch-norm, for one, cannot be trained on a single sample; the next draw will be another.
         """
         try:
-            return [self._rehearsed(result, row, count, direction)]
+            return [self._rehearsed(result, row, count, direction, signs)]
         except (SpclError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError) as error:
             result.faults[MEMORY] = f"the model cannot take the samples drawn: {error}"
             return []
 
-    def _rehearsed(self, result: Collected, row: int, count: int, direction: Callable[[], Tensor]) -> Column:
-        column = self._rehearse(result, row, count, 0, direction)
+    def _rehearsed(
+        self, result: Collected, row: int, count: int, direction: Callable[[], Tensor], signs: Tensor
+    ) -> Column:
+        column = self._rehearse(result, row, count, 0, direction, signs)
         for draw in range(1, self.method.draws):
-            more = self._rehearse(result, row, count, draw, direction)
+            loss = signs[0].clone()
+            more = self._rehearse(result, row, count, draw, direction, signs)
+            signs[0] += loss
             for parameter, gradient in more.head_gradients.items():
                 earlier = column.head_gradients.get(parameter)
                 column.head_gradients[parameter] = gradient if earlier is None else earlier + gradient
-            signs = torch.stack([column.signs[0] + more.signs[0], *more.signs[1:]])
-            column = Column(MEMORY, column.head_gradients, [], signs)
         return column
 
-    def _rehearse(self, result: Collected, row: int, count: int, draw: int, direction: Callable[[], Tensor]) -> Column:
+    def _rehearse(
+        self, result: Collected, row: int, count: int, draw: int, direction: Callable[[], Tensor], signs: Tensor
+    ) -> Column:
         assert self.memory is not None
         drawn = self.memory.draw(count)
         samples = [Samples(self.model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
@@ -303,29 +322,33 @@ class Collector:
             inputs = self.method.edit(drawn, _LookAhead(self, samples, direction))
             result.edits += zip(drawn, inputs, strict=True)
         if self.method.has_plain_memory_loss() and self._is_captured(samples):
-            return self._replay(row, MEMORY, samples, inputs or [group.x for group in samples])
+            return self._replay(row, MEMORY, samples, inputs or [group.x for group in samples], signs)
         outputs = self.model.outputs(samples, inputs)
-        return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs)
+        return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs, signs)
 
     def _is_captured(self, samples: Sequence[Samples]) -> bool:
         return self.captured is not None and self.captured.takes(samples)
 
-    def _replay(self, row: int, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> Column:
+    def _replay(
+        self, row: int, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor], signs: Tensor
+    ) -> Column:
         assert self.captured is not None
-        replayed = self.captured.replay(row, samples, inputs, self.method.stores_logits and name != MEMORY)
-        return Column(name, {}, replayed.outputs, replayed.signs)
+        column = self.captured.replay(row, samples, inputs, signs)
+        if not self.method.stores_logits or name == MEMORY:
+            return Column(name)
+        return Column(name, logits={name: self.captured.logits(column, samples[0].task)})
 
-    def _backward(self, row: int, name: str, loss: Tensor, outputs: list[Output]) -> Column:
+    def _backward(self, row: int, name: str, loss: Tensor, outputs: list[Output], signs: Tensor) -> Column:
         self.rows.present(row)
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {}
-        for task in self.model.tasks.values():
-            for parameter in task.head.parameters() if task.head is not None else ():
-                if parameter.grad is not None:
-                    gradients[parameter], parameter.grad = parameter.grad, None
-        size = get_total_norm([self.rows.buffer[row], *gradients.values()])
-        signs = torch.stack([loss.detach().double(), size.double(), self.guard.averages_size().double()])
-        return Column(name, gradients, outputs if self.method.stores_logits else [], signs)
+        for parameter in self.model.head_parameters():
+            if parameter.grad is not None:
+                gradients[parameter], parameter.grad = parameter.grad, None
+        parts = [*gradients.values()] if self._has_own_row else [self.rows.buffer[row], *gradients.values()]
+        signs.copy_(torch.stack([loss.detach(), size_of(parts, loss), self.guard.averages_size()]))
+        keeps_logits = self.method.stores_logits and name != MEMORY
+        return Column(name, gradients, {name: outputs[0].value.detach()} if keeps_logits else {})
 
     def _write_orthogonality(self, row: int) -> None:
         self.rows.clear(row)
@@ -358,7 +381,7 @@ class Collector:
 
     def _hand_over(self, result: Collected, columns: Sequence[Column]) -> None:
         surely_finite = result.bound < torch.finfo(self.rows.dtype).max
-        if not surely_finite and not bool(get_total_norm([self.rows.buffer[0]]).isfinite()):
+        if not surely_finite and not bool(self.rows.buffer[0].norm().isfinite()):
             reason = f"the update that {self.method!r} gives for this step is not finite"
             result.faults = {column.name: reason for column in columns if column.name != MEMORY}
             return
@@ -366,7 +389,7 @@ class Collector:
         for parameter, gradient in [] if self.captured is None else self.captured.head_gradients():
             parameter.grad = gradient
         for column in columns:
-            result.logits.update({o.task.name: o.value.detach() for o in column.outputs if column.name != MEMORY})
+            result.logits |= column.logits
             for parameter, gradient in column.head_gradients.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 

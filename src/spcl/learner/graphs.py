@@ -4,16 +4,22 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from spcl.learner.model import SharedModel
 
-__all__ = ["MOST_SHAPES", "Graphs"]
+__all__ = ["MOST_SHAPES", "Graphs", "Recurring"]
+
+R = TypeVar("R")
 
 MOST_SHAPES = 8
 """How many batch sizes get graphs of their own: each takes time to capture, and memory."""
+
+PATIENCE = 4
+"""How often small work must return before it is captured: that takes as long as launching it a few times."""
 
 
 class Graphs:
@@ -38,18 +44,25 @@ class Graphs:
         return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
 
     def capture(
-        self, works: Sequence[Callable[[], None]], buffers: Sequence[Tensor], beside_others: bool = False
+        self,
+        works: Sequence[Callable[[], None]],
+        buffers: Sequence[Tensor] = (),
+        *,
+        beside_others: bool = False,
+        warm_up: bool = True,
     ) -> list[Callable[[], None]]:
-        """The replay of every piece of work, given in the order in which they run; the buffers stay as they were.
+        """The replay of every piece of work, given in the order in which they run.
 
-        What may run beside other graphs gets memory of its own. If a piece cannot be captured, a warning says why,
-        :attr:`refused` is set, and the work is given back as it is.
+        They are tried once before, which leaves the buffers as they were; ``warm_up=False`` is for work that must not
+        be done twice. What may run beside other graphs gets memory of its own. If a piece cannot be captured, a warning
+        says why, :attr:`refused` is set, and the work is given back as it is.
         """
         if self._pool is None or self.refused is not None:
             return list(works)
         begin = perf_counter()
         try:
-            self._warm_up(works, buffers)
+            if warm_up:
+                self._warm_up(works, buffers)
             return [self._captured(work, beside_others) for work in works]
         except torch.OutOfMemoryError:
             raise
@@ -80,10 +93,50 @@ class Graphs:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):  # a failed capture leaves the generator waiting for its end
             torch.zeros(1, device=self.device)
         warnings.warn(
-            f"no CUDA graph can be captured of the backbone, so its kernels are launched singly: {self.refused}",
+            f"no CUDA graph can be captured of this training, so its kernels are launched singly: {self.refused}",
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+class Recurring(Generic[R]):
+    """Work of many kinds, each told by a key, of which those that return often enough are captured.
+
+    What a piece of work gives must be the same tensors at every replay, or nothing.
+    """
+
+    def __init__(self, graphs: Graphs, *, warm_up: bool = True) -> None:
+        self._graphs = graphs
+        self._warm_up = warm_up
+        self._met: dict[object, int] = {}
+        self._replays: dict[object, tuple[Callable[[], None], list[R]]] = {}
+
+    def __call__(self, key: object, work: Callable[[], R]) -> R:
+        """Do the work, or replay it."""
+        if key not in self._replays:
+            self._met[key] = self._met.get(key, 0) + 1
+            if self._met[key] <= PATIENCE or self._graphs.refused is not None:
+                return work()
+            if len(self._replays) == MOST_SHAPES:
+                del self._replays[next(iter(self._replays))]
+            self._replays[key] = self._captured(work)
+        replay, outcome = self._replays[key]
+        replay()
+        return outcome[0]
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._met.clear()
+        self._replays.clear()
+
+    def _captured(self, work: Callable[[], R]) -> tuple[Callable[[], None], list[R]]:
+        outcome: list[R] = []
+
+        def keep() -> None:
+            outcome[:] = [work()]
+
+        (replay,) = self._graphs.capture([keep], warm_up=self._warm_up)
+        return replay, outcome
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from spcl.learner.method import Method
 from spcl.learner.model import SharedModel
 from spcl.memory import Memory
 
-__all__ = ["StepGuard"]
+__all__ = ["StepGuard", "size_of"]
 
 
 class StepGuard:
@@ -24,9 +23,9 @@ class StepGuard:
         self._memory = memory
         self._cuda_generator = _cuda_generator(model.device)
         self._modules = 0
-        self._buffers: list[Tensor] = []
-        self._copies: list[Tensor] = []
+        self._kept: list[tuple[list[Tensor], list[Tensor]]] = []
         self._averages: list[Tensor] = []
+        self._some_number = torch.zeros((), device=model.device)
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -34,11 +33,9 @@ class StepGuard:
         modules = self._model.modules()
         if len(modules) != self._modules:
             self._modules = len(modules)
-            self._buffers = [buffer for module in modules for buffer in module.buffers()]
-            self._copies = [buffer.clone() for buffer in self._buffers]
-            self._averages = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        elif self._buffers:
-            torch._foreach_copy_(self._copies, self._buffers)
+            self._keep([buffer for module in modules for buffer in module.buffers()])
+        for copies, buffers in self._kept:
+            torch._foreach_copy_(copies, buffers)
         self._random = torch.get_rng_state()
         self._cuda_offset = 0 if self._cuda_generator is None else self._cuda_generator.get_offset()
         self._draws = {} if self._memory is None else self._memory.generator.bit_generator.state
@@ -47,8 +44,8 @@ class StepGuard:
     @torch.no_grad()
     def restore(self, draws: bool = True) -> None:
         """Set everything back to what it was, or all but the draws of the memory."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._copies)
+        for copies, buffers in self._kept:
+            torch._foreach_copy_(buffers, copies)
         torch.set_rng_state(self._random)
         if self._cuda_generator is not None:
             self._cuda_generator.set_offset(self._cuda_offset)
@@ -58,12 +55,34 @@ class StepGuard:
 
     @torch.no_grad()
     def averages_size(self) -> Tensor:
-        """The norm of all floating-point buffers: finite as long as the running averages are."""
-        return get_total_norm(self._averages).to(self._model.device)
+        """A number that is finite as long as the running averages, and all other buffers, are."""
+        return size_of(self._averages, self._some_number)
 
     def averages_were_finite(self) -> bool:
         """Whether they were when remembered; a mask with infinities, for one, never is."""
-        return all(bool(copy.isfinite().all()) for copy in self._copies)
+        return all(bool(copy.isfinite().all()) for copies, _ in self._kept for copy in copies)
+
+    def _keep(self, buffers: list[Tensor]) -> None:
+        """Make room for copies of these, type by type: those of one type are copied at once."""
+        alike: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in buffers:
+            alike.setdefault(buffer.dtype, []).append(buffer)
+        self._kept = [([buffer.clone() for buffer in some], some) for some in alike.values()]
+        self._averages = [buffer for buffer in buffers if buffer.is_floating_point()]
+
+
+def size_of(tensors: list[Tensor], like: Tensor) -> Tensor:
+    """A number on the device of ``like`` that is finite exactly as long as all of these, and their squares, are.
+
+    >>> size_of([torch.ones(4), torch.ones(9)], torch.zeros(()))
+    tensor(5.)
+    """
+    if not tensors:
+        return torch.zeros_like(like)
+    norms = torch._foreach_norm(tensors)
+    if any(norm.device != like.device for norm in norms):
+        norms = tuple(norm.to(like.device) for norm in norms)
+    return torch.stack(norms).sum()
 
 
 def _cuda_generator(device: torch.device) -> torch.Generator | None:

@@ -16,7 +16,9 @@ from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
 from spcl.learner.captured_backbone import CapturedBackbone
 from spcl.learner.captured_columns import CapturedColumns
+from spcl.learner.captured_gramian import CapturedGramian
 from spcl.learner.captured_penalty import CapturedPenalty
+from spcl.learner.captured_update import CapturedUpdate
 from spcl.learner.columns import Collected, Collector
 from spcl.learner.graphs import Graphs
 from spcl.learner.guard import StepGuard
@@ -99,7 +101,10 @@ class Learner:
         rows = GradientRows(shared)
         self._collector = Collector(self.model, method, memory, rows, self._guard)
         self._graphs = Graphs(self.model)
+        self._update: Callable[[Optimizer], object] = lambda optimizer: optimizer.step()
         if capture and self.model.device.type == "cuda":
+            self._update = CapturedUpdate(self._graphs)
+            self._collector.measure = CapturedGramian(self._graphs)
             self._collector.captured = CapturedColumns(self.model, rows, self._graphs)
             self.model.replay = CapturedBackbone(self.model, rows, self._graphs)
             if method.settings.alpha:
@@ -194,7 +199,7 @@ class Learner:
             collected, dropped = self._collect(samples)
             begin = perf_counter()
             if collected.losses:
-                self.optimizer.step()
+                self._update(self.optimizer)
         except BaseException:
             self._undo()
             raise

@@ -62,6 +62,8 @@ class SharedModel:
             raise SpclError("the backbone has no parameter that can be trained")
         self.device, self.dtype = first.device, first.dtype
         self.replay: Callable[[Tensor], Tensor | None] | None = None
+        self._known_heads = 0
+        self._head_parameters: list[nn.Parameter] = []
 
     @property
     def classifiers(self) -> list[Task]:
@@ -128,6 +130,14 @@ class SharedModel:
     def modules(self) -> list[nn.Module]:
         """The backbone and the heads that exist."""
         return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of all heads that exist."""
+        heads = self.modules()[1:]
+        if len(heads) != self._known_heads:
+            self._known_heads = len(heads)
+            self._head_parameters = [parameter for head in heads for parameter in head.parameters()]
+        return self._head_parameters
 
     @contextmanager
     def naming(self, task: Task | None, x: Tensor, *targets: Tensor) -> Iterator[None]:

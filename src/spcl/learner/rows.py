@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from spcl.errors import SpclError
 
-__all__ = ["GradientRows"]
+__all__ = ["GradientRows", "write_gradients"]
 
 
 class GradientRows:
@@ -73,3 +73,18 @@ class GradientRows:
         first = self.buffer[0].mul_(weights[0])
         if len(weights) > 1:
             first.addmv_(self.buffer[1 : len(weights)].T, weights[1:])
+
+
+@torch.no_grad()
+def write_gradients(views: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Copy gradients to their places, all at once; zeros where there is none.
+
+    >>> write_gradients([a := torch.ones(2), b := torch.ones(1)], [torch.tensor([3.0, 4.0]), None])
+    >>> a, b
+    (tensor([3., 4.]), tensor([0.]))
+    """
+    used = [(view, gradient) for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
+    torch._foreach_copy_([view for view, _ in used], [gradient for _, gradient in used])
+    for view, gradient in zip(views, gradients, strict=True):
+        if gradient is None:
+            view.zero_()

@@ -1,14 +1,18 @@
-"""The DBT penalty of one kernel and its gradient, by whichever of three exact methods costs least."""
+"""The DBT penalty of kernels and its gradient, by whichever of four exact methods costs least."""
+
+from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from spcl.orthogonality.layers import Layer
 from spcl.orthogonality.matrix import matrix_penalty
+from spcl.orthogonality.phases import phase_penalty
 from spcl.orthogonality.shifts import shift_penalty
 from spcl.orthogonality.spectral import spectral_penalty
 
-__all__ = ["layer_penalty"]
+__all__ = ["layer_penalty", "layers_penalty"]
 
 
 @torch.no_grad()
@@ -22,11 +26,61 @@ def layer_penalty(layer: Layer, gradient: Tensor | None = None, alpha: float = 1
     tensor([[24., 0.], [ 0., 0.]])
     """
     with torch.autocast(layer.weight.device.type, enabled=False):
-        shape = (layer.groups, -1, *layer.weight.shape[1:])
-        kernel = layer.weight.to(torch.promote_types(layer.weight.dtype, torch.float32)).view(shape)
-        target = None if gradient is None else gradient.view(shape)
-        if all(size <= step for size, step in zip(kernel.shape[3:], layer.stride, strict=True)):
-            return matrix_penalty(kernel.flatten(2), target, alpha)
-        if all(step == 1 for step in layer.stride):
-            return spectral_penalty(kernel, target, alpha)
-        return shift_penalty(kernel, layer.stride, target, alpha)
+        target = None if gradient is None else gradient.view(_kernel_shape(layer))
+        return _kernel_penalty(_kernel(layer), layer.stride, target, alpha)
+
+
+@torch.no_grad()
+def layers_penalty(layers: Sequence[Layer], gradients: Sequence[Tensor | None], alpha: float = 1.0) -> Tensor:
+    """The penalty of several layers; adds `alpha` times their gradients to those of `gradients` that are given.
+
+    On an accelerator layers of one shape are treated as one, because many small kernels are slower there than a few
+    large ones; on a CPU one at a time, which takes the least memory.
+
+    >>> layers = [Layer("", torch.full((1, 1), size), groups=1, stride=()) for size in (2.0, 3.0)]
+    >>> layers_penalty(layers, [None, None])
+    tensor(73.)
+    """
+    pairs = list(zip(layers, gradients, strict=True))
+    if layers[0].weight.device.type == "cpu":
+        return torch.stack([layer_penalty(layer, gradient, alpha) for layer, gradient in pairs]).sum()
+    alike = groupby(sorted(pairs, key=_kind), key=_kind)
+    return torch.stack([_joint_penalty(list(group), alpha) for _, group in alike]).sum()
+
+
+def _joint_penalty(alike: Sequence[tuple[Layer, Tensor | None]], alpha: float) -> Tensor:
+    layer, gradient = alike[0]
+    if len(alike) == 1:
+        return layer_penalty(layer, gradient, alpha)
+    with torch.autocast(layer.weight.device.type, enabled=False):
+        kernels = torch.cat([_kernel(layer) for layer, _ in alike])
+        if gradient is None:
+            return _kernel_penalty(kernels, layer.stride, None, alpha)
+        found = torch.zeros_like(kernels)
+        penalty = _kernel_penalty(kernels, layer.stride, found, alpha)
+        for (_, target), part in zip(alike, found.chunk(len(alike)), strict=True):
+            assert target is not None
+            target.add_(part.view(target.shape))
+        return penalty
+
+
+def _kind(pair: tuple[Layer, Tensor | None]) -> tuple[object, ...]:
+    layer, gradient = pair
+    return tuple(layer.weight.shape), layer.groups, layer.stride, str(layer.weight.dtype), gradient is None
+
+
+def _kernel_shape(layer: Layer) -> tuple[int, ...]:
+    return layer.groups, -1, *layer.weight.shape[1:]
+
+
+def _kernel(layer: Layer) -> Tensor:
+    return layer.weight.to(torch.promote_types(layer.weight.dtype, torch.float32)).view(_kernel_shape(layer))
+
+
+def _kernel_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None, alpha: float) -> Tensor:
+    if all(size <= step for size, step in zip(kernel.shape[3:], stride, strict=True)):
+        return matrix_penalty(kernel.flatten(2), gradient, alpha)
+    if all(step == 1 for step in stride):
+        return spectral_penalty(kernel, gradient, alpha)
+    strided = shift_penalty if kernel.device.type == "cpu" else phase_penalty
+    return strided(kernel, stride, gradient, alpha)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.orthogonality.kernel import layer_penalty
+from spcl.orthogonality.kernel import layer_penalty, layers_penalty
 from spcl.orthogonality.layers import Layer, LayerChoice, find_layers
 
 __all__ = ["add_orthogonality_gradient", "orthogonality_penalty"]
@@ -62,7 +62,7 @@ def add_orthogonality_gradient(
 
     For training loops that keep gradients in storage of their own: the penalty depends on the weights alone, so its
     gradient is found once per step and added to every task's (line 5 of the paper's Algorithm 2).
-    Layers are treated one at a time, without a copy of the whole gradient, and nothing waits for the device.
+    Nothing waits for the device.
 
     Args:
         module: The module whose layers are meant.
@@ -79,8 +79,8 @@ def add_orthogonality_gradient(
     >>> flat  # 0.5 · 4(WWᵀ − I)W
     tensor([6., 6., 6., 6.])
     """
-    chosen = [(layer, _buffer(layer, buffers)) for layer in find_layers(module, layers)]
-    return torch.stack([layer_penalty(layer, buffer, alpha) for layer, buffer in chosen]).sum()
+    chosen = find_layers(module, layers)
+    return layers_penalty(chosen, [_buffer(layer, buffers) for layer in chosen], alpha)
 
 
 def _buffer(layer: Layer, buffers: Mapping[nn.Parameter, Tensor]) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["spectral_penalty"]
 
-CPU_CHUNK, ACCELERATOR_CHUNK = 2**20, 2**23
+CPU_CHUNK, ACCELERATOR_CHUNK = 2**20, 2**24
 """How many numbers K̂ may have at the frequencies treated together: what a cache holds, what keeps a GPU busy."""
 
 
@@ -19,7 +19,7 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
     A transform of 2k − 1 points a dimension, L in all, is long enough for shifts never to wrap around.
     In real arithmetic, with K̂ = X + iY and K̂K̂ᴴ − I = R + iS, where R is symmetric and S antisymmetric, all is in
     T = R + S = (X + Y)Xᵀ + (Y − X)Yᵀ − I: ‖R + iS‖² = ‖T‖², and the gradient's (R + iS)(X + iY) takes
-    three products, Z = R(X + Y), TY and TᵀX, as its real part is Z − TY and its imaginary part Z − TᵀX.
+    three products, 2Z = (T + Tᵀ)(X + Y), TY and TᵀX, as its real part is Z − TY and its imaginary part Z − TᵀX.
     The frequencies ω and −ω are conjugate, so that half of them suffice.
 
     With N > C the smaller K̂ᴴK̂ is used: ‖K̂K̂ᴴ − I‖² = ‖K̂ᴴK̂ − I‖² + N − C.
@@ -45,7 +45,7 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
             products = x.new_empty(3, *x.shape)
             torch.bmm(t, y, out=products[1])
             torch.bmm(t.mT, x, out=products[2])
-            torch.bmm((t + t.mT).div_(2), x_plus_y, out=products[0])
+            torch.bmm(t + t.mT, x_plus_y, out=products[0])
             tap_gradient.addmm_(synthesis, products.view(synthesis.shape[1], -1))
     if gradient is not None:
         gradient.add_(tap_gradient.T.view(kernel.shape), alpha=4 * alpha)
@@ -56,7 +56,7 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
 def _waves(
     sizes: tuple[int, ...], frequencies: int, dtype: torch.dtype, device: torch.device
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For every chunk of frequencies: taps to X, Y, X + Y, Y − X; Z, TY, TᵀX to taps; the weight of each frequency."""
+    """For every chunk of frequencies: taps to X, Y, X + Y, Y − X; 2Z, TY, TᵀX to taps; the weight of each frequency."""
     lengths = [2 * size - 1 for size in sizes]
     origin = (0,) * len(sizes)
     waves = [wave for wave in product(*(range(-size + 1, size) for size in sizes)) if wave >= origin]
@@ -67,6 +67,6 @@ def _waves(
     for angle, weight in zip(torch.split(angles, frequencies), torch.split(weights, frequencies), strict=True):
         c, s = angle.cos(), angle.sin()
         analysis = torch.cat([c, s, c + s, s - c])
-        synthesis = torch.cat([c + s, -c, -s]).T * weight.repeat(3)
+        synthesis = torch.cat([(c + s) / 2, -c, -s]).T * weight.repeat(3)
         chunks.append((analysis.to(device, dtype), synthesis.contiguous().to(device, dtype), weight.to(device, dtype)))
     return chunks
