@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import torch
 
 from small_benchmark import small_settings, write_benchmark
 from spcl.errors import SpclError
-from spcl.experiments import execute, load_settings_file, resolve_settings
+from spcl.experiments import execute, load_settings_file, record, resolve_settings
 from spcl.experiments.problem import hold_out, load_benchmark, make_problem
 from spcl.experiments.record import RunFolder
+from spcl.experiments.run import InterruptedRunError
+from spcl.experiments.view import SilentView
+from spcl.learner import StepReport
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -84,6 +88,88 @@ def test_finished_run_is_not_run_again(benchmark: Path, tmp_path: Path) -> None:
     before = (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns
     execute(settings, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+class Witness(SilentView):
+    """Keeps the reports, and sees to it that something happens after a certain step."""
+
+    def __init__(self, when: int = -1, what: Callable[[], None] = lambda: None) -> None:
+        self.reports: list[StepReport] = []
+        self.when, self.what = when, what
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        self.reports.append(report)
+        if report.step == self.when:
+            self.what()
+
+
+class Diary:
+    """A tracker that writes down everything it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.closed = False
+
+    def step(self, step: int, values: Mapping[str, Any]) -> None:
+        self.told.append({"kind": "step", "step": step, **values})
+
+    def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
+        self.told.append({"kind": "evaluation", "step": step, "accuracy": dict(accuracies)})
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_every_step_is_recorded_and_tracked_as_it_was_reported(benchmark: Path, tmp_path: Path) -> None:
+    witness, diary = Witness(), Diary()
+    execute(small_settings(benchmark, evaluate_every=7), tmp_path / "run", view=witness, trackers=(diary,))
+    lines = metrics_of(tmp_path / "run")
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert len(steps) == len(witness.reports)
+    for line, report in zip(steps, witness.reports, strict=True):
+        assert (line["losses"], line["weights"]) == (report.losses, report.weights)
+        for stability, recorded in ((report.before, line["before"]), (report.after, line["after"])):
+            assert stability is not None
+            assert (recorded is None) == (len(stability.gramian) < 2)
+            if recorded is not None:
+                assert recorded["condition_number"] == stability.condition_number
+                assert recorded["cosine"] == stability.mean_cosine
+                assert recorded["magnitude_similarity"] == stability.mean_magnitude_similarity
+    assert diary.told == [{k: v for k, v in line.items() if k != "ended"} for line in lines[1:]]
+    assert diary.closed
+
+
+def test_records_do_not_depend_on_when_they_are_written(
+    benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(small_settings(benchmark), tmp_path / "together")
+    monkeypatch.setattr(record, "WRITE_SECONDS", 0.0)
+    execute(small_settings(benchmark), tmp_path / "one by one")
+    assert metrics_of(tmp_path / "together") == metrics_of(tmp_path / "one by one")
+
+
+def test_a_run_that_fails_leaves_the_records_of_all_its_steps(benchmark: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    diary = Diary()
+    with pytest.raises(ZeroDivisionError):
+        execute(small_settings(benchmark), tmp_path / "run", view=Witness(5, fail), trackers=(diary,))
+    assert [line["step"] for line in metrics_of(tmp_path / "run") if line["kind"] == "step"] == list(range(6))
+    assert [told["step"] for told in diary.told if told["kind"] == "step"] == list(range(6))
+    assert diary.closed
+
+
+@pytest.mark.parametrize("steps_left", [0, 3])
+def test_stopped_and_resumed_equals_uninterrupted(benchmark: Path, tmp_path: Path, steps_left: int) -> None:
+    settings = small_settings(benchmark, scenario="class")
+    whole = execute(settings, tmp_path / "whole")
+    stop = Witness(whole["steps"] - 1 - steps_left, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(InterruptedRunError):
+        execute(settings, tmp_path / "stopped", view=stop)
+    resumed = execute(settings, tmp_path / "stopped", resume=True)
+    assert without_times(resumed) == without_times(whole)
+    assert metrics_of(tmp_path / "stopped") == metrics_of(tmp_path / "whole")
 
 
 CHILD = """

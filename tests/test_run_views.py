@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from spcl.errors import DataError, SpclError
 from spcl.experiments import execute, resolve_settings
 from spcl.experiments.problem import load_benchmark, make_backbone, make_problem, pick_device
 from spcl.experiments.trackers import TensorBoardTracker, WandbTracker
-from spcl.experiments.view import LiveView, PlainView
+from spcl.experiments.view import REFRESH_SECONDS, LiveView, PlainView
+from spcl.learner import StepReport
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -52,6 +54,31 @@ def test_a_terminal_has_a_live_picture_and_a_table_at_the_end(benchmark: Path, t
         assert word in text
     for values in result["tasks"].values():
         assert f"{values['final']:.2f} %" in text
+
+
+class SlowTerminal(io.StringIO):
+    """Takes a while to show something, and counts how often that happens."""
+
+    shown = 0
+
+    def write(self, text: str) -> int:
+        self.shown += 1
+        time.sleep(0.02)
+        return super().write(text)
+
+
+def test_a_slow_terminal_is_drawn_on_less_often(benchmark: Path) -> None:
+    terminal = SlowTerminal()
+    settings = small_settings(benchmark)
+    view = LiveView(Console(file=terminal, force_terminal=True, width=100))
+    view.begin(settings, make_problem(settings, torch.device("cpu")), 0)
+    report = StepReport(0, {"task-0": 1.0}, {}, None, None, {}, {}, 0)
+    view.step(0, report, {})
+    shown, end = terminal.shown, time.monotonic() + 2 * REFRESH_SECONDS
+    while time.monotonic() < end:
+        view.step(1, report, {})
+    assert terminal.shown == shown > 0
+    view.close()
 
 
 def test_tensorboard_gets_every_number(benchmark: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 from matrices import normal, with_condition
 from spcl.aggregation import solve_soro
 from spcl.errors import SpclError
-from spcl.stability import Stability, condition_number, cosines, magnitude_similarities
+from spcl.stability import Stability, condition_number, cosines, magnitude_similarities, summaries
 
 MEASURES = pytest.mark.parametrize("measure", [condition_number, cosines, magnitude_similarities])
 
@@ -55,6 +55,18 @@ def test_summary_over_pairs_of_different_gradients(G: Tensor) -> None:
     assert stability.mean_cosine == pytest.approx(sum(angles) / len(pairs))
     assert stability.mean_magnitude_similarity == pytest.approx(sum(similarities) / len(pairs))
     assert stability.conflicts == sum(angle < 0.0 for angle in angles)
+
+
+def summary_of(gramian: Tensor) -> str:
+    stability = Stability(gramian)
+    return repr((stability.condition_number, stability.mean_cosine, stability.mean_magnitude_similarity))
+
+
+@given(st.lists(gradients, max_size=12))
+def test_summaries_are_those_of_each_alone_to_the_last_bit(many: list[Tensor]) -> None:
+    special = [torch.zeros(3, 3), torch.ones(2, 2), torch.tensor([[9.0]]), torch.zeros(0, 0)]
+    gramians = [G.T @ G for G in many] + special
+    assert [repr(tuple(found)) for found in summaries(gramians)] == [summary_of(gramian) for gramian in gramians]
 
 
 def test_adjustment_makes_gradients_more_stable() -> None:

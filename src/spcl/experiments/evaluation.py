@@ -9,20 +9,23 @@ from torch import Tensor
 
 from spcl.learner import Learner
 
-__all__ = ["average_accuracy", "confusion", "forgetting", "predictions"]
+__all__ = ["average_accuracy", "confusions", "forgetting", "own_share"]
 
 
-def predictions(learner: Learner, task: str, x: Tensor) -> Tensor:
-    """What the learner takes a task's samples for: one of its labels or, class-incremental, of all classes seen."""
-    return learner.predict(x, task=task if learner.scenario == "task" else None).cpu()
+def confusions(learner: Learner, tests: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, NDArray[np.int64]]:
+    """For every task, how often each of its classes (rows) was taken for each class (columns).
+
+    The columns are the task's own classes or, class-incremental, all classes seen.
+    """
+    guesses = [learner.predict(x, task=task if learner.scenario == "task" else None) for task, (x, _) in tests.items()]
+    fetched = torch.split(torch.cat(guesses).cpu(), [len(guess) for guess in guesses])  # a GPU is waited for once
+    return {task: _table(learner, task, y, guess) for (task, (_, y)), guess in zip(tests.items(), fetched, strict=True)}
 
 
-def confusion(learner: Learner, task: str, x: Tensor, y: Tensor) -> NDArray[np.int64]:
-    """How often each of the task's classes (rows) was taken for each class (columns)."""
+def _table(learner: Learner, task: str, y: Tensor, guess: Tensor) -> NDArray[np.int64]:
     classes = learner.tasks[task].classes or 0
     columns = classes if learner.scenario == "task" else len(learner.classes)
-    flat = torch.bincount(y * columns + predictions(learner, task, x), minlength=classes * columns)
-    return flat.view(classes, columns).numpy()
+    return torch.bincount(y * columns + guess, minlength=classes * columns).view(classes, columns).numpy()
 
 
 def own_share(learner: Learner, task: str, table: NDArray[np.int64]) -> float:

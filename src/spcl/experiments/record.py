@@ -3,16 +3,23 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from spcl.errors import SpclError
+from spcl.experiments.trackers import Tracker
+from spcl.learner import StepReport
+from spcl.stability import Stability, summaries
 
-__all__ = ["MetricsFile", "RunFolder"]
+__all__ = ["MetricsFile", "Recorder", "RunFolder"]
+
+WRITE_SECONDS = 1.0
 
 
 class RunFolder:
@@ -67,10 +74,11 @@ class MetricsFile:
         with path.open("ab") as file:
             file.truncate(position)
         self._file = path.open("a", encoding="utf-8")
+        self._encode = json.JSONEncoder(ensure_ascii=False).encode
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one line."""
-        self._file.write(json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n")
+        self._file.write(self._encode({"kind": kind, **values}) + "\n")
 
     def state_dict(self) -> dict[str, Any]:
         """How much has been written, after making sure that it is on the disk."""
@@ -81,6 +89,91 @@ class MetricsFile:
     def close(self) -> None:
         """Write what is left."""
         self._file.close()
+
+
+class Recorder:
+    """Tells the metrics file and the trackers what happens in a run, in the order in which it happens.
+
+    Steps are collected for a second, because their stability is measured much faster for many of them together.
+    """
+
+    def __init__(self, metrics: MetricsFile, trackers: tuple[Tracker, ...]) -> None:
+        self._metrics = metrics
+        self._trackers = trackers
+        self._unwritten: list[tuple[int, StepReport]] = []
+        self._written_at = time.monotonic()
+
+    def start(self, **facts: Any) -> None:
+        """What is to be learned, and when."""
+        self._metrics.write("start", **facts)
+
+    def step(self, step: int, report: StepReport) -> None:
+        """Losses, weights and stability of a step."""
+        self._unwritten.append((step, report))
+        if time.monotonic() - self._written_at >= WRITE_SECONDS:
+            self._write_steps()
+
+    def evaluation(self, step: int, ended: tuple[str, ...], accuracies: Mapping[str, float]) -> None:
+        """Accuracies, in per cent, and the tasks that have just ended."""
+        self._write_steps()
+        self._metrics.write("evaluation", step=step, ended=list(ended), accuracy=accuracies)
+        for tracker in self._trackers:
+            tracker.evaluation(step, accuracies)
+
+    def position(self) -> int:
+        """How long the metrics file is, after making sure that all of it is on the disk."""
+        self._write_steps()
+        position: int = self._metrics.state_dict()["position"]
+        return position
+
+    def close(self) -> None:
+        """Write what is left."""
+        try:
+            self._write_steps()
+        finally:
+            self._metrics.close()
+
+    def _write_steps(self) -> None:
+        steps, self._unwritten = self._unwritten, []
+        for (step, _), values in zip(steps, _step_values([report for _, report in steps]), strict=True):
+            self._metrics.write("step", step=step, **values)
+            for tracker in self._trackers:
+                tracker.step(step, values)
+        self._written_at = time.monotonic()
+
+
+def _step_values(reports: list[StepReport]) -> list[dict[str, Any]]:
+    return [
+        {
+            "losses": report.losses,
+            "weights": report.weights,
+            "before": before,
+            "after": after,
+            **({"dropped": report.dropped} if report.dropped else {}),
+        }
+        for report, before, after in zip(
+            reports,
+            _stability_values([report.before for report in reports]),
+            _stability_values([report.after for report in reports]),
+            strict=True,
+        )
+    ]
+
+
+def _stability_values(measured: list[Stability | None]) -> list[dict[str, float | None] | None]:
+    """None where there are no two gradients to compare."""
+    gramians = {i: found.gramian for i, found in enumerate(measured) if found is not None and len(found.gramian) > 1}
+    values = dict(zip(gramians, summaries(list(gramians.values())), strict=True))
+    return [finite(values[i]._asdict()) if i in values else None for i in range(len(measured))]
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity.
+
+    >>> finite({"condition_number": float("inf"), "cosine": 0.5})
+    {'condition_number': None, 'cosine': 0.5}
+    """
+    return {name: value if isfinite(value) else None for name, value in values.items()}
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -6,8 +6,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,20 @@ import torch
 from numpy.typing import NDArray
 
 import spcl
+from spcl.benchmarks import ImageData
 from spcl.checkpoint import read_newest
 from spcl.errors import SpclError
-from spcl.experiments.evaluation import average_accuracy, confusion, forgetting, own_share
+from spcl.experiments.evaluation import average_accuracy, confusions, forgetting, own_share
 from spcl.experiments.problem import Problem, make_backbone, make_memory, make_problem, pick_device
-from spcl.experiments.record import MetricsFile, RunFolder, write_json, write_text
+from spcl.experiments.record import MetricsFile, Recorder, RunFolder, finite, write_json, write_text
 from spcl.experiments.settings import RunSettings, load_settings_file, resolve_settings, settings_text
 from spcl.experiments.trackers import Tracker
 from spcl.experiments.view import SilentView, View
 from spcl.learner import Learner, StepReport
 from spcl.methods import make_method
 from spcl.orthogonality import filter_statistics
-from spcl.stability import Stability
 
-__all__ = ["InterruptedRunError", "execute", "resume_settings"]
+__all__ = ["InterruptedRunError", "execute", "make_learner", "resume_settings"]
 
 
 class InterruptedRunError(SpclError):
@@ -86,6 +87,32 @@ def resume_settings(out: Path) -> RunSettings:
     return resolve_settings(load_settings_file(folder.settings))
 
 
+def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -> Learner:
+    """The learner that the settings describe, as it is before the first step."""
+    torch.manual_seed(settings.seed)
+    name, options = _split_method(settings.method)
+    method = make_method(name, **options)
+    return Learner(
+        make_backbone(settings, data, device),
+        method,
+        optimizer=partial(_make_optimizer, settings),
+        memory=make_memory(settings, method.edits_memory, device),
+        scenario=settings.scenario,
+        memory_batch=settings.batch_size,
+        autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
+        measure_stability=settings.stability,
+        capture=settings.capture,
+        seed=settings.seed,
+    )
+
+
+def _make_optimizer(settings: RunSettings, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)
+    on_cuda = parameters[0].is_cuda
+    return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True, capturable=on_cuda)
+
+
 class _Run:
     def __init__(self, settings: RunSettings, folder: RunFolder, view: View, trackers: tuple[Tracker, ...]) -> None:
         self.settings = settings
@@ -97,31 +124,14 @@ class _Run:
             torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
         self.problem: Problem = make_problem(settings, self.device)
         self.progress = Progress()
-        self.learner = self._resumed_learner() if folder.has_checkpoint() else self._new_learner()
-        self.metrics = MetricsFile(folder.metrics, self.progress.metrics_position)
+        self.tables: dict[str, NDArray[np.int64]] = {}
+        self.learner = self._learner()
+        self.recorder = Recorder(MetricsFile(folder.metrics, self.progress.metrics_position), trackers)
         self._saved_at = time.monotonic()
 
-    # -- the learner
-
-    def _new_learner(self) -> Learner:
-        torch.manual_seed(self.settings.seed)
-        name, options = _split_method(self.settings.method)
-        method = make_method(name, **options)
-        backbone = make_backbone(self.settings, self.problem.data, self.device)
-        kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[self.settings.optimizer]
-        return Learner(
-            backbone,
-            method,
-            optimizer=lambda parameters: kind(parameters, lr=self.settings.learning_rate, fused=True),
-            memory=make_memory(self.settings, method.edits_memory, self.device),
-            scenario=self.settings.scenario,
-            memory_batch=self.settings.batch_size,
-            autocast=torch.bfloat16 if self.settings.precision == "bfloat16" else None,
-            measure_stability=self.settings.stability,
-            seed=self.settings.seed,
-        )
-
-    def _resumed_learner(self) -> Learner:
+    def _learner(self) -> Learner:
+        if not self.folder.has_checkpoint():
+            return make_learner(self.settings, self.problem.data, self.device)
         _, used = read_newest(self.folder.checkpoint)
         backbone = make_backbone(self.settings, self.problem.data, self.device)
         return Learner.load(used, backbone=backbone, stream=self.problem.stream, progress=self.progress)
@@ -129,39 +139,38 @@ class _Run:
     # -- the loop
 
     def to_the_end(self) -> dict[str, Any]:
-        stream = self.problem.stream
-        self.view.begin(self.settings, self.problem, self.learner.steps)
-        if self.learner.steps == 0:
-            self._record_start()
-        try:
-            with _stop_requested() as stop:
-                for moment in stream:
-                    begin = time.perf_counter()
-                    for name in moment.started:
-                        self.learner.add_task(name, classes=stream.classes[name])
-                    report = self.learner.step(moment.batches)
-                    for name in moment.ended:
-                        self.learner.finish_task(name)
-                    self.progress.trained_seconds += time.perf_counter() - begin
-                    self._after_step(moment.step, report, moment.ended, last=len(stream) == self.learner.steps)
-                    self._save_if_due(stop.is_set())
+        with ExitStack() as opened:
+            for tracker in self.trackers:
+                opened.callback(tracker.close)
+            opened.callback(self.view.close)
+            opened.callback(self.recorder.close)
+            self.view.begin(self.settings, self.problem, self.learner.steps)
+            if self.learner.steps == 0:
+                self._record_start()
+            self._train()
             result = self._result()
             write_json(self.folder.result, result)
             self.folder.drop_checkpoints()
             self.view.end(result)
             return result
-        finally:
-            self.metrics.close()
-            self.view.close()
-            for tracker in self.trackers:
-                tracker.close()
+
+    def _train(self) -> None:
+        stream = self.problem.stream
+        with _stop_requested() as stop:
+            for moment in stream:
+                begin = time.perf_counter()
+                for name in moment.started:
+                    self.learner.add_task(name, classes=stream.classes[name])
+                report = self.learner.step(moment.batches)
+                for name in moment.ended:
+                    self.learner.finish_task(name)
+                self.progress.trained_seconds += time.perf_counter() - begin
+                self._after_step(moment.step, report, moment.ended, last=len(stream) == self.learner.steps)
+                self._save_if_due(stop.is_set())
 
     def _after_step(self, step: int, report: StepReport, ended: tuple[str, ...], last: bool) -> None:
         if report.step % self.settings.record_every == 0 or report.dropped:
-            values = _step_values(report)
-            self.metrics.write("step", step=step, **values)
-            for tracker in self.trackers:
-                tracker.step(step, values)
+            self.recorder.step(step, report)
         every = self.settings.evaluate_every
         if last:
             self._evaluate(step, list(self.learner.tasks), ended)
@@ -172,20 +181,19 @@ class _Run:
         self.view.step(step, report, self.progress.latest)
 
     def _evaluate(self, step: int, tasks: list[str], ended: tuple[str, ...]) -> None:
-        for task in tasks:
-            table = confusion(self.learner, task, *self.problem.tests[task])
-            self.progress.latest[task] = own_share(self.learner, task, table)
-        for task in ended:
-            self.progress.at_end[task] = self.progress.latest[task]
-        accuracies = {task: self.progress.latest[task] for task in tasks}
-        self.metrics.write("evaluation", step=step, ended=list(ended), accuracy=accuracies)
-        for tracker in self.trackers:
-            tracker.evaluation(step, accuracies)
+        self.tables = self._confusions(tasks)
+        accuracies = {task: own_share(self.learner, task, table) for task, table in self.tables.items()}
+        self.progress.latest |= accuracies
+        self.progress.at_end |= {task: accuracies[task] for task in ended}
+        self.recorder.evaluation(step, ended, accuracies)
+
+    def _confusions(self, tasks: list[str]) -> dict[str, NDArray[np.int64]]:
+        return confusions(self.learner, {task: self.problem.tests[task] for task in tasks})
 
     def _save_if_due(self, stop: bool) -> None:
         if not stop and time.monotonic() - self._saved_at < self.settings.checkpoint_seconds:
             return
-        self.progress.metrics_position = self.metrics.state_dict()["position"]
+        self.progress.metrics_position = self.recorder.position()
         self.learner.save(self.folder.checkpoint, stream=self.problem.stream, progress=self.progress)
         self._saved_at = time.monotonic()
         if stop:
@@ -198,8 +206,7 @@ class _Run:
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration
-        self.metrics.write(
-            "start",
+        self.recorder.start(
             scenario=self.settings.scenario,
             tasks=list(self.problem.stream.names),
             label_set=[list(classes) for classes in configuration.label_set],
@@ -208,6 +215,7 @@ class _Run:
 
     def _result(self) -> dict[str, Any]:
         final, at_end = self.progress.latest, self.progress.at_end
+        tables = self.tables or self._confusions(list(final))  # none, where the last step was made before resuming
         return {
             "scenario": self.settings.scenario,
             "benchmark": self.settings.benchmark,
@@ -219,7 +227,7 @@ class _Run:
             "accuracy": average_accuracy(final),
             "forgetting": forgetting(final, at_end),
             "tasks": {task: {"at_end": at_end[task], "final": final[task]} for task in final},
-            "confusion": {task: self._confusion(task).tolist() for task in final},
+            "confusion": {task: tables[task].tolist() for task in final},
             "filters": self._filters(),
             "left_out": {task.name: task.left_out for task in self.learner.tasks.values() if task.left_out},
             "steps": self.learner.steps,
@@ -228,45 +236,16 @@ class _Run:
             "seconds": {"training": self.progress.trained_seconds},
         }
 
-    def _confusion(self, task: str) -> NDArray[np.int64]:
-        return confusion(self.learner, task, *self.problem.tests[task])
-
     def _filters(self) -> dict[str, dict[str, float | None]]:
         """Conditioning, norm and redundancy of the backbone's convolutions (paper, §5.4)."""
         backbone = self.learner.model.backbone
         names = [name for name, layer in backbone.named_modules() if isinstance(layer, torch.nn.Conv2d)]
         statistics = filter_statistics(backbone, names) if names else {}
-        return {name: _finite(vars(values)) for name, values in statistics.items()}
+        return {name: finite(vars(values)) for name, values in statistics.items()}
 
 
 def _split_method(method: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return method["name"], {name: value for name, value in method.items() if name != "name"}
-
-
-def _step_values(report: StepReport) -> dict[str, Any]:
-    return {
-        "losses": report.losses,
-        "weights": report.weights,
-        "before": _stability_values(report.before),
-        "after": _stability_values(report.after),
-        **({"dropped": report.dropped} if report.dropped else {}),
-    }
-
-
-def _stability_values(stability: Stability | None) -> dict[str, float | None] | None:
-    if stability is None or len(stability.gramian) < 2:
-        return None
-    values = {
-        "condition_number": stability.condition_number,
-        "cosine": stability.mean_cosine,
-        "magnitude_similarity": stability.mean_magnitude_similarity,
-    }
-    return _finite(values)
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no infinity."""
-    return {name: value if np.isfinite(value) else None for name, value in values.items()}
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
@@ -280,6 +259,7 @@ def _environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+@cache
 def _git_commit() -> str | None:
     """The commit of the source tree this package runs from, if it is one."""
     try:

@@ -59,6 +59,7 @@ class RunSettings(BaseModel):
     checkpoint_seconds: float = Field(60.0, ge=0.0, description="save at least so often; 0 saves every step")
     device: str = Field("auto", description="auto, cpu, cuda, …")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward and backward passes")
+    capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")
     threads: int | None = Field(None, ge=1, description="CPU threads; PyTorch's choice if not given")
     data_dir: str | None = Field(None, description="where the publishers' files are")
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveView", "PlainView", "SilentView", "View", "title"]
 
 REFRESH_SECONDS = 0.25
+DRAWING_SHARE = 0.005  # of the time, at the most
 PLAIN_SECONDS = 5.0
 
 
@@ -119,8 +120,8 @@ class LiveView:
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
         )
-        self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._drawn_at = 0.0
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._draw_after = 0.0
         self._begun = 0.0
         self._done_before = 0
 
@@ -132,14 +133,15 @@ class LiveView:
         self._live.start()
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        """Draw again, a few times a second."""
+        """Draw again, a few times a second or, where drawing is slow, less often."""
         now = time.monotonic()
-        if now - self._drawn_at < REFRESH_SECONDS:
+        if now < self._draw_after:
             return
-        self._drawn_at = now
         self._progress.update(self._bar, completed=report.step + 1)
         rate = (report.step + 1 - self._done_before) / max(now - self._begun, 1e-9)
-        self._live.update(self._picture(step, report, accuracies, rate))
+        self._live.update(self._picture(step, report, accuracies, rate), refresh=True)
+        drawn = time.monotonic()
+        self._draw_after = drawn + max(REFRESH_SECONDS, (drawn - now) / DRAWING_SHARE)
 
     def _picture(self, step: int, report: StepReport, accuracies: Mapping[str, float], rate: float) -> Group:
         width = max(20, min(80, self._console.width - 12))

@@ -94,6 +94,7 @@ class Learner:
         self.memory = memory
         self.memory_batch = memory_batch
         self.measure_stability = measure_stability
+        self.capture = capture
         self.seed = seed
         self.steps = 0
         self.optimizer = _made(optimizer or torch.optim.Adam, shared)

@@ -44,6 +44,7 @@ def learner_state(learner: "Learner") -> dict[str, Any]:
             "memory_batch": learner.memory_batch,
             "autocast": learner.model.autocast is not None,
             "measure_stability": learner.measure_stability,
+            "capture": learner.capture,
             "seed": learner.seed,
             "steps": learner.steps,
             "feature_dim": learner.model.feature_dim,
@@ -98,6 +99,7 @@ def restored(
         memory_batch=settings["memory_batch"],
         autocast=torch.bfloat16 if settings["autocast"] else None,
         measure_stability=settings["measure_stability"],
+        capture=settings["capture"],
         seed=settings["seed"],
     )
     learner.steps = settings["steps"]

@@ -1,0 +1,124 @@
+"""One PS-CIFAR-100 run on a GPU: SORO with CUDA graphs against our own eager loop, with DBT, and beside ER.
+
+All variants train the same configuration in one process, round by round; what is timed is the training loop, with the
+gathering of batches and all work of the GPU. The time that capturing graphs took is shown and subtracted. With a short
+last table: the shares of the phases of a step, as the learner reports them (a phase that waits for the GPU holds the
+time of the work it waits for).
+
+    python benchmarks/run_gpu.py --data-dir DIR [--protocol ps-cifar100.json] [--rounds 3]
+"""
+
+import argparse
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from spcl.experiments import RunSettings, resolve_settings
+from spcl.experiments.problem import Problem, make_problem
+from spcl.experiments.run import make_learner
+
+GPU = torch.device("cuda")
+CAPTURED, EAGER, DBT = "SORO", "SORO, eager", "SORO+DBT"
+VARIANTS = {
+    CAPTURED: {"method": {"name": "soro"}},
+    EAGER: {"method": {"name": "soro"}, "capture": False},
+    DBT: {"method": {"name": "soro+dbt"}},
+    "ER": {"method": {"name": "er"}, "stability": False},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its training in seconds, and how long capturing and every phase took in them."""
+
+    seconds: float
+    phases: Counter[str]
+
+    @property
+    def after_capture(self) -> float:
+        return self.seconds - self.phases["capture"]
+
+
+def train(settings: RunSettings, problem: Problem) -> Run:
+    learner, stream, phases = make_learner(settings, problem.data, GPU), problem.stream, Counter[str]()
+    stream.load_state_dict({"position": 0, "moments": len(stream)})
+    torch.cuda.synchronize()
+    begin = perf_counter()
+    for moment in stream:
+        for name in moment.started:
+            learner.add_task(name, classes=stream.classes[name])
+        phases.update(learner.step(moment.batches).seconds)
+        for name in moment.ended:
+            learner.finish_task(name)
+    torch.cuda.synchronize()
+    return Run(perf_counter() - begin, phases)
+
+
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, list[Run]], int]:
+    """The runs of every variant, after a round that does not count, and the steps of a run."""
+    base = {"benchmark": "ps-cifar100", "preset": "paper", "precision": "bfloat16", "device": "cuda", "config": 0}
+    given = {"data_dir": arguments.data_dir, "protocol": arguments.protocol}
+    settings = {name: resolve_settings(base, given, changes) for name, changes in VARIANTS.items()}
+    problem = make_problem(settings[CAPTURED], GPU)
+    rounds = [{name: train(chosen, problem) for name, chosen in settings.items()} for _ in range(arguments.rounds + 1)]
+    return {name: [one[name] for one in rounds[1:]] for name in settings}, len(problem.stream)
+
+
+def ratio(runs: list[Run], others: list[Run]) -> float:
+    return median(one.after_capture / other.after_capture for one, other in zip(runs, others, strict=True))
+
+
+def results(found: dict[str, list[Run]], steps: int) -> Table:
+    table = Table(title=f"PS-CIFAR-100, first configuration, ResNet-18, bfloat16, {steps} steps")
+    for heading in ("", "training", "of that, capture", "after capture", "a step", "ratio", "target", "met"):
+        table.add_column(heading, justify="right" if heading else "left")
+    best, faster = median(run.after_capture for run in found[CAPTURED]), ratio(found[EAGER], found[CAPTURED])
+    slower = ratio(found[DBT], found[CAPTURED])
+    judged = {
+        CAPTURED: ("", "at most 2.0 s", best <= 2.0),
+        EAGER: (f"{faster:.2f}× SORO's time", "at least 3×", faster >= 3.0),
+        DBT: (f"{slower:.2f}× SORO's time", "at most 1.3×", slower <= 1.3),
+    }
+    for name, runs in found.items():
+        seconds, capture, after = (
+            median(values)
+            for values in zip(*((r.seconds, r.phases["capture"], r.after_capture) for r in runs), strict=True)
+        )
+        said, target, met = judged.get(name, (f"{ratio(runs, found[CAPTURED]):.2f}× SORO's time", "", None))
+        times = (f"{seconds:.2f} s", f"{capture:.2f} s", f"{after:.2f} s", f"{1e3 * after / steps:.1f} ms")
+        table.add_row(name, *times, said, target, {True: "yes", False: "no", None: ""}[met])
+    return table
+
+
+def shares(found: dict[str, list[Run]], steps: int) -> Table:
+    table = Table(title="Milliseconds a step, by phase, as the host sees them")
+    phases = ["tasks", "memory", "orthogonality", "weighting", "update", "capture", "everything else"]
+    for heading in ("", *phases):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, (*_, run) in found.items():
+        known = {phase: run.phases[phase] for phase in phases[:-1]}
+        rest = run.seconds - sum(known.values()) + known["capture"]  # capturing is part of other phases
+        table.add_row(name, *(f"{1e3 * seconds / steps:.2f}" for seconds in (*known.values(), rest)))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The time of one PS-CIFAR-100 run on a GPU.")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each variant")
+    parser.add_argument("--data-dir", help="where the publishers' files are")
+    parser.add_argument("--protocol", help="the published protocol; one is drawn if it is not given")
+    found, steps = measure(parser.parse_args())
+    console = Console(width=140)
+    console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    console.print(results(found, steps))
+    console.print(shares(found, steps))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

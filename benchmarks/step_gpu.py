@@ -1,0 +1,244 @@
+"""Steps on a GPU: with CUDA graphs against without, SORO against ER, a column three ways, and peak memory.
+
+Compared steps are run in turns, in one process, and the ratios are medians over the rounds. Peak memory is what PyTorch
+has reserved on the GPU at most, in a process of its own for every variant.
+
+    python benchmarks/step_gpu.py [--rounds 5]
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from statistics import median
+from time import perf_counter
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from spcl.learner import Learner, Method
+from spcl.memory import BalancedCoreset
+from spcl.methods import ER, SORO
+from spcl.models import MLP, Backbone, Normalise, ResNet18
+
+GPU = torch.device("cuda")
+BATCH, CLASSES = 128, 10
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[], object]
+
+
+# -- what is stepped
+
+
+def resnet() -> nn.Module:
+    net = Backbone(Normalise([0.5] * 3, [0.25] * 3), ResNet18())
+    return net.to(GPU, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def mlp() -> nn.Module:
+    return Backbone(Normalise([0.5], [0.25]), MLP(784)).to(GPU)
+
+
+SHAPES = {resnet: (3, 32, 32), mlp: (1, 28, 28)}
+
+
+def batches(make: Callable[[], nn.Module], tasks: int) -> list[Batch]:
+    torch.manual_seed(1)
+    shape = SHAPES[make]
+    images = [torch.randint(0, 256, (BATCH, *shape), dtype=torch.uint8, device=GPU) for _ in range(tasks)]
+    return [(x, torch.randint(CLASSES, (BATCH,))) for x in images]
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, fused=True, capturable=True)
+
+
+def learner_step(
+    make: Callable[[], nn.Module],
+    method: type[Method],
+    tasks: int,
+    *,
+    capture: bool = True,
+    autocast: torch.dtype | None = None,
+    rehearses: bool = False,
+) -> Step:
+    torch.manual_seed(0)
+    memory = BalancedCoreset(1000, device=GPU) if rehearses else None
+    learner = Learner(
+        make(), method(), optimizer=adam, memory=memory, memory_batch=BATCH, capture=capture, autocast=autocast
+    )
+    if rehearses:
+        learner.add_task("earlier", classes=CLASSES)
+        for _ in range(10):
+            learner.step({"earlier": batches(make, 1)[0]})
+        learner.finish_task("earlier")
+    given = {str(task): batch for task, batch in enumerate(batches(make, tasks))}
+    for task in given:
+        learner.add_task(task, classes=CLASSES)
+    return partial(learner.step, given)
+
+
+def plain_step(make: Callable[[], nn.Module]) -> Step:
+    """Forward, backward and Adam on one batch, as everyone writes it."""
+    net, head = make(), nn.Linear(512, CLASSES, device=GPU)
+    optimizer = adam([*net.parameters(), *head.parameters()])
+    (x, y), *_ = batches(make, 1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = cross_entropy(head(net(x)), y.to(GPU))
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+# -- what is measured
+
+
+def seconds_of(steps: Mapping[str, Step], rounds: int, repetitions: int = 50) -> dict[str, list[float]]:
+    """Seconds a step, of every variant in every round, after warming up."""
+    for step in steps.values():
+        for _ in range(10):
+            step()
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            torch.cuda.synchronize()
+            begin = perf_counter()
+            for _ in range(repetitions):
+                step()
+            torch.cuda.synchronize()
+            found[name].append((perf_counter() - begin) / repetitions)
+    return found
+
+
+def ratio(found: Mapping[str, list[float]], one: str, other: str) -> float:
+    return median(a / b for a, b in zip(found[one], found[other], strict=True))
+
+
+def peak_mebibytes(variant: str, tasks: int) -> float:
+    step = plain_step(resnet) if variant == "plain" else learner_step(resnet, SORO, tasks, autocast=torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(5):
+        step()
+    return torch.cuda.max_memory_reserved() / 2**20
+
+
+def measured_peak(variant: str, tasks: int) -> float:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh_process:
+        return fresh_process.submit(peak_mebibytes, variant, tasks).result()
+
+
+# -- the tables
+
+
+def judged_table(title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in ("measured", "", "against", "ratio", "target", "met"):
+        table.add_column(heading, justify="left" if heading == "measured" else "right")
+    return table
+
+
+def add_speed(table: Table, rounds: int) -> None:
+    for title, steps, rehearses, target in (
+        ("MLP 784–128–64, T = 3, SORO: captured against eager", 3, False, 5.0),
+        ("the same, three tasks and memory", 3, True, None),
+    ):
+        make = partial(learner_step, mlp, SORO, steps, rehearses=rehearses)
+        found = seconds_of({"captured": make(), "eager": make(capture=False)}, rounds)
+        faster = ratio(found, "eager", "captured")
+        table.add_row(
+            title,
+            *(f"{1e3 * median(found[name]):.2f} ms" for name in ("captured", "eager")),
+            f"{faster:.1f}× faster",
+            *(("", "") if target is None else (f"at least {target:.0f}×", "yes" if faster >= target else "no")),
+        )
+    make = partial(learner_step, resnet, tasks=4, autocast=torch.bfloat16)
+    found = seconds_of({"SORO": make(method=SORO), "ER": make(method=ER)}, rounds)
+    slower = ratio(found, "SORO", "ER")
+    table.add_row(
+        "ResNet-18, T = 4: SORO against ER, both captured",
+        *(f"{1e3 * median(found[name]):.2f} ms" for name in ("SORO", "ER")),
+        *(f"{slower:.2f}× the time", "at most 1.10×", "yes" if slower <= 1.10 else "no"),
+    )
+
+
+def add_memory(table: Table, tasks: int) -> None:
+    row = sum(parameter.numel() for parameter in ResNet18().parameters()) * 4 / 2**20
+    ours, plain = measured_peak("SORO", tasks), measured_peak("plain", tasks)
+    most = ours / (plain + tasks * row)
+    table.add_row(
+        f"ResNet-18, T = {tasks}: peak memory of SORO against a plain step ({plain:.0f} MiB) and a T×n buffer",
+        *(f"{ours:.0f} MiB", f"{plain + tasks * row:.0f} MiB", f"{most:.2f}×", "at most 1.1×"),
+        "yes" if most <= 1.1 else "no",
+    )
+
+
+def column_table(rounds: int) -> Table:
+    """One column, forward to gradient, three ways."""
+    table = Table(title="A column of 128 images, ResNet-18, bfloat16", title_justify="left")
+    for heading in ("", "a column", "of eager", "to prepare"):
+        table.add_column(heading, justify="right" if heading else "left")
+    (x, y), *_ = batches(resnet, 1)
+    labels, steps, prepared = y.to(GPU), {}, {}
+    for name in ("eager", "CUDA graph", "torch.compile", "torch.compile in a CUDA graph"):
+        net, head = resnet(), nn.Linear(512, CLASSES, device=GPU)
+        parameters = [*net.parameters(), *head.parameters()]
+        run = torch.compile(net) if "compile" in name else net
+
+        def column(run: nn.Module = run, head: nn.Module = head, parameters: list[nn.Parameter] = parameters) -> None:
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+                loss = cross_entropy(head(run(x)), labels)
+            torch.autograd.grad(loss, parameters)
+
+        begin = perf_counter()
+        try:
+            steps[name] = captured(column) if "graph" in name else column
+            steps[name]()
+        except Exception as error:  # a compiler may be missing; the table says so
+            table.add_row(name, "–", "–", str(error).splitlines()[0][:60])
+            del steps[name]
+            continue
+        torch.cuda.synchronize()
+        prepared[name] = perf_counter() - begin
+    found = seconds_of(steps, rounds)
+    for name, taken in found.items():
+        share = f"{ratio(found, name, 'eager'):.2f}×"
+        table.add_row(name, f"{1e3 * median(taken):.2f} ms", share, f"{prepared[name]:.1f} s")
+    return table
+
+
+def captured(column: Step) -> Step:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            column()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        column()
+    return graph.replay
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The cost of a training step on a GPU.")
+    parser.add_argument("--rounds", type=int, default=5, help="times 50 steps of each variant")
+    arguments = parser.parse_args()
+    console = Console(width=150)
+    console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    table = judged_table(f"Steps of {BATCH} images a task")
+    add_memory(table, tasks=8)
+    add_speed(table, arguments.rounds)
+    console.print(table)
+    console.print(column_table(arguments.rounds))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
