@@ -132,10 +132,9 @@ def make_backbone(settings: "RunSettings", data: ImageData, device: torch.device
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if data.train_x.dtype != torch.uint8:
         return backbone
-    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLE_FOR_NORMALISATION)].float() / 255
-    dims = [0, 2, 3]
-    normalise = Normalise(sample.mean(dims).tolist(), sample.std(dims).clamp(min=1e-3).tolist())
-    return Backbone(normalise.to(device), backbone)
+    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLE_FOR_NORMALISATION)].to(device)
+    std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
+    return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
 
 
 def _network(settings: "RunSettings", data: ImageData) -> nn.Module:

@@ -54,7 +54,7 @@ class _StaticPass:
         self._features: Tensor | None = None
         self._given: Tensor | None = None
         works = [self._forward_work, self._backward_work]
-        self._forward, self._backward = graphs.capture(works, list(model.backbone.buffers()))
+        self._forward, self._backward = graphs.capture(works)
         if self._forward != self._forward_work and self._features is not None:
             self._features = self._features.detach()  # else eager passes would share autograd's memory of streams
 
@@ -68,7 +68,7 @@ class _StaticPass:
         assert self._given is not None
         self._given.copy_(gradient)
         self._backward()
-        self._rows.buffer[self._rows.receiving].add_(self._gradient)
+        self._rows.add(self._gradient)
 
     def _forward_work(self) -> None:
         self._features = None

@@ -1,6 +1,7 @@
 """A column's whole work as one CUDA graph, for classifiers with linear heads."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -109,12 +110,12 @@ class CapturedColumns:
         plain = all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples)
         return plain and self._model.backbone.training
 
-    def replay(self, row: int, samples: Sequence[Samples], inputs: Sequence[Tensor], signs: Tensor) -> "StaticColumn":
-        """Add the column's gradient to the row, and to those of the heads; write its signs."""
+    def replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], signs: Tensor) -> "StaticColumn":
+        """Add the column's gradient to the row that was started, and to those of the heads; write its signs."""
         column = self._column(samples)
         column.fill(inputs, self._classes(samples))
         column.run()
-        self._rows.buffer[row].add_(column.joint.shared)
+        self._rows.add(column.joint.shared)
         signs.copy_(column.signs)
         classifiers = self._model.classifiers if self._model.scenario == "class" else [group.task for group in samples]
         self._trained |= dict.fromkeys(classifiers)
@@ -133,16 +134,12 @@ class CapturedColumns:
         column = self._columns.get(key)
         if column is None:
             column = StaticColumn(self._model, joint, samples[0].x, size)
+            column.run = partial(self._graphs.rehearse, column.work)
             if key in self._seen and len(self._columns) < MOST_SHAPES:
-                self._capture(column)
+                (column.run,) = self._graphs.capture([column.work])
                 self._columns[key] = column
             self._seen.add(key)
         return column
-
-    def _capture(self, column: "StaticColumn") -> None:
-        heads = column.joint.heads.clone()  # what earlier columns of this step have left there
-        (column.run,) = self._graphs.capture([column.work], column.buffers)
-        column.joint.heads.copy_(heads)
 
     def _classes(self, samples: Sequence[Samples]) -> Tensor:
         """Label, first class and end of the classes of every sample, as indices into the joint logits."""
@@ -171,8 +168,7 @@ class StaticColumn:
         device = model.device
         self._model = model
         self.joint = joint
-        self.buffers = list(model.backbone.buffers())
-        self._averages = [buffer for buffer in self.buffers if buffer.is_floating_point()]
+        self._averages = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
         self._x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device)
         self._classes = torch.zeros(3, size, 1, dtype=torch.int64, device=device)
         self._numbers = torch.arange(joint.capacity, device=device)

@@ -25,20 +25,22 @@ class CapturedPenalty:
         self._gradient = torch.zeros(rows.length, dtype=rows.dtype, device=rows.device)
         self._views = dict(zip(rows.parameters, rows.views(self._gradient), strict=True))
         self._side = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+        self._has_run = False
         self._run: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Begin; what is launched from now on runs at the same time."""
-        if self._run is None:
-            (self._run,) = self._graphs.capture([self._work], [], beside_others=True)
+        if self._has_run and self._run is None:
+            (self._run,) = self._graphs.capture([self._work], beside_others=True)
+        self._has_run = True
         self._side.wait_stream(torch.cuda.current_stream(self._model.device))
         with torch.cuda.stream(self._side):
-            self._run()
+            (self._run or self._work)()
 
-    def add_to(self, row: Tensor) -> None:
-        """Wait for it on the GPU, and add it to the row."""
+    def result(self) -> Tensor:
+        """The gradient, for which whatever comes next on the GPU waits."""
         torch.cuda.current_stream(self._model.device).wait_stream(self._side)
-        row.add_(self._gradient)
+        return self._gradient
 
     def _work(self) -> None:
         self._gradient.zero_()

@@ -16,7 +16,7 @@ class CapturedUpdate:
     """
 
     def __init__(self, graphs: Graphs) -> None:
-        self._recurring: Recurring[None] = Recurring(graphs, warm_up=False)
+        self._recurring: Recurring[None] = Recurring(graphs)
         self._state: object = None
 
     def __call__(self, optimizer: Optimizer) -> None:

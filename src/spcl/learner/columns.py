@@ -127,11 +127,11 @@ class Collector:
         columns = []
         with result.timed("tasks"):
             for row, samples in enumerate(batches):
-                rows.clear(row)
+                rows.start(row)
                 columns.append(self._task_column(row, samples, self._signs[row]))
         if rehearse:
             with result.timed("memory"):
-                rows.clear(count - 1)
+                rows.start(count - 1)
                 mean = rows.buffer[: len(batches)].mean
                 columns += self._memory_column(
                     result, count - 1, rehearse, partial(mean, dim=0), self._signs[count - 1]
@@ -208,13 +208,13 @@ class Collector:
         rows, alpha = self.rows, self.method.settings.alpha
         folded = [CURRENT, MEMORY] if rehearse else [CURRENT]
         rows.reserve(len(folded) + bool(alpha))
-        rows.clear(0)
+        rows.start(0)
         with result.timed("tasks"):
             columns = [self._task_column(0, *pair) for pair in zip(batches, self._signs[: len(batches)], strict=True)]
             rows.buffer[0].div_(len(batches))
         if rehearse:
             with result.timed("memory"):
-                rows.clear(1)
+                rows.start(1)
                 columns += self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], self._signs[len(batches)])
         count, decoupled = len(folded), self.method.settings.decoupled
         if alpha:
@@ -258,11 +258,11 @@ class Collector:
         with result.timed("tasks"):
             for samples, signs in zip(batches, self._signs[: len(batches)], strict=True):
                 row = min(len(columns), 1)
-                rows.clear(row)
+                rows.start(row)
                 add(self._task_column(row, samples, signs))
         if rehearse:
             with result.timed("memory"):
-                rows.clear(1)
+                rows.start(1)
                 last = self._signs[len(batches)]
                 for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], last):
                     add(column)
@@ -279,7 +279,7 @@ class Collector:
     def _task_column(self, row: int, samples: Samples, signs: Tensor) -> Column:
         with self.model.naming(samples.task, samples.x, samples.y):
             if self.method.has_plain_task_loss() and self._is_captured([samples]):
-                return self._replay(row, samples.task.name, [samples], [samples.x], signs)
+                return self._replay(samples.task.name, [samples], [samples.x], signs)
             outputs = self.model.outputs([samples])
             return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs, signs)
 
@@ -322,24 +322,22 @@ class Collector:
             inputs = self.method.edit(drawn, _LookAhead(self, samples, direction))
             result.edits += zip(drawn, inputs, strict=True)
         if self.method.has_plain_memory_loss() and self._is_captured(samples):
-            return self._replay(row, MEMORY, samples, inputs or [group.x for group in samples], signs)
+            return self._replay(MEMORY, samples, inputs or [group.x for group in samples], signs)
         outputs = self.model.outputs(samples, inputs)
         return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs, signs)
 
     def _is_captured(self, samples: Sequence[Samples]) -> bool:
         return self.captured is not None and self.captured.takes(samples)
 
-    def _replay(
-        self, row: int, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor], signs: Tensor
-    ) -> Column:
+    def _replay(self, name: str, samples: Sequence[Samples], inputs: Sequence[Tensor], signs: Tensor) -> Column:
         assert self.captured is not None
-        column = self.captured.replay(row, samples, inputs, signs)
+        column = self.captured.replay(samples, inputs, signs)
         if not self.method.stores_logits or name == MEMORY:
             return Column(name)
         return Column(name, logits={name: self.captured.logits(column, samples[0].task)})
 
     def _backward(self, row: int, name: str, loss: Tensor, outputs: list[Output], signs: Tensor) -> Column:
-        self.rows.present(row)
+        self.rows.receive()
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = {}
         for parameter in self.model.head_parameters():
@@ -351,10 +349,11 @@ class Collector:
         return Column(name, gradients, {name: outputs[0].value.detach()} if keeps_logits else {})
 
     def _write_orthogonality(self, row: int) -> None:
-        self.rows.clear(row)
+        self.rows.start(row)
         if self.penalty is not None:
-            self.penalty.add_to(self.rows.buffer[row])
+            self.rows.add(self.penalty.result())
             return
+        self.rows.receive()
         views = dict(zip(self.rows.parameters, self.rows.views(self.rows.buffer[row]), strict=True))
         add_orthogonality_gradient(self.model.backbone, views)
 

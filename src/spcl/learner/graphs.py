@@ -1,8 +1,7 @@
 """CUDA graphs: work captured once and replayed, because launching its kernels takes longer than running them."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Generic, TypeVar
 
@@ -43,26 +42,16 @@ class Graphs:
         """What a graph holds for: so many samples like these, and the modes in which the backbone's parts are now."""
         return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
 
-    def capture(
-        self,
-        works: Sequence[Callable[[], None]],
-        buffers: Sequence[Tensor] = (),
-        *,
-        beside_others: bool = False,
-        warm_up: bool = True,
-    ) -> list[Callable[[], None]]:
-        """The replay of every piece of work, given in the order in which they run.
+    def capture(self, works: Sequence[Callable[[], None]], *, beside_others: bool = False) -> list[Callable[[], None]]:
+        """The replay of every piece of work, given in the order in which they run; each must have run before.
 
-        They are tried once before, which leaves the buffers as they were; ``warm_up=False`` is for work that must not
-        be done twice. What may run beside other graphs gets memory of its own. If a piece cannot be captured, a warning
-        says why, :attr:`refused` is set, and the work is given back as it is.
+        What may run beside other graphs gets memory of its own. If a piece cannot be captured, a warning says why,
+        :attr:`refused` is set, and the work is given back as it is.
         """
         if self._pool is None or self.refused is not None:
             return list(works)
         begin = perf_counter()
         try:
-            if warm_up:
-                self._warm_up(works, buffers)
             return [self._captured(work, beside_others) for work in works]
         except torch.OutOfMemoryError:
             raise
@@ -72,15 +61,16 @@ class Graphs:
         finally:
             self.seconds += perf_counter() - begin
 
-    def _warm_up(self, works: Sequence[Callable[[], None]], buffers: Sequence[Tensor]) -> None:
-        """Once on the capturing stream: libraries allocate what they need there, and autograd remembers the stream."""
-        assert self._stream is not None
-        with _unchanged(buffers, self.device):
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
-                for work in works:
-                    work()
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+    def rehearse(self, work: Callable[[], R]) -> R:
+        """Do the work where it would be captured, so that libraries take the memory they need only there."""
+        if self._stream is None:
+            return work()
+        outside = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            result = work()
+        outside.wait_stream(self._stream)
+        return result
 
     def _captured(self, work: Callable[[], None], beside_others: bool) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
@@ -105,9 +95,8 @@ class Recurring(Generic[R]):
     What a piece of work gives must be the same tensors at every replay, or nothing.
     """
 
-    def __init__(self, graphs: Graphs, *, warm_up: bool = True) -> None:
+    def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
-        self._warm_up = warm_up
         self._met: dict[object, int] = {}
         self._replays: dict[object, tuple[Callable[[], None], list[R]]] = {}
 
@@ -116,7 +105,7 @@ class Recurring(Generic[R]):
         if key not in self._replays:
             self._met[key] = self._met.get(key, 0) + 1
             if self._met[key] <= PATIENCE or self._graphs.refused is not None:
-                return work()
+                return self._graphs.rehearse(work)
             if len(self._replays) == MOST_SHAPES:
                 del self._replays[next(iter(self._replays))]
             self._replays[key] = self._captured(work)
@@ -135,18 +124,5 @@ class Recurring(Generic[R]):
         def keep() -> None:
             outcome[:] = [work()]
 
-        (replay,) = self._graphs.capture([keep], warm_up=self._warm_up)
+        (replay,) = self._graphs.capture([keep])
         return replay, outcome
-
-
-@contextmanager
-def _unchanged(buffers: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-    copies = [buffer.clone() for buffer in buffers]
-    random = torch.cuda.get_rng_state(device)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, copy in zip(buffers, copies, strict=True):
-                buffer.copy_(copy)
-        torch.cuda.set_rng_state(random, device)

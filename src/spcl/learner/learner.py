@@ -226,7 +226,8 @@ class Learner:
         seconds: dict[str, float] = {}
         while samples:
             rehearse = 0 if MEMORY in dropped else self._rehearsal_size(samples)
-            self.optimizer.zero_grad(set_to_none=True)
+            for parameter in self.model.head_parameters():
+                parameter.grad = None  # the shared parameters get their update as a whole, heads only where trained
             collected = Collected(seconds=seconds)
             self._collector.collect(collected, samples, rehearse, self.measure_stability)
             if not collected.faults:

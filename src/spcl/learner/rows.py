@@ -20,8 +20,8 @@ class GradientRows:
     >>> rows = GradientRows([weight])
     >>> rows.reserve(2)
     >>> for row, loss in enumerate([(3 * weight).sum(), (weight ** 2).sum()]):
-    ...     rows.clear(row)
-    ...     rows.present(row)
+    ...     rows.start(row)
+    ...     rows.receive()
     ...     loss.backward()
     >>> rows.buffer
     tensor([[3., 3.],
@@ -38,24 +38,40 @@ class GradientRows:
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         ((self.dtype, self.device),) = kinds
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
+        self._lines: list[Tensor] = []
         self._views: list[list[Tensor]] = []
-        self.receiving = 0
+        self._started = 0
+        self._is_empty = False
 
     def reserve(self, count: int) -> None:
         """Make sure that there are this many rows; what they held is lost when the buffer grows."""
         if count > len(self.buffer):
-            self._views = []
+            self._views, self._lines = [], []
             self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is taken
             self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
+            self._lines = list(self.buffer)
             self._views = [self.views(row) for row in self.buffer]
 
-    def clear(self, row: int) -> None:
-        """Zero the row, which is to receive what comes next."""
-        self.buffer[row].zero_()
-        self.receiving = row
+    def start(self, row: int) -> None:
+        """Begin a row: it gets what comes next, and what it held is lost."""
+        self._started = row
+        self._is_empty = True
+
+    def add(self, gradient: Tensor) -> None:
+        """Add a gradient to the row that was started."""
+        line = self._lines[self._started]
+        (line.copy_ if self._is_empty else line.add_)(gradient)
+        self._is_empty = False
+
+    def receive(self) -> None:
+        """Let backward passes add to the row that was started."""
+        if self._is_empty:
+            self._lines[self._started].zero_()
+            self._is_empty = False
+        self.present(self._started)
 
     def present(self, row: int) -> None:
-        """Let the parameters' ``.grad`` be this row, as it is: backward passes add to it, optimisers use it."""
+        """Let the parameters' ``.grad`` be this row, as it is."""
         for parameter, view in zip(self.parameters, self._views[row], strict=True):
             parameter.grad = view
 
@@ -69,10 +85,15 @@ class GradientRows:
 
     def combine(self, weights: Tensor) -> None:
         """Form the weighted sum of the first rows in row 0."""
-        weights = weights.to(self.buffer)
-        first = self.buffer[0].mul_(weights[0])
-        if len(weights) > 1:
-            first.addmv_(self.buffer[1 : len(weights)].T, weights[1:])
+        first, *others = weights.tolist()
+        update = self._lines[0].mul_(first)
+        if self.buffer.is_cuda:
+            for line, weight in zip(
+                self._lines[1:], others, strict=False
+            ):  # no weights to transfer, no library to wake
+                update.add_(line, alpha=weight)
+        elif others:
+            update.addmv_(self.buffer[1 : len(weights)].T, weights[1:].to(self.dtype))
 
 
 @torch.no_grad()

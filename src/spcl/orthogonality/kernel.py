@@ -53,7 +53,7 @@ def _joint_penalty(alike: Sequence[tuple[Layer, Tensor | None]], alpha: float) -
     if len(alike) == 1:
         return layer_penalty(layer, gradient, alpha)
     with torch.autocast(layer.weight.device.type, enabled=False):
-        kernels = torch.cat([_kernel(layer) for layer, _ in alike])
+        kernels = _joined([_kernel(layer) for layer, _ in alike])
         if gradient is None:
             return _kernel_penalty(kernels, layer.stride, None, alpha)
         found = torch.zeros_like(kernels)
@@ -62,6 +62,16 @@ def _joint_penalty(alike: Sequence[tuple[Layer, Tensor | None]], alpha: float) -
             assert target is not None
             target.add_(part.view(target.shape))
         return penalty
+
+
+def _joined(kernels: Sequence[Tensor]) -> Tensor:
+    """The kernels as groups of one, whose taps lie outermost in memory, as :func:`spectral_penalty` wants them."""
+    taps = range(3, kernels[0].ndim)
+    parts = [kernel.permute(*taps, 0, 1, 2) for kernel in kernels]
+    groups = sum(len(kernel) for kernel in kernels)
+    whole = parts[0].new_empty(*kernels[0].shape[3:], groups, *kernels[0].shape[1:3])
+    torch.cat(parts, dim=len(taps), out=whole)
+    return whole.movedim((-3, -2, -1), (0, 1, 2))
 
 
 def _kind(pair: tuple[Layer, Tensor | None]) -> tuple[object, ...]:

@@ -68,5 +68,11 @@ def _waves(
         c, s = angle.cos(), angle.sin()
         analysis = torch.cat([c, s, c + s, s - c])
         synthesis = torch.cat([(c + s) / 2, -c, -s]).T * weight.repeat(3)
-        chunks.append((analysis.to(device, dtype), synthesis.contiguous().to(device, dtype), weight.to(device, dtype)))
+        chunks.append((_aligned(analysis, dtype, device), _aligned(synthesis, dtype, device), weight.to(device, dtype)))
     return chunks
+
+
+def _aligned(matrix: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The matrix with rows that begin at multiples of 16 bytes, which the fast products of a GPU ask for."""
+    rows, columns = matrix.shape
+    return torch.empty(rows, columns + -columns % 4, dtype=dtype, device=device)[:, :columns].copy_(matrix)

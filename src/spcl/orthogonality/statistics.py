@@ -11,6 +11,8 @@ from spcl.orthogonality.layers import LayerChoice, find_layers
 
 __all__ = ["FilterStatistics", "filter_statistics"]
 
+WELL_CONDITIONED = 1e-8  # of the largest eigenvalue: rounding changes one of this size by less than a millionth
+
 
 @dataclass(frozen=True)
 class FilterStatistics:
@@ -47,15 +49,23 @@ def filter_statistics(module: nn.Module, layers: LayerChoice = None) -> dict[str
 def _statistics(filters: Tensor) -> FilterStatistics:
     if not filters.isfinite().all():
         return FilterStatistics(nan, nan, nan)
-    tall = filters if len(filters) > filters.shape[1] else filters.T
-    singular = torch.linalg.svdvals(torch.linalg.qr(tall, mode="r").R)  # those of the filters, six times as fast
-    largest, smallest = singular[0].item(), singular[-1].item()
+    smallest, largest = _extreme_singular_values(filters)
     rounding = largest * max(filters.shape) * torch.finfo(filters.dtype).eps
     return FilterStatistics(
         condition_number=largest / smallest if smallest > rounding else inf,
         norm=largest,
         correlation=_correlation(filters),
     )
+
+
+def _extreme_singular_values(filters: Tensor) -> tuple[float, float]:
+    """The smallest and the largest: roots of eigenvalues, ten times as fast, where these are known well enough."""
+    products = filters @ filters.T if len(filters) <= filters.shape[1] else filters.T @ filters
+    squares = torch.linalg.eigvalsh(products)[[0, -1]].tolist()
+    if squares[0] > WELL_CONDITIONED * squares[1]:
+        return squares[0] ** 0.5, squares[1] ** 0.5
+    singular = torch.linalg.svdvals(filters)[[-1, 0]].tolist()
+    return singular[0], singular[1]
 
 
 def _correlation(filters: Tensor) -> float:
