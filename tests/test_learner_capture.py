@@ -111,6 +111,26 @@ def test_the_same_work_without_graphs(method: str, scenario: str) -> None:
     assert_same(eager, replayed, 1e-4)
 
 
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=needs_gpu)], ids=["cpu", "gpu"])
+def test_steady_steps_of_a_small_network_are_one_graph(scenario: str, device: torch.device) -> None:
+    learners = [make("soro", scenario, small_backbone().to(device), capture=False) for _ in range(2)]
+    capture_without_graphs(learners[1])
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (30, 2, 8, 3, 8, 8), generator=generator, dtype=torch.uint8).to(device)
+    labels = torch.randint(0, 3, (30, 2, 8), generator=generator)
+    for learner in learners:
+        for name in ("a", "b"):
+            learner.add_task(name, classes=3)
+        for x, y in zip(images, labels, strict=True):
+            learner.step({"a": (x[0], y[0]), "b": (x[1], y[1])})
+    captured = learners[1]._collector.captured
+    assert captured is not None
+    assert captured._step is not None
+    assert captured._graphs.refused is None
+    assert_same(*learners, 1e-3)
+
+
 def test_logits_reach_a_reservoir() -> None:
     eager, replayed = (make("der++", "class", small_backbone(), reservoir=True) for _ in range(2))
     capture_without_graphs(replayed)

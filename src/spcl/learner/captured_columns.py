@@ -18,6 +18,12 @@ __all__ = ["CapturedColumns", "StaticColumn"]
 
 FIRST_CAPACITY = 128
 
+SMALL = 1 << 20
+"""Networks with fewer parameters are worked through faster than their graphs are launched one by one."""
+
+STEADY = 16
+"""How often the same tasks must be trained with batches of the same sizes before their columns get one graph."""
+
 
 class JointClassifier:
     """One matrix of which the linear heads of all classifiers are slices, so that one graph serves every task.
@@ -98,6 +104,9 @@ class CapturedColumns:
         self._columns: dict[tuple[object, ...], StaticColumn] = {}
         self._joint: JointClassifier | None = None
         self._trained: dict[Task, None] = {}
+        self._steps_alike = 0
+        self._step_key: tuple[object, ...] = ()
+        self._step: _StaticStep | None = None
 
     def begin(self) -> None:
         """A step begins: heads have no gradient yet."""
@@ -117,18 +126,43 @@ class CapturedColumns:
         column.run()
         self._rows.add(column.joint.shared)
         signs.copy_(column.signs)
+        self._note_trained(samples)
+        return column
+
+    def _note_trained(self, samples: Sequence[Samples]) -> None:
         classifiers = self._model.classifiers if self._model.scenario == "class" else [group.task for group in samples]
         self._trained |= dict.fromkeys(classifiers)
-        return column
+
+    def replay_step(self, samples: Sequence[Samples], signs: Tensor) -> bool:
+        """The columns of all these tasks at once, each in its own row; False where there is no graph for that.
+
+        There is one for a small network, once its steps have been alike for a while.
+        """
+        if self._rows.length >= SMALL or self._graphs.refused is not None:
+            return False
+        tasks = [(group.task, *self._graphs.key(len(group.x), group.x)) for group in samples]
+        key = (*tasks, self._rows.buffer.data_ptr(), signs.data_ptr())
+        if key != self._step_key:
+            self._step_key, self._steps_alike, self._step = key, 0, None
+        self._steps_alike += 1
+        if self._steps_alike <= STEADY:
+            return False
+        if self._step is None:
+            columns = [StaticColumn(self._model, self._adopting(), group.x, len(group.x)) for group in samples]
+            self._step = _StaticStep(columns, self._rows, signs)
+            (self._step.run,) = self._graphs.capture([self._step.work])
+        for column, group in zip(self._step.columns, samples, strict=True):
+            column.fill([group.x], self._classes([group]))
+        self._step.run()
+        self._note_trained(samples)
+        return True
 
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
         """What the heads got in this step; written over in the next one."""
         return [] if self._joint is None else self._joint.head_gradients(list(self._trained))
 
     def _column(self, samples: Sequence[Samples]) -> "StaticColumn":
-        joint = self._joint = self._joint or JointClassifier(int(self._model.feature_dim or 0), self._rows)
-        if joint.adopt(self._model.classifiers):
-            self._columns.clear()
+        joint = self._adopting()
         size = sum([len(group.x) for group in samples])
         key = self._graphs.key(size, samples[0].x)
         column = self._columns.get(key)
@@ -141,6 +175,15 @@ class CapturedColumns:
             self._seen.add(key)
         return column
 
+    def _adopting(self) -> JointClassifier:
+        """The joint classifier, with the heads of all tasks in it."""
+        if self._joint is None:
+            self._joint = JointClassifier(int(self._model.feature_dim or 0), self._rows)
+        if self._joint.adopt(self._model.classifiers):
+            self._columns.clear()
+            self._step_key = ()
+        return self._joint
+
     def _classes(self, samples: Sequence[Samples]) -> Tensor:
         """Label, first class and end of the classes of every sample, as indices into the joint logits."""
         table = np.empty((3, sum([len(group.x) for group in samples]), 1), dtype=np.int64)
@@ -150,7 +193,7 @@ class CapturedColumns:
             part = table[:, start : start + len(group.x), 0]
             start += len(group.x)
             first, end = group.task.offset, group.task.offset + (group.task.classes or 0)
-            part[0] = group.y.cpu().numpy() + first
+            np.add(group.y.cpu().numpy(), first, out=part[0])
             part[1], part[2] = (0, total) if self._model.scenario == "class" else (first, end)
         return torch.from_numpy(table)
 
@@ -199,3 +242,20 @@ class StaticColumn:
         self.logits.copy_(logits.detach())
         outside = (self._numbers < first) | (self._numbers >= end)
         return cross_entropy(logits.masked_fill(outside, float("-inf")), labels.squeeze(1))
+
+
+class _StaticStep:
+    """The columns of several tasks, one after the other, each into its own row."""
+
+    def __init__(self, columns: Sequence[StaticColumn], rows: GradientRows, signs: Tensor) -> None:
+        self.columns = columns
+        self._lines = list(rows.buffer[: len(columns)])
+        self._signs = list(signs[: len(columns)])
+        self.run: Callable[[], None] = self.work
+
+    def work(self) -> None:
+        """All columns, eagerly."""
+        for column, line, signs in zip(self.columns, self._lines, self._signs, strict=True):
+            column.work()
+            line.copy_(column.joint.shared)
+            signs.copy_(column.signs)

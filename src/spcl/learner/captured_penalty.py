@@ -1,4 +1,4 @@
-"""The orthogonality gradient as a CUDA graph beside the columns."""
+"""The orthogonality gradient as a CUDA graph."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ __all__ = ["CapturedPenalty"]
 
 
 class CapturedPenalty:
-    """The orthogonality gradient as a CUDA graph that runs beside the tasks' columns: both only read the weights.
+    """The orthogonality gradient as a CUDA graph, which the GPU works on while the host prepares the first batches.
 
     In mixed precision its products are TF32, as exact as the weights' bfloat16 copies are.
     """
@@ -22,28 +22,25 @@ class CapturedPenalty:
     def __init__(self, model: SharedModel, rows: GradientRows, graphs: Graphs) -> None:
         self._model = model
         self._graphs = graphs
-        self._gradient = torch.zeros(rows.length, dtype=rows.dtype, device=rows.device)
-        self._views = dict(zip(rows.parameters, rows.views(self._gradient), strict=True))
-        self._side = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+        self._views = dict(
+            zip(rows.parameters, rows.views(gradient := rows.buffer.new_zeros(rows.length)), strict=True)
+        )
+        self.gradient: Tensor = gradient
         self._has_run = False
-        self._run: Callable[[], None] | None = None
+        self._replay: Callable[[], None] | None = None
 
-    def start(self) -> None:
-        """Begin; what is launched from now on runs at the same time."""
-        if self._has_run and self._run is None:
-            (self._run,) = self._graphs.capture([self._work], beside_others=True)
+    def run(self) -> None:
+        """Leave the gradient at the present weights in :attr:`gradient`."""
+        if self._has_run and self._replay is None:
+            (self._replay,) = self._graphs.capture([self._work])
         self._has_run = True
-        self._side.wait_stream(torch.cuda.current_stream(self._model.device))
-        with torch.cuda.stream(self._side):
-            (self._run or self._work)()
-
-    def result(self) -> Tensor:
-        """The gradient, for which whatever comes next on the GPU waits."""
-        torch.cuda.current_stream(self._model.device).wait_stream(self._side)
-        return self._gradient
+        if self._replay is None:
+            self._graphs.rehearse(self._work)
+        else:
+            self._replay()
 
     def _work(self) -> None:
-        self._gradient.zero_()
+        self.gradient.zero_()
         precision = torch.get_float32_matmul_precision()
         if self._model.autocast is not None:
             torch.set_float32_matmul_precision("high")

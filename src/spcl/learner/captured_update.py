@@ -16,7 +16,7 @@ class CapturedUpdate:
     """
 
     def __init__(self, graphs: Graphs) -> None:
-        self._recurring: Recurring[None] = Recurring(graphs)
+        self._recurring = Recurring(graphs)
         self._state: object = None
 
     def __call__(self, optimizer: Optimizer) -> None:
@@ -28,7 +28,7 @@ class CapturedUpdate:
         if optimizer.state is not self._state:
             self._state = optimizer.state
             self._recurring.forget()
-        self._recurring(_key(optimizer), lambda: optimizer.step() and None)
+        self._recurring(_key(optimizer), optimizer.step)
 
 
 def _key(optimizer: Optimizer) -> tuple[object, ...]:
@@ -40,4 +40,4 @@ def _key(optimizer: Optimizer) -> tuple[object, ...]:
                 settings.append(id(value) if isinstance(value, Tensor) else value)
         for parameter in group["params"]:
             places += [0 if parameter.grad is None else parameter.grad.data_ptr(), parameter.data_ptr()]
-    return tuple(places), repr(settings)
+    return tuple(places), tuple(settings)

@@ -103,7 +103,7 @@ class Collector:
             blank = Columns(tuple(names), np.full(len(names), np.nan), None)
             result.weights = dict(zip(names, self.method.weigh(blank).values.tolist(), strict=True))
         if self.penalty is not None:
-            self.penalty.start()
+            self.penalty.run()
         if self.captured is not None:
             self.captured.begin()
         if len(self._signs) <= len(batches):
@@ -124,11 +124,8 @@ class Collector:
         rows, alpha = self.rows, self.method.settings.alpha
         count = len(batches) + bool(rehearse)
         rows.reserve(count + bool(alpha))
-        columns = []
         with result.timed("tasks"):
-            for row, samples in enumerate(batches):
-                rows.start(row)
-                columns.append(self._task_column(row, samples, self._signs[row]))
+            columns = self._task_columns(batches)
         if rehearse:
             with result.timed("memory"):
                 rows.start(count - 1)
@@ -144,6 +141,16 @@ class Collector:
             self._add_norms(numbers, products.diagonal()[: len(columns)])
             if self._all_well(result, columns, numbers):  # up to here a step waits for a GPU, and then no more
                 self._weigh_rows(result, [column.name for column in columns], products, alpha)
+        return columns
+
+    def _task_columns(self, batches: Sequence[Samples]) -> list[Column]:
+        plain = self.method.has_plain_task_loss() and not self.method.stores_logits and self._is_captured(batches)
+        if plain and self.captured is not None and self.captured.replay_step(batches, self._signs):
+            return [Column(samples.task.name) for samples in batches]
+        columns = []
+        for row, samples in enumerate(batches):
+            self.rows.start(row)
+            columns.append(self._task_column(row, samples, self._signs[row]))
         return columns
 
     def _add_norms(self, numbers: Array, squares: Array) -> None:
@@ -351,7 +358,7 @@ class Collector:
     def _write_orthogonality(self, row: int) -> None:
         self.rows.start(row)
         if self.penalty is not None:
-            self.rows.add(self.penalty.result())
+            self.rows.add(self.penalty.gradient)
             return
         self.rows.receive()
         views = dict(zip(self.rows.parameters, self.rows.views(self.rows.buffer[row]), strict=True))

@@ -1,9 +1,9 @@
 """CUDA graphs: work captured once and replayed, because launching its kernels takes longer than running them."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,13 +12,14 @@ from spcl.learner.model import SharedModel
 
 __all__ = ["MOST_SHAPES", "Graphs", "Recurring"]
 
-R = TypeVar("R")
-
 MOST_SHAPES = 8
 """How many batch sizes get graphs of their own: each takes time to capture, and memory."""
 
 PATIENCE = 4
 """How often small work must return before it is captured: that takes as long as launching it a few times."""
+
+MOST_KEYS = 1000
+"""How many kinds of small work are counted before counting begins anew."""
 
 
 class Graphs:
@@ -42,17 +43,16 @@ class Graphs:
         """What a graph holds for: so many samples like these, and the modes in which the backbone's parts are now."""
         return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
 
-    def capture(self, works: Sequence[Callable[[], None]], *, beside_others: bool = False) -> list[Callable[[], None]]:
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
         """The replay of every piece of work, given in the order in which they run; each must have run before.
 
-        What may run beside other graphs gets memory of its own. If a piece cannot be captured, a warning says why,
-        :attr:`refused` is set, and the work is given back as it is.
+        If a piece cannot be captured, a warning says why, :attr:`refused` is set, and the work is given back as it is.
         """
         if self._pool is None or self.refused is not None:
             return list(works)
         begin = perf_counter()
         try:
-            return [self._captured(work, beside_others) for work in works]
+            return [self._captured(work) for work in works]
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -61,20 +61,20 @@ class Graphs:
         finally:
             self.seconds += perf_counter() - begin
 
-    def rehearse(self, work: Callable[[], R]) -> R:
+    def rehearse(self, work: Callable[[], None]) -> None:
         """Do the work where it would be captured, so that libraries take the memory they need only there."""
         if self._stream is None:
-            return work()
+            work()
+            return
         outside = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(outside)
         with torch.cuda.stream(self._stream):
-            result = work()
+            work()
         outside.wait_stream(self._stream)
-        return result
 
-    def _captured(self, work: Callable[[], None], beside_others: bool) -> Callable[[], None]:
+    def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=None if beside_others else self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             work()
         return graph.replay
 
@@ -89,40 +89,31 @@ class Graphs:
         )
 
 
-class Recurring(Generic[R]):
-    """Work of many kinds, each told by a key, of which those that return often enough are captured.
-
-    What a piece of work gives must be the same tensors at every replay, or nothing.
-    """
+class Recurring:
+    """Small work of many kinds, each told by a key, of which those that return often enough are captured."""
 
     def __init__(self, graphs: Graphs) -> None:
         self._graphs = graphs
-        self._met: dict[object, int] = {}
-        self._replays: dict[object, tuple[Callable[[], None], list[R]]] = {}
+        self._met: Counter[object] = Counter()
+        self._replays: dict[object, Callable[[], None]] = {}
 
-    def __call__(self, key: object, work: Callable[[], R]) -> R:
+    def __call__(self, key: object, work: Callable[[], None]) -> None:
         """Do the work, or replay it."""
-        if key not in self._replays:
-            self._met[key] = self._met.get(key, 0) + 1
-            if self._met[key] <= PATIENCE or self._graphs.refused is not None:
-                return self._graphs.rehearse(work)
-            if len(self._replays) == MOST_SHAPES:
-                del self._replays[next(iter(self._replays))]
-            self._replays[key] = self._captured(work)
-        replay, outcome = self._replays[key]
-        replay()
-        return outcome[0]
+        if key in self._replays:
+            self._replays[key]()
+            return
+        if len(self._met) > MOST_KEYS:
+            self._met.clear()
+        self._met[key] += 1
+        if self._met[key] <= PATIENCE or self._graphs.refused is not None:
+            self._graphs.rehearse(work)
+            return
+        if len(self._replays) == MOST_SHAPES:
+            del self._replays[next(iter(self._replays))]
+        (self._replays[key],) = self._graphs.capture([work])
+        self._replays[key]()
 
     def forget(self) -> None:
         """Begin anew."""
         self._met.clear()
         self._replays.clear()
-
-    def _captured(self, work: Callable[[], R]) -> tuple[Callable[[], None], list[R]]:
-        outcome: list[R] = []
-
-        def keep() -> None:
-            outcome[:] = [work()]
-
-        (replay,) = self._graphs.capture([keep])
-        return replay, outcome

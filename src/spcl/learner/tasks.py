@@ -41,6 +41,7 @@ class Task:
     signature: tuple[str, str] | None = None
     left_out: int = 0
     left_out_in_a_row: int = 0
+    _kind: object = None  # of the last batch that was compared with the signature, which takes longer
 
     def check_batch(self, x: Tensor, y: Tensor) -> None:
         """Refuse a batch that cannot be of this task, naming what was found; nothing is changed."""
@@ -52,12 +53,15 @@ class Task:
             )
         if y.ndim == 0 or len(y) != len(x):
             raise TaskError(f"task {self.name!r}: {len(x)} inputs but targets of shape {tuple(y.shape)}")
-        signature = describe_samples(x, y)
-        if self.signature is not None and signature != self.signature:
-            raise TaskError(
-                f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
-                f"but this batch has {' with targets '.join(signature)}"
-            )
+        kind = x.dtype, x.shape[1:], y.dtype, y.shape[1:]
+        if self.signature is not None and kind != self._kind:
+            signature = describe_samples(x, y)
+            if signature != self.signature:
+                raise TaskError(
+                    f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
+                    f"but this batch has {' with targets '.join(signature)}"
+                )
+            self._kind = kind
         if self.classes is not None:
             self._check_labels(y, self.classes)
 

@@ -6,6 +6,7 @@ from math import pi, prod
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 __all__ = ["spectral_penalty"]
 
@@ -31,8 +32,9 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
     if rows > columns:
         swapped = None if gradient is None else gradient.transpose(1, 2)
         return spectral_penalty(kernel.transpose(1, 2), swapped, alpha) + groups * (rows - columns)
-    taps = kernel.flatten(3).movedim(-1, 0).reshape(prod(sizes), -1)
-    tap_gradient = taps.new_zeros(taps.shape)
+    count = prod(sizes)
+    taps = pad(kernel.flatten(3).movedim(-1, 0).reshape(count, -1), (0, 0, 0, _missing(count)))
+    tap_gradient = taps.new_zeros(count, taps.shape[1])
     penalty = kernel.new_zeros(())
     chunk = CPU_CHUNK if kernel.device.type == "cpu" else ACCELERATOR_CHUNK
     frequencies = max(1, chunk // (groups * rows * columns))
@@ -40,13 +42,15 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
         x, y, x_plus_y, y_minus_x = (analysis @ taps).view(4, -1, rows, columns)
         t = torch.bmm(x_plus_y, x.mT).baddbmm_(y_minus_x, y.mT)
         t.diagonal(dim1=1, dim2=2).sub_(1)
-        penalty += weights @ t.square().view(len(weights), -1).sum(1)
+        penalty += weights @ torch.linalg.vector_norm(t.view(len(weights), -1), dim=1).square()
         if gradient is not None:
-            products = x.new_empty(3, *x.shape)
+            flat = taps.new_empty(synthesis.shape[1], taps.shape[1])
+            products = flat[: 3 * len(weights)].view(3, *x.shape)
+            flat[3 * len(weights) :] = 0
+            torch.bmm(t + t.mT, x_plus_y, out=products[0])
             torch.bmm(t, y, out=products[1])
             torch.bmm(t.mT, x, out=products[2])
-            torch.bmm(t + t.mT, x_plus_y, out=products[0])
-            tap_gradient.addmm_(synthesis, products.view(synthesis.shape[1], -1))
+            tap_gradient.addmm_(synthesis, flat)
     if gradient is not None:
         gradient.add_(tap_gradient.T.view(kernel.shape), alpha=4 * alpha)
     return penalty
@@ -68,11 +72,11 @@ def _waves(
         c, s = angle.cos(), angle.sin()
         analysis = torch.cat([c, s, c + s, s - c])
         synthesis = torch.cat([(c + s) / 2, -c, -s]).T * weight.repeat(3)
-        chunks.append((_aligned(analysis, dtype, device), _aligned(synthesis, dtype, device), weight.to(device, dtype)))
+        padded = [pad(matrix, (0, _missing(matrix.shape[1]))) for matrix in (analysis, synthesis)]
+        chunks.append((padded[0].to(device, dtype), padded[1].to(device, dtype), weight.to(device, dtype)))
     return chunks
 
 
-def _aligned(matrix: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The matrix with rows that begin at multiples of 16 bytes, which the fast products of a GPU ask for."""
-    rows, columns = matrix.shape
-    return torch.empty(rows, columns + -columns % 4, dtype=dtype, device=device)[:, :columns].copy_(matrix)
+def _missing(count: int) -> int:
+    """How many zeros make it a multiple of 4: a GPU has no fast product along anything else."""
+    return -count % 4
