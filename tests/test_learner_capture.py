@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from spcl.learner import Learner
 from spcl.learner.captured_backbone import CapturedBackbone
 from spcl.learner.captured_columns import CapturedColumns
+from spcl.learner.captured_step import CapturedStep
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import make_method
-from spcl.models import Backbone, Normalise, ResNet18
+from spcl.models import MLP, Backbone, Normalise, ResNet18
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda")
@@ -24,6 +25,11 @@ def small_backbone() -> nn.Module:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 10)]
     return Backbone(Normalise([0.5] * 3, [0.25] * 3), _Features(*layers))
+
+
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    return Backbone(Normalise([0.5] * 3, [0.25] * 3), MLP(3 * 8 * 8, hidden=(16, 10)))
 
 
 class _Features(nn.Sequential):
@@ -77,7 +83,9 @@ def make(method: str, scenario: str, backbone: nn.Module, reservoir: bool = Fals
 def capture_without_graphs(learner: Learner) -> None:
     """Send the work through the static tensors of the captured path, on a device that has no graphs."""
     rows = learner._collector.rows
-    learner._collector.captured = CapturedColumns(learner.model, rows, learner._graphs)
+    captured = CapturedColumns(learner.model, rows, learner._graphs, learner.method.stores_logits)
+    learner._collector.captured = captured
+    learner._collector.captured_step = CapturedStep(captured, learner.model, rows, learner._graphs)
     learner.model.replay = CapturedBackbone(learner.model, rows, learner._graphs)
 
 
@@ -113,8 +121,12 @@ def test_the_same_work_without_graphs(method: str, scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=needs_gpu)], ids=["cpu", "gpu"])
-def test_steady_steps_of_a_small_network_are_one_graph(scenario: str, device: torch.device) -> None:
-    learners = [make("soro", scenario, small_backbone().to(device), capture=False) for _ in range(2)]
+@pytest.mark.parametrize("backbone", ["with batch-norm", "without"])
+def test_steady_steps_of_a_small_network_are_one_graph(backbone: str, scenario: str, device: torch.device) -> None:
+    networks = (
+        [small_backbone() for _ in range(2)] if backbone == "with batch-norm" else [perceptron() for _ in range(2)]
+    )
+    learners = [make("soro", scenario, network.to(device), capture=False) for network in networks]
     capture_without_graphs(learners[1])
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (30, 2, 8, 3, 8, 8), generator=generator, dtype=torch.uint8).to(device)
@@ -124,10 +136,11 @@ def test_steady_steps_of_a_small_network_are_one_graph(scenario: str, device: to
             learner.add_task(name, classes=3)
         for x, y in zip(images, labels, strict=True):
             learner.step({"a": (x[0], y[0]), "b": (x[1], y[1])})
-    captured = learners[1]._collector.captured
+    captured = learners[1]._collector.captured_step
     assert captured is not None
-    assert captured._step is not None
+    assert captured._work is not None
     assert captured._graphs.refused is None
+    assert bool(captured._branches) == (backbone == "without" and device == GPU)
     assert_same(*learners, 1e-3)
 
 

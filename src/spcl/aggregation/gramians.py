@@ -1,8 +1,7 @@
 """A Gramian that is both fast and trustworthy: float32 slices added up in float64, all float64 where κ demands it."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.errors import SpclError
+from spcl.precision import float32_products
 
 __all__ = ["gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
 
@@ -70,7 +70,7 @@ def unpacked_gramian(packed: Tensor, rows: Tensor) -> tuple[Array, Array]:
 def _packed(blocks: Sequence[Tensor], numbers: Tensor) -> Tensor:
     """T×T products, the sum of the squared traces of their slices (negative if they are exact), and the numbers."""
     if all(block.dtype == torch.float32 for block in blocks):
-        with _full_float32():
+        with float32_products("ieee"):
             sliced = [_sliced_products(block) for block in blocks]
     else:
         sliced = [(_double_products(block), numbers.new_full((), -1.0)) for block in blocks]
@@ -161,25 +161,3 @@ def _trusted(matrix: Array, squared_traces: float) -> bool:
         return False  # what overflows in float32 may be finite in float64
     smallest = np.linalg.eigvalsh(matrix).min(initial=np.inf)
     return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TRUSTED_ERROR * smallest)
-
-
-@contextmanager
-def _full_float32() -> Iterator[None]:
-    """Float32 products in float32, where PyTorch may be set to TF32 on a GPU or bfloat16 on a CPU."""
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9 has one setting for all
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(precision)
-        return
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision

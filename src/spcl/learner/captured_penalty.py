@@ -1,14 +1,15 @@
 """The orthogonality gradient as a CUDA graph."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
-import torch
 from torch import Tensor
 
 from spcl.learner.graphs import Graphs
 from spcl.learner.model import SharedModel
 from spcl.learner.rows import GradientRows
 from spcl.orthogonality import add_orthogonality_gradient
+from spcl.precision import float32_products
 
 __all__ = ["CapturedPenalty"]
 
@@ -41,10 +42,5 @@ class CapturedPenalty:
 
     def _work(self) -> None:
         self.gradient.zero_()
-        precision = torch.get_float32_matmul_precision()
-        if self._model.autocast is not None:
-            torch.set_float32_matmul_precision("high")
-        try:
+        with nullcontext() if self._model.autocast is None else float32_products("tf32"):
             add_orthogonality_gradient(self._model.backbone, self._views)
-        finally:
-            torch.set_float32_matmul_precision(precision)

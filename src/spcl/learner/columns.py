@@ -16,6 +16,7 @@ from spcl.aggregation.gramians import gramian_and_numbers
 from spcl.errors import SpclError
 from spcl.learner.captured_columns import CapturedColumns
 from spcl.learner.captured_penalty import CapturedPenalty
+from spcl.learner.captured_step import CapturedStep
 from spcl.learner.guard import StepGuard, size_of
 from spcl.learner.method import CURRENT, Columns, Method, Weights
 from spcl.learner.model import Samples, SharedModel
@@ -91,6 +92,7 @@ class Collector:
         self.rows = rows
         self.guard = guard
         self.captured: CapturedColumns | None = None
+        self.captured_step: CapturedStep | None = None
         self.penalty: CapturedPenalty | None = None
         self.measure: Measure = gramian_and_numbers
         self._has_own_row = True
@@ -145,7 +147,7 @@ class Collector:
 
     def _task_columns(self, batches: Sequence[Samples]) -> list[Column]:
         plain = self.method.has_plain_task_loss() and not self.method.stores_logits and self._is_captured(batches)
-        if plain and self.captured is not None and self.captured.replay_step(batches, self._signs):
+        if plain and self.captured_step is not None and self.captured_step.replay(batches, self._signs):
             return [Column(samples.task.name) for samples in batches]
         columns = []
         for row, samples in enumerate(batches):

@@ -18,6 +18,7 @@ from spcl.learner.captured_backbone import CapturedBackbone
 from spcl.learner.captured_columns import CapturedColumns
 from spcl.learner.captured_gramian import CapturedGramian
 from spcl.learner.captured_penalty import CapturedPenalty
+from spcl.learner.captured_step import CapturedStep
 from spcl.learner.captured_update import CapturedUpdate
 from spcl.learner.columns import Collected, Collector
 from spcl.learner.graphs import Graphs
@@ -106,7 +107,9 @@ class Learner:
         if capture and self.model.device.type == "cuda":
             self._update = CapturedUpdate(self._graphs)
             self._collector.measure = CapturedGramian(self._graphs)
-            self._collector.captured = CapturedColumns(self.model, rows, self._graphs)
+            captured = CapturedColumns(self.model, rows, self._graphs, method.stores_logits)
+            self._collector.captured = captured
+            self._collector.captured_step = CapturedStep(captured, self.model, rows, self._graphs)
             self.model.replay = CapturedBackbone(self.model, rows, self._graphs)
             if method.settings.alpha:
                 self._collector.penalty = CapturedPenalty(self.model, rows, self._graphs)

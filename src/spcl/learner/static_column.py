@@ -1,0 +1,69 @@
+"""One column as fixed work on fixed tensors, which a CUDA graph can hold."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from spcl.learner.guard import size_of
+from spcl.learner.joint_classifier import JointClassifier, JointGradient
+from spcl.learner.model import SharedModel
+
+__all__ = ["StaticColumn"]
+
+
+class StaticColumn:
+    """The tensors that a graph reads and writes, for batches of one size, and the work between them.
+
+    Attributes:
+        gradient: where the gradient goes.
+        signs: loss, norm of the gradient, size of the running averages.
+        logits: of every class there is room for, if they are kept.
+        run: does the work, or replays it.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        joint: JointClassifier,
+        gradient: JointGradient,
+        x: Tensor,
+        size: int,
+        keeps_logits: bool,
+    ) -> None:
+        device, like = model.device, gradient.whole
+        self._model = model
+        self._joint = joint
+        self.gradient = gradient
+        self._averages = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
+        self._x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device)
+        self._classes = torch.zeros(2, size, dtype=torch.int64, device=device)
+        self._one = like.new_ones(())
+        self.signs = like.new_zeros(3)
+        self.logits = like.new_zeros(size, joint.capacity) if keeps_logits else None
+        self.run: Callable[[], None] = self.work
+
+    def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
+        """Put in the next batch: inputs, and for every sample its label and the first class its softmax covers."""
+        if len(inputs) == 1:
+            self._x.copy_(inputs[0], non_blocking=True)
+        else:
+            torch.cat([part.to(self._x.device, self._x.dtype, non_blocking=True) for part in inputs], out=self._x)
+        self._classes.copy_(classes, non_blocking=True)
+
+    def work(self) -> None:
+        """The column, eagerly."""
+        loss = self._loss()
+        self.gradient.write(loss, self._one)
+        value = loss.detach()
+        torch.stack([value, self.gradient.whole.norm(), size_of(self._averages, value)], out=self.signs)
+
+    def _loss(self) -> Tensor:
+        labels, first = self._classes
+        with self._model.precision():
+            logits = self._joint.logits(self._model.backbone(self._x))
+        logits = logits.float() if logits.dtype == self._model.autocast else logits
+        if self.logits is not None:
+            self.logits.copy_(logits.detach())
+        return cross_entropy(self._joint.within(logits, first), labels)
