@@ -15,13 +15,14 @@ __all__ = ["CapturedPenalty"]
 
 
 class CapturedPenalty:
-    """The orthogonality gradient as a CUDA graph, which the GPU works on while the host prepares the first batches.
+    """α times the orthogonality gradient as a CUDA graph, on which the GPU works while the host prepares batches.
 
     In mixed precision its products are TF32, as exact as the weights' bfloat16 copies are.
     """
 
-    def __init__(self, model: SharedModel, rows: GradientRows, graphs: Graphs) -> None:
+    def __init__(self, model: SharedModel, rows: GradientRows, graphs: Graphs, alpha: float) -> None:
         self._model = model
+        self._alpha = alpha
         self._graphs = graphs
         self._views = dict(
             zip(rows.parameters, rows.views(gradient := rows.buffer.new_zeros(rows.length)), strict=True)
@@ -43,4 +44,4 @@ class CapturedPenalty:
     def _work(self) -> None:
         self.gradient.zero_()
         with nullcontext() if self._model.autocast is None else float32_products("tf32"):
-            add_orthogonality_gradient(self._model.backbone, self._views)
+            add_orthogonality_gradient(self._model.backbone, self._views, self._alpha)

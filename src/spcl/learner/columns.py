@@ -123,9 +123,9 @@ class Collector:
     # -- every column in its own row
 
     def _collect_rows(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
-        rows, alpha = self.rows, self.method.settings.alpha
+        rows, has_penalty = self.rows, self.method.settings.alpha > 0.0
         count = len(batches) + bool(rehearse)
-        rows.reserve(count + bool(alpha))
+        rows.reserve(count + has_penalty)
         with result.timed("tasks"):
             columns = self._task_columns(batches)
         if rehearse:
@@ -135,14 +135,14 @@ class Collector:
                 columns += self._memory_column(
                     result, count - 1, rehearse, partial(mean, dim=0), self._signs[count - 1]
                 )
-        if alpha:
+        if has_penalty:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
         with result.timed("weighting"):
-            products, numbers = self.measure(rows.buffer[: count + bool(alpha)], self._signs[: len(columns)].view(-1))
+            products, numbers = self.measure(rows.buffer[: count + has_penalty], self._signs[: len(columns)].view(-1))
             self._add_norms(numbers, products.diagonal()[: len(columns)])
             if self._all_well(result, columns, numbers):  # up to here a step waits for a GPU, and then no more
-                self._weigh_rows(result, [column.name for column in columns], products, alpha)
+                self._weigh_rows(result, [column.name for column in columns], products, has_penalty)
         return columns
 
     def _task_columns(self, batches: Sequence[Samples]) -> list[Column]:
@@ -159,20 +159,20 @@ class Collector:
         """Complete the signs by the norms of the rows; infinite where an optimiser could not square them."""
         numbers[1::3] += np.where(squares < torch.finfo(self.rows.dtype).max, np.sqrt(np.abs(squares)), np.inf)
 
-    def _weigh_rows(self, result: Collected, names: list[str], products: Array, alpha: float) -> None:
-        spread = self._spread(len(names), alpha)
+    def _weigh_rows(self, result: Collected, names: list[str], products: Array, has_penalty: bool) -> None:
+        spread = self._spread(len(names), has_penalty)
         before = spread @ products @ spread.T
         result.before = torch.from_numpy(before)
         if self.method.elementwise:
-            self._combine_elementwise(len(names), alpha)
+            self._combine_elementwise(len(names), has_penalty)
             return
         fold, folded_names = self._fold_matrix(result, names)
         losses = np.array([result.losses[name] for name in names])
         weights = self._weigh(Columns(folded_names, fold @ losses, torch.from_numpy(fold @ before @ fold.T)))
         per_column = fold.T @ weights.values.numpy().astype(np.float64)
         per_row = spread.T @ per_column
-        if alpha and self.method.settings.decoupled:
-            per_row[-1] = alpha
+        if has_penalty and self.method.settings.decoupled:
+            per_row[-1] = 1.0
         result.weights = dict(zip(names, per_column.tolist(), strict=True))
         adjusted = weights if self.method.fold == "columns" else Weights(torch.from_numpy(per_column))
         result.after = adjusted.adjusted_gramian(result.before)
@@ -180,11 +180,11 @@ class Collector:
         result.bound = float(max(sizes.max(), sizes @ np.sqrt(products.diagonal())))
         self.rows.combine(torch.from_numpy(per_row))
 
-    def _spread(self, count: int, alpha: float) -> Array:
-        """Columns from rows: the orthogonality gradient, last row of the buffer, is added α times to each (line 5)."""
-        spread = np.eye(count, count + bool(alpha))
-        if alpha and not self.method.settings.decoupled:
-            spread[:, -1] = alpha
+    def _spread(self, count: int, has_penalty: bool) -> Array:
+        """Columns from rows: the orthogonality gradient, last row of the buffer, is added to each (line 5)."""
+        spread = np.eye(count, count + has_penalty)
+        if has_penalty and not self.method.settings.decoupled:
+            spread[:, -1] = 1.0
         return spread
 
     def _fold_matrix(self, result: Collected, names: list[str]) -> tuple[Array, tuple[str, ...]]:
@@ -201,22 +201,22 @@ class Collector:
     def _weigh(self, columns: Columns) -> Weights:
         return Weights(torch.ones(1, dtype=torch.float64)) if self.method.fold == "sum" else self.method.weigh(columns)
 
-    def _combine_elementwise(self, count: int, alpha: float) -> None:
+    def _combine_elementwise(self, count: int, has_penalty: bool) -> None:
         rows = self.rows.buffer[:count]
-        orthogonality = self.rows.buffer[count] if alpha else None
+        orthogonality = self.rows.buffer[count] if has_penalty else None
         decoupled = self.method.settings.decoupled
         if orthogonality is not None and not decoupled:
-            rows.add_(orthogonality, alpha=alpha)
+            rows.add_(orthogonality)
         update = self.rows.buffer[0].copy_(self.method.combine(rows))
         if orthogonality is not None and decoupled:
-            update.add_(orthogonality, alpha=alpha)
+            update.add_(orthogonality)
 
     # -- the current tasks in one row, the memory in another
 
     def _collect_means(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
-        rows, alpha = self.rows, self.method.settings.alpha
+        rows, has_penalty = self.rows, self.method.settings.alpha > 0.0
         folded = [CURRENT, MEMORY] if rehearse else [CURRENT]
-        rows.reserve(len(folded) + bool(alpha))
+        rows.reserve(len(folded) + has_penalty)
         rows.start(0)
         with result.timed("tasks"):
             columns = [self._task_column(0, *pair) for pair in zip(batches, self._signs[: len(batches)], strict=True)]
@@ -226,11 +226,11 @@ class Collector:
                 rows.start(1)
                 columns += self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], self._signs[len(batches)])
         count, decoupled = len(folded), self.method.settings.decoupled
-        if alpha:
+        if has_penalty:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
                 if not decoupled:
-                    rows.buffer[:count].add_(rows.buffer[count], alpha=alpha)
+                    rows.buffer[:count].add_(rows.buffer[count])
         with result.timed("weighting"):
             signs = self._signs[: len(columns)].view(-1)
             if self.method.uses_gramian:
@@ -239,8 +239,8 @@ class Collector:
                 products, numbers = None, signs.cpu().numpy()
             if self._all_well(result, columns, numbers):
                 self._weigh_means(result, [column.name for column in columns], folded, products)
-                if alpha and decoupled:
-                    rows.buffer[0].add_(rows.buffer[count], alpha=alpha)
+                if has_penalty and decoupled:
+                    rows.buffer[0].add_(rows.buffer[count])
         return columns
 
     def _weigh_means(self, result: Collected, names: list[str], folded: list[str], products: Array | None) -> None:
@@ -254,7 +254,7 @@ class Collector:
     # -- one row, the weighted sum
 
     def _collect_sum(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
-        rows, alpha, columns = self.rows, self.method.settings.alpha, list[Column]()
+        rows, has_penalty, columns = self.rows, self.method.settings.alpha > 0.0, list[Column]()
         rows.reserve(2)
 
         def add(column: Column) -> None:
@@ -276,11 +276,11 @@ class Collector:
                 for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], last):
                     add(column)
         numbers = self._signs[: len(columns)].cpu().numpy()
-        if self._all_well(result, columns, numbers) and alpha:
+        if self._all_well(result, columns, numbers) and has_penalty:
             with result.timed("orthogonality"):
                 self._write_orthogonality(1)
                 share = 1.0 if self.method.settings.decoupled else sum(result.weights.values())
-                rows.buffer[0].add_(rows.buffer[1], alpha=alpha * share)
+                rows.buffer[0].add_(rows.buffer[1], alpha=share)
         return columns
 
     # -- one column
@@ -358,13 +358,14 @@ class Collector:
         return Column(name, gradients, {name: outputs[0].value.detach()} if keeps_logits else {})
 
     def _write_orthogonality(self, row: int) -> None:
+        """α times the gradient of the penalty: next to the tasks' gradients it would be too long without."""
         self.rows.start(row)
         if self.penalty is not None:
             self.rows.add(self.penalty.gradient)
             return
         self.rows.receive()
         views = dict(zip(self.rows.parameters, self.rows.views(self.rows.buffer[row]), strict=True))
-        add_orthogonality_gradient(self.model.backbone, views)
+        add_orthogonality_gradient(self.model.backbone, views, self.method.settings.alpha)
 
     # -- what is finite
 

@@ -112,7 +112,7 @@ class Learner:
             self._collector.captured_step = CapturedStep(captured, self.model, rows, self._graphs)
             self.model.replay = CapturedBackbone(self.model, rows, self._graphs)
             if method.settings.alpha:
-                self._collector.penalty = CapturedPenalty(self.model, rows, self._graphs)
+                self._collector.penalty = CapturedPenalty(self.model, rows, self._graphs, method.settings.alpha)
 
     # -- tasks
 
