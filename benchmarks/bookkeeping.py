@@ -1,8 +1,9 @@
 """What recording and watching a run costs: `execute` against a plain loop that trains and evaluates the same way.
 
 The plain loop keeps nothing and shows nothing. Both make the same learner from the same settings and evaluate the same
-tasks at the same moments; the data is loaded once, before. Every round does all variants in turn, in one process; the
-ratios are medians of the ratios within a round, by the clock and in processor time, which a busy machine disturbs less.
+tasks at the same moments; the data is loaded once, before. Every round does all variants in turn, in one process, every
+other round backwards; ratios are those of the medians, by the clock and in processor time, which a busy machine
+disturbs less.
 
     python benchmarks/bookkeeping.py [--rounds 15] [--benchmark ps-emnist --data-dir DIR] [--set name=value …]
 """
@@ -110,10 +111,9 @@ def main() -> None:
     for heading in ("", "time", "a step", "ratio", "ratio (processor)", "target", "met"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, taken in found.items():
-        clock, processor = (
-            median(one[kind] / other[kind] for one, other in zip(taken, found[PLAIN], strict=True)) for kind in (0, 1)
-        )
-        seconds = median(seconds for seconds, _ in taken)
+        medians = [[median(one[kind] for one in some) for kind in (0, 1)] for some in (taken, found[PLAIN])]
+        clock, processor = (mine / plain for mine, plain in zip(*medians, strict=True))
+        seconds = medians[0][0]
         judged = ("", "") if name == PLAIN else (f"at most {TARGET}×", "yes" if clock <= TARGET else "no")
         step = f"{1e3 * seconds / len(problem.stream):.2f} ms"
         table.add_row(name, f"{seconds:.2f} s", step, f"{clock:.3f}×", f"{processor:.3f}×", *judged)

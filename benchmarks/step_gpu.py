@@ -3,7 +3,7 @@
 Compared steps are run in turns, in one process, and the ratios are medians over the rounds. Peak memory is what PyTorch
 has reserved on the GPU at most, in a process of its own for every variant.
 
-    python benchmarks/step_gpu.py [--rounds 5]
+    python benchmarks/step_gpu.py [--rounds 5] [--compile]
 """
 
 import argparse
@@ -236,6 +236,7 @@ def column_table(rounds: int) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of a training step on a GPU.")
     parser.add_argument("--rounds", type=int, default=5, help="times 50 steps of each variant")
+    parser.add_argument("--compile", action="store_true", help="compare also with torch.compile, which takes a minute")
     arguments = parser.parse_args()
     console = Console(width=150)
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
@@ -243,7 +244,8 @@ def main() -> None:
     add_memory(table, tasks=8)
     add_speed(table, arguments.rounds)
     console.print(table)
-    console.print(column_table(arguments.rounds))
+    if arguments.compile:
+        console.print(column_table(arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -74,12 +74,15 @@ class CapturedColumns:
         """What the heads got in this step; written over in the next one."""
         return [pair for task in self._trained for pair in self._head_gradients[task]]
 
-    def new_column(self, gradient: JointGradient | None, x: Tensor, size: int) -> StaticColumn:
-        """A column for batches like this one; without a gradient it gets one of its own."""
+    def new_column(self, gradient: JointGradient | None, x: Tensor, classes: Tensor) -> StaticColumn:
+        """A column for inputs like these, with labels in ``classes``; it has a gradient of its own if none is given."""
         joint = self._adopting()
-        return StaticColumn(
-            self._model, joint, gradient or JointGradient(joint, self._rows), x, size, self._keeps_logits
-        )
+        own = gradient or JointGradient(joint, self._rows)
+        return StaticColumn(self._model, joint, own, x, classes, self._keeps_logits)
+
+    def new_classes(self, size: int) -> Tensor:
+        """Room on the device for what :meth:`classes_of` gives."""
+        return torch.zeros(2, size, dtype=torch.int64, device=self._model.device)
 
     def classes_of(self, samples: Sequence[Samples]) -> Tensor:
         """The label of every sample as an index into the joint logits, and the first class of its range."""
@@ -104,7 +107,7 @@ class CapturedColumns:
         key = self._graphs.key(size, samples[0].x)
         column = self._columns.get(key)
         if column is None:
-            column = self.new_column(self.gradient, samples[0].x, size)
+            column = self.new_column(self.gradient, samples[0].x, self.new_classes(size))
             column.run = partial(self._graphs.rehearse, column.work)
             if key in self._seen and len(self._columns) < MOST_SHAPES:
                 (column.run,) = self._graphs.capture([column.work])

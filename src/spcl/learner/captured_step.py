@@ -56,15 +56,17 @@ class CapturedStep:
             return False
         if self._work is None:
             self._work = self._captured(samples, signs, self._columns.gradient)
-        for column, group in zip(self._work.columns, samples, strict=True):
-            column.fill([group.x], self._columns.classes_of([group]))
+        self._work.fill([group.x for group in samples], self._columns.classes_of(samples))
         self._work.run()
         self._columns.note_trained(samples)
         return True
 
     def _captured(self, samples: Sequence[Samples], signs: Tensor, total: JointGradient) -> "_SeveralColumns":
-        columns = [self._columns.new_column(None, group.x, group.x.shape[0]) for group in samples]
-        work = _SeveralColumns(columns, self._branches, self._rows, signs, total)
+        sizes = [group.x.shape[0] for group in samples]
+        classes = self._columns.new_classes(sum(sizes))
+        parts = torch.split_with_sizes(classes, sizes, dim=1)
+        columns = [self._columns.new_column(None, g.x, part) for g, part in zip(samples, parts, strict=True)]
+        work = _SeveralColumns(columns, classes, self._branches, self._rows, signs, total)
         (work.run,) = self._graphs.capture([work.work])
         return work
 
@@ -75,25 +77,33 @@ class _SeveralColumns:
     def __init__(
         self,
         columns: Sequence[StaticColumn],
+        classes: Tensor,
         branches: Sequence[torch.cuda.Stream],
         rows: GradientRows,
         signs: Tensor,
         total: JointGradient,
     ) -> None:
-        self.columns = columns
+        self._columns = columns
+        self._inputs = [column.x for column in columns]
+        self._classes = classes
         self._branches = branches
         self._lines = list(rows.buffer[: len(columns)])
         self._signs = list(signs[: len(columns)])
         self._total = total
         self.run: Callable[[], None] = self.work
 
+    def fill(self, inputs: list[Tensor], classes: Tensor) -> None:
+        """Put in the next batches."""
+        torch._foreach_copy_(self._inputs, inputs, non_blocking=True)
+        self._classes.copy_(classes, non_blocking=True)
+
     def work(self) -> None:
         """All columns, eagerly."""
-        for number, column in enumerate(self.columns):
+        for number, column in enumerate(self._columns):
             self._on_branch(number, column)
-        for branch in self._branches[: len(self.columns)]:
+        for branch in self._branches[: len(self._columns)]:
             torch.cuda.current_stream().wait_stream(branch)
-        for column, line, signs in zip(self.columns, self._lines, self._signs, strict=True):
+        for column, line, signs in zip(self._columns, self._lines, self._signs, strict=True):
             line.copy_(column.gradient.shared)
             signs.copy_(column.signs)
             self._total.heads.add_(column.gradient.heads)

@@ -39,5 +39,6 @@ def _key(optimizer: Optimizer) -> tuple[object, ...]:
             if name not in ("params", "tasks"):
                 settings.append(id(value) if isinstance(value, Tensor) else value)
         for parameter in group["params"]:
-            places += [0 if parameter.grad is None else parameter.grad.data_ptr(), parameter.data_ptr()]
+            gradient = parameter.grad
+            places += (0, 0) if gradient is None else (gradient.data_ptr(), parameter.data_ptr())
     return tuple(places), tuple(settings)

@@ -17,6 +17,8 @@ class StaticColumn:
     """The tensors that a graph reads and writes, for batches of one size, and the work between them.
 
     Attributes:
+        x: the inputs.
+        classes: for every sample its label, and the first class that its softmax covers.
         gradient: where the gradient goes.
         signs: loss, norm of the gradient, size of the running averages.
         logits: of every class there is room for, if they are kept.
@@ -29,28 +31,28 @@ class StaticColumn:
         joint: JointClassifier,
         gradient: JointGradient,
         x: Tensor,
-        size: int,
+        classes: Tensor,
         keeps_logits: bool,
     ) -> None:
-        device, like = model.device, gradient.whole
+        like, size = gradient.whole, classes.shape[1]
         self._model = model
         self._joint = joint
         self.gradient = gradient
         self._averages = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
-        self._x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=device)
-        self._classes = torch.zeros(2, size, dtype=torch.int64, device=device)
+        self.x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=like.device)
+        self.classes = classes
         self._one = like.new_ones(())
         self.signs = like.new_zeros(3)
         self.logits = like.new_zeros(size, joint.capacity) if keeps_logits else None
         self.run: Callable[[], None] = self.work
 
     def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
-        """Put in the next batch: inputs, and for every sample its label and the first class its softmax covers."""
+        """Put in the next batch."""
         if len(inputs) == 1:
-            self._x.copy_(inputs[0], non_blocking=True)
+            self.x.copy_(inputs[0], non_blocking=True)
         else:
-            torch.cat([part.to(self._x.device, self._x.dtype, non_blocking=True) for part in inputs], out=self._x)
-        self._classes.copy_(classes, non_blocking=True)
+            torch.cat([part.to(self.x.device, self.x.dtype, non_blocking=True) for part in inputs], out=self.x)
+        self.classes.copy_(classes, non_blocking=True)
 
     def work(self) -> None:
         """The column, eagerly."""
@@ -60,9 +62,9 @@ class StaticColumn:
         torch.stack([value, self.gradient.whole.norm(), size_of(self._averages, value)], out=self.signs)
 
     def _loss(self) -> Tensor:
-        labels, first = self._classes
+        labels, first = self.classes
         with self._model.precision():
-            logits = self._joint.logits(self._model.backbone(self._x))
+            logits = self._joint.logits(self._model.backbone(self.x))
         logits = logits.float() if logits.dtype == self._model.autocast else logits
         if self.logits is not None:
             self.logits.copy_(logits.detach())
