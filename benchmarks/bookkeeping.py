@@ -38,7 +38,7 @@ def plain(settings: RunSettings, problem: Problem) -> None:
     for moment in stream:
         for name in moment.started:
             learner.add_task(name, classes=stream.classes[name])
-        learner.step(moment.batches)
+        learner.step(moment.batches, meanwhile=stream.prefetch)
         for name in moment.ended:
             learner.finish_task(name)
         if moment.ended:

@@ -52,7 +52,7 @@ def train(settings: RunSettings, problem: Problem) -> Run:
     for moment in stream:
         for name in moment.started:
             learner.add_task(name, classes=stream.classes[name])
-        phases.update(learner.step(moment.batches).seconds)
+        phases.update(learner.step(moment.batches, meanwhile=stream.prefetch).seconds)
         for name in moment.ended:
             learner.finish_task(name)
     torch.cuda.synchronize()

@@ -310,6 +310,26 @@ def test_a_report_holds_and_needs_nothing_larger_than_the_gramian() -> None:
         assert stability.gramian.untyped_storage().nbytes() == 9 * 8
 
 
+@pytest.mark.parametrize("method", [SORO(), ER(), make_method("rlw")])  # one of every way to fold columns
+def test_what_is_to_be_done_meanwhile_is_done_once_and_before_the_update(method: Method) -> None:
+    torch.manual_seed(0)
+    backbone = nn.Linear(4, 3)
+    learner = Learner(backbone, method)
+    for name in ("good", "bad"):
+        learner.add_task(name, classes=2)
+    seen: list[Tensor] = []
+    x, y = torch.randn(6, 4), torch.arange(6) % 2
+    before = backbone.weight.detach().clone()
+    report = learner.step({"good": (x, y), "bad": (x * torch.nan, y)}, lambda: seen.append(backbone.weight.clone()))
+    assert list(report.dropped) == ["bad"]
+    assert len(seen) == 1
+    assert torch.equal(seen[0], before)
+    assert not torch.equal(backbone.weight, before)
+    with pytest.raises(ZeroDivisionError):
+        learner.step({"good": (x, y)}, lambda: 1 // 0)
+    assert learner.steps == 1
+
+
 def test_a_method_without_gramian_is_measured_only_on_request() -> None:
     assert trained_learner(ER(), memory=False).step(batches(2)).before is None
     report = trained_learner(ER(), memory=False, measure_stability=True).step(batches(2))

@@ -95,6 +95,21 @@ def test_a_stream_resumes_anywhere(case: tuple[ParallelStream, list[int]], data:
     assert_same(list(stream), rest)
 
 
+def test_prefetching_changes_neither_moments_nor_position() -> None:
+    plain, ahead = small_stream(), small_stream()
+    moments = []
+    ahead.prefetch()
+    for number, moment in enumerate(ahead):
+        moments.append(moment)
+        ahead.prefetch()
+        assert ahead.state_dict()["position"] == number + 1
+        if number == 6:
+            ahead.load_state_dict({"position": 3, "moments": len(ahead)})
+            break
+    moments = moments[:3] + list(ahead)
+    assert_same(moments, list(plain))
+
+
 def test_same_seed_same_stream() -> None:
     assert_same(list(small_stream(seed=3)), list(small_stream(seed=3)))
     different = [

@@ -161,7 +161,7 @@ class _Run:
                 begin = time.perf_counter()
                 for name in moment.started:
                     self.learner.add_task(name, classes=stream.classes[name])
-                report = self.learner.step(moment.batches)
+                report = self.learner.step(moment.batches, meanwhile=stream.prefetch)
                 for name in moment.ended:
                     self.learner.finish_task(name)
                 self.progress.trained_seconds += time.perf_counter() - begin

@@ -25,7 +25,7 @@ from spcl.learner.tasks import MEMORY, Output
 from spcl.memory import Memory, Rehearsal
 from spcl.orthogonality import add_orthogonality_gradient
 
-__all__ = ["Collected", "Collector"]
+__all__ = ["Collected", "Collector", "nothing"]
 
 Array = NDArray[np.float64]
 Measure = Callable[[Tensor, Tensor], tuple[Array, Array]]
@@ -96,10 +96,22 @@ class Collector:
         self.penalty: CapturedPenalty | None = None
         self.measure: Measure = gramian_and_numbers
         self._has_own_row = True
+        self._meanwhile: Callable[[], object] = nothing
         self._signs = rows.buffer.new_empty(0, 3, dtype=torch.float64)
 
-    def collect(self, result: Collected, batches: Sequence[Samples], rehearse: int, full: bool) -> None:
-        """Leave the update of this step in the parameters' ``.grad``; ``rehearse`` samples come from memory, if any."""
+    def collect(
+        self, result: Collected, batches: Sequence[Samples], rehearse: int, full: bool, meanwhile: Callable[[], object]
+    ) -> None:
+        """Leave the update of this step in the parameters' ``.grad``.
+
+        Args:
+            result: where everything else is noted.
+            batches: the samples of the tasks.
+            rehearse: how many samples come from memory.
+            full: whether every column keeps its row in any case.
+            meanwhile: what is to be done while a GPU works on the columns.
+        """
+        self._meanwhile = meanwhile
         if self.method.fold == "sum":
             names = [samples.task.name for samples in batches] + [MEMORY] * bool(rehearse)
             blank = Columns(tuple(names), np.full(len(names), np.nan), None)
@@ -138,6 +150,7 @@ class Collector:
         if has_penalty:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
+        self._meanwhile()
         with result.timed("weighting"):
             products, numbers = self.measure(rows.buffer[: count + has_penalty], self._signs[: len(columns)].view(-1))
             self._add_norms(numbers, products.diagonal()[: len(columns)])
@@ -231,6 +244,7 @@ class Collector:
                 self._write_orthogonality(count)
                 if not decoupled:
                     rows.buffer[:count].add_(rows.buffer[count])
+        self._meanwhile()
         with result.timed("weighting"):
             signs = self._signs[: len(columns)].view(-1)
             if self.method.uses_gramian:
@@ -275,6 +289,7 @@ class Collector:
                 last = self._signs[len(batches)]
                 for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], last):
                     add(column)
+        self._meanwhile()
         numbers = self._signs[: len(columns)].cpu().numpy()
         if self._all_well(result, columns, numbers) and has_penalty:
             with result.timed("orthogonality"):
@@ -401,6 +416,10 @@ class Collector:
             result.logits |= column.logits
             for parameter, gradient in column.head_gradients.items():
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def nothing() -> None:
+    """What is to be done meanwhile, by default."""
 
 
 class _LookAhead:

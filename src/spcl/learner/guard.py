@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from spcl.learner.graphs import Recurring
 from spcl.learner.method import Method
 from spcl.learner.model import SharedModel
 from spcl.memory import Memory
@@ -23,6 +24,9 @@ class StepGuard:
         self._memory = memory
         self._cuda_generator = _cuda_generator(model.device)
         self._modules = 0
+        self.copying: Recurring | None = None
+        self._times_kept = 0
+        self._buffers: list[Tensor] = []
         self._kept: list[tuple[list[Tensor], list[Tensor]]] = []
         self._averages: list[Tensor] = []
         self._some_number = torch.zeros((), device=model.device)
@@ -34,8 +38,10 @@ class StepGuard:
         if len(modules) != self._modules:
             self._modules = len(modules)
             self._keep([buffer for module in modules for buffer in module.buffers()])
-        for copies, buffers in self._kept:
-            torch._foreach_copy_(copies, buffers)
+        if self.copying is not None and self._kept:
+            self.copying(self._times_kept, self._copy)
+        else:
+            self._copy()
         self._random = torch.get_rng_state()
         self._cuda_offset = 0 if self._cuda_generator is None else self._cuda_generator.get_offset()
         self._draws = {} if self._memory is None else self._memory.generator.bit_generator.state
@@ -62,8 +68,16 @@ class StepGuard:
         """Whether they were when remembered; a mask with infinities, for one, never is."""
         return all(bool(copy.isfinite().all()) for copies, _ in self._kept for copy in copies)
 
+    def _copy(self) -> None:
+        for copies, buffers in self._kept:
+            torch._foreach_copy_(copies, buffers)
+
     def _keep(self, buffers: list[Tensor]) -> None:
         """Make room for copies of these, type by type: those of one type are copied at once."""
+        if [id(buffer) for buffer in buffers] == [id(buffer) for buffer in self._buffers]:
+            return
+        self._times_kept += 1
+        self._buffers = buffers
         alike: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
             alike.setdefault(buffer.dtype, []).append(buffer)

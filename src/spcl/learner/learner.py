@@ -20,8 +20,8 @@ from spcl.learner.captured_gramian import CapturedGramian
 from spcl.learner.captured_penalty import CapturedPenalty
 from spcl.learner.captured_step import CapturedStep
 from spcl.learner.captured_update import CapturedUpdate
-from spcl.learner.columns import Collected, Collector
-from spcl.learner.graphs import Graphs
+from spcl.learner.columns import Collected, Collector, nothing
+from spcl.learner.graphs import Graphs, Recurring
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import Method
 from spcl.learner.model import Samples, Scenario, SharedModel
@@ -105,6 +105,7 @@ class Learner:
         self._graphs = Graphs(self.model)
         self._update: Callable[[Optimizer], object] = lambda optimizer: optimizer.step()
         if capture and self.model.device.type == "cuda":
+            self._guard.copying = Recurring(self._graphs)
             self._update = CapturedUpdate(self._graphs)
             self._collector.measure = CapturedGramian(self._graphs)
             captured = CapturedColumns(self.model, rows, self._graphs, method.stores_logits)
@@ -185,7 +186,7 @@ class Learner:
 
     # -- training
 
-    def step(self, batches: Mapping[str, Batch]) -> StepReport:
+    def step(self, batches: Mapping[str, Batch], meanwhile: Callable[[], object] = nothing) -> StepReport:
         """One update from a batch of each of the given tasks, and from memory once it holds something.
 
         A task whose loss or gradient is not finite is left out, reported, and named in a warning after three in a row:
@@ -194,13 +195,14 @@ class Learner:
 
         Args:
             batches: (inputs, targets) of any of the running tasks; their sizes may differ.
+            meanwhile: called once a GPU has its work, before it is waited for: a good time to fetch the next batches.
         """
         samples = self._checked(batches)
         capturing = self._graphs.seconds
         self._train_mode()
         self._guard.remember()
         try:
-            collected, dropped = self._collect(samples)
+            collected, dropped = self._collect(samples, meanwhile)
             begin = perf_counter()
             if collected.losses:
                 self._update(self.optimizer)
@@ -219,7 +221,7 @@ class Learner:
         self._guard.restore(draws)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _collect(self, samples: list[Samples]) -> tuple[Collected, dict[str, str]]:
+    def _collect(self, samples: list[Samples], meanwhile: Callable[[], object]) -> tuple[Collected, dict[str, str]]:
         """The update from all columns that are finite, and why the others are left out.
 
         A step with columns at fault is undone and repeated without them, so that they leave no trace; where no task is
@@ -232,10 +234,11 @@ class Learner:
             for parameter in self.model.head_parameters():
                 parameter.grad = None  # the shared parameters get their update as a whole, heads only where trained
             collected = Collected(seconds=seconds)
-            self._collector.collect(collected, samples, rehearse, self.measure_stability)
+            self._collector.collect(collected, samples, rehearse, self.measure_stability, meanwhile)
             if not collected.faults:
                 return collected, dropped
             dropped |= collected.faults
+            meanwhile = nothing  # it has been called
             self._undo(draws=MEMORY not in dropped)
             samples = [group for group in samples if group.task.name not in dropped]
         return Collected(seconds=seconds), dropped

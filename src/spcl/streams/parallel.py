@@ -63,9 +63,11 @@ class ParallelStream:
         self.timeline = timeline
         self.batch_size = batch_size
         self._x = x
-        self._tasks = [_shuffled(*task, (seed, i)) for i, task in enumerate(split_by_task(labels, label_set))]
+        tasks = [_shuffled(*task, (seed, i)) for i, task in enumerate(split_by_task(labels, label_set))]
+        self._tasks = [(order.to(x.device), own) for order, own in tasks]
         self._steps = [step for step in range(timeline.steps) if timeline.active(step)]
         self._position = 0
+        self._ahead: tuple[int, Moment] | None = None
 
     @property
     def classes(self) -> dict[str, int]:
@@ -87,8 +89,14 @@ class ParallelStream:
 
     def __iter__(self) -> Iterator[Moment]:
         while self._position < len(self):
+            position, moment = self._ahead or (-1, None)
             self._position += 1
-            yield self[self._position - 1]
+            yield moment if moment is not None and position == self._position - 1 else self[self._position - 1]
+
+    def prefetch(self) -> None:
+        """Make the next moment already, for example while a GPU works on the last one; the position stays."""
+        if self._position < len(self):
+            self._ahead = self._position, self[self._position]
 
     def state_dict(self) -> dict[str, Any]:
         """The position; a moment counts as seen once it was handed out."""
@@ -107,7 +115,7 @@ class ParallelStream:
     def _batch(self, task: int, number: int) -> tuple[Tensor, Tensor]:
         order, labels = self._tasks[task]
         batch = slice(number * self.batch_size, (number + 1) * self.batch_size)
-        return self._x[order[batch].to(self._x.device)], labels[batch].clone()
+        return self._x.index_select(0, order[batch]), labels[batch].clone()
 
 
 def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batch_size: int) -> None:
