@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench
+.PHONY: help demo test lint bench bench-gpu
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +7,7 @@ READY := .venv/.ready
 BENCHMARKS := $(filter-out %_gpu.py,$(wildcard benchmarks/*.py))
 
 help: ## what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
 
 demo: $(READY) ## a first look at what SPCL does
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,14 @@ lint: $(READY) ## style and types alone
 
 bench: $(READY) ## every benchmark that needs no GPU (those that do are named *_gpu.py)
 	@for benchmark in $(BENCHMARKS); do $(BIN)/python $$benchmark || exit 1; done
+
+CIFAR = $(if $(DATA),--data-dir $(DATA)) $(if $(PROTOCOL),--protocol $(PROTOCOL))
+
+bench-gpu: $(READY) ## those that need a GPU; make bench-gpu DATA=folder PROTOCOL=ps-cifar100.json for files you have
+	$(BIN)/python benchmarks/step_gpu.py --compile
+	$(BIN)/python benchmarks/run_gpu.py $(CIFAR)
+	$(BIN)/python benchmarks/bookkeeping.py --device cuda --benchmark ps-cifar100 --set preset=paper --set precision=bfloat16 $(CIFAR)
+	$(BIN)/python benchmarks/grid_gpu.py $(CIFAR)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 METHODS, SCENARIOS = ("er", "a-gem", "mgda", "soro"), ("task", "class")
@@ -52,11 +52,13 @@ def main() -> None:
     table = Table(title=f"{runs} PS-CIFAR-100 runs on one {torch.cuda.get_device_name()}, start of processes included")
     for heading in ("jobs", "time", "runs a minute", "of the first"):
         table.add_column(heading, justify="right")
-    taken = {int(jobs): seconds_of(int(jobs), arguments.configs, arguments) for jobs in arguments.jobs.split(",")}
-    first, *_ = taken.values()
-    for jobs, seconds in taken.items():
-        table.add_row(str(jobs), f"{seconds:.0f} s", f"{60 * runs / seconds:.0f}", f"{first / seconds:.1f}×")
-    Console().print(table)
+    taken: dict[int, float] = {}
+    with Live(table, auto_refresh=False) as live:
+        for jobs in map(int, arguments.jobs.split(",")):
+            seconds = taken[jobs] = seconds_of(jobs, arguments.configs, arguments)
+            first, *_ = taken.values()
+            table.add_row(str(jobs), f"{seconds:.0f} s", f"{60 * runs / seconds:.0f}", f"{first / seconds:.1f}×")
+            live.refresh()
 
 
 if __name__ == "__main__":

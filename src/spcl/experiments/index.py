@@ -20,6 +20,7 @@ VERSION = 1
 
 BOOKKEEPING = frozenset(
     {
+        "capture",
         "checkpoint_seconds",
         "data_dir",
         "device",
@@ -78,6 +79,11 @@ class RunRecord:
     def seed(self) -> int:
         """Of weights, data order and memory."""
         return int(self.settings["seed"])
+
+    @property
+    def timeline(self) -> tuple[tuple[int, int], ...]:
+        """The first and last step of every task; empty while the run is not complete, or where that was left out."""
+        return tuple((first, last) for first, last in (self.result or {}).get("timeline", ()))
 
     @property
     def paradigm(self) -> str:

@@ -19,7 +19,7 @@ __all__ = ["LEARNING_PROCESS"]
 
 def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """A panel for each benchmark and scenario, a line for each method."""
-    usable = [run for run in runs if run.settings["evaluate"] == "seen" and len((run.result or {})["timeline"]) > 1]
+    usable = [run for run in runs if run.settings["evaluate"] == "seen" and len((run.result or {})["tasks"]) > 1]
     if not usable:
         raise MissingRunsError(f"none of {len(runs)} complete runs evaluated all tasks seen when one ended")
     cells = {

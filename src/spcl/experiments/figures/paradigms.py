@@ -57,8 +57,7 @@ def _parallel(cell: Sequence[RunRecord]) -> RunRecord:
 
 
 def _timeline(paradigm: str, cell: Sequence[RunRecord]) -> Timeline:
-    spans = (_parallel(cell).result or {})["timeline"] if cell else SKETCH
-    parallel = Timeline(tuple((first, last) for first, last in spans))
+    parallel = Timeline((_parallel(cell).timeline if cell else ()) or SKETCH)
     return {
         "joint": Timeline.joint(parallel.durations),
         "serial": Timeline.serial(parallel.durations),

@@ -21,10 +21,11 @@ MOST = 9
 
 def draw_timeline(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """The timelines, each once, of the largest set of runs that differ only in method, configuration and seed."""
-    if not runs:
-        raise MissingRunsError("there is none")
-    alike = max(grouped(runs, lambda run: circumstances(run, "seed", "config")).values(), key=len)
-    by_timeline = grouped(alike, lambda run: tuple((first, last) for first, last in (run.result or {})["timeline"]))
+    known = [run for run in runs if run.timeline]
+    if not known:
+        raise MissingRunsError(f"{len(runs)} complete runs hold no timeline" if runs else "there is none")
+    alike = max(grouped(known, lambda run: circumstances(run, "seed", "config")).values(), key=len)
+    by_timeline = grouped(alike, lambda run: run.timeline)
     timelines = {
         f"configuration {ranges(sorted({run.config for run in group}))}": Timeline(spans)
         for spans, group in by_timeline.items()

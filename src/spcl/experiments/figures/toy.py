@@ -54,7 +54,7 @@ def draw_toy_timelines(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     """The three measures of G and Ĝ, for several joining and ending times."""
     cells = grouped(_stable_runs(runs), lambda run: identity(run, "config", "protocol_seed", "overlap", "gap"))
     cell: list[RunRecord] = max(cells.values(), key=len, default=[])
-    by_timeline = grouped(cell, lambda run: str((run.result or {})["timeline"]))
+    by_timeline = grouped(cell, lambda run: run.timeline)
     chosen = [Curves(group[0]) for group in by_timeline.values()][:MOST_TIMELINES]
     if not chosen:
         raise MissingRunsError("there is none by " + " or ".join(STABLE))
@@ -82,7 +82,7 @@ def two_task_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs of two tasks of which the second joins while the first trains."""
     found = []
     for run in runs:
-        timeline = (run.result or {})["timeline"]
+        timeline = run.timeline
         if len(timeline) == 2 and 0 < timeline[1][0] < timeline[0][1]:
             found.append(run)
     if not found:
