@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -128,6 +128,7 @@ class _Run:
         self.learner = self._learner()
         self.recorder = Recorder(MetricsFile(folder.metrics, self.progress.metrics_position), trackers)
         self._saved_at = time.monotonic()
+        self._unshown: Callable[[], None] | None = None
 
     def _learner(self) -> Learner:
         if not self.folder.has_checkpoint():
@@ -161,12 +162,22 @@ class _Run:
                 begin = time.perf_counter()
                 for name in moment.started:
                     self.learner.add_task(name, classes=stream.classes[name])
-                report = self.learner.step(moment.batches, meanwhile=stream.prefetch)
+                report = self.learner.step(moment.batches, meanwhile=self._meanwhile)
                 for name in moment.ended:
                     self.learner.finish_task(name)
                 self.progress.trained_seconds += time.perf_counter() - begin
                 self._after_step(moment.step, report, moment.ended, last=len(stream) == self.learner.steps)
                 self._save_if_due(stop.is_set())
+
+    def _meanwhile(self) -> None:
+        """While a GPU works: fetch what comes next, and show what was."""
+        self.problem.stream.prefetch()
+        self._show()
+
+    def _show(self) -> None:
+        if self._unshown is not None:
+            self._unshown()
+            self._unshown = None
 
     def _after_step(self, step: int, report: StepReport, ended: tuple[str, ...], last: bool) -> None:
         if report.step % self.settings.record_every == 0 or report.dropped:
@@ -178,7 +189,9 @@ class _Run:
             self._evaluate(step, list(ended) if self.settings.evaluate == "ended" else list(self.learner.tasks), ended)
         elif every is not None and (report.step + 1) % every == 0:
             self._evaluate(step, list(self.learner.tasks), ended)
-        self.view.step(step, report, self.progress.latest)
+        self._unshown = partial(self.view.step, step, report, dict(self.progress.latest))
+        if last:
+            self._show()
 
     def _evaluate(self, step: int, tasks: list[str], ended: tuple[str, ...]) -> None:
         self.tables = self._confusions(tasks)
@@ -197,6 +210,7 @@ class _Run:
         self.learner.save(self.folder.checkpoint, stream=self.problem.stream, progress=self.progress)
         self._saved_at = time.monotonic()
         if stop:
+            self._show()
             raise InterruptedRunError(
                 f"stopped after step {self.learner.steps} of {len(self.problem.stream)} and saved; "
                 f"continue with: spcl run --out {self.folder.path} --resume"
