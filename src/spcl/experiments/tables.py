@@ -1,12 +1,14 @@
 """Methods × benchmarks in numbers: means, deviations, ranks, the paper's values and significance."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from spcl.benchmarks.catalogue import DATA_SETS
 from spcl.errors import SpclError
 from spcl.experiments.index import RunRecord
 from spcl.experiments.paper_results import PaperResult, paper_methods, paper_result
@@ -66,7 +68,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """All methods on all benchmarks in one scenario; ``cells`` are found by label and benchmark."""
+    """All methods on all benchmarks in one scenario; ``cells`` are found by label and benchmark.
+
+    ``parts`` says of benchmarks whose published data was not all there how much of it was.
+    """
 
     scenario: str
     benchmarks: tuple[str, ...]
@@ -74,6 +79,7 @@ class ResultTable:
     cells: Mapping[tuple[str, str], Cell]
     over: Over
     against: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -149,7 +155,21 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
         if paper:
             made = {label: _with_paper(cell, column[label][0]) for label, cell in made.items()}
         cells |= {(label, benchmark): cell for label, cell in made.items()}
-    return ResultTable(scenario, tuple(benchmarks), rows, cells, over, against)
+    parts = {name: part for name in benchmarks if (part := _part(r for r in records if r.benchmark == name))}
+    return ResultTable(scenario, tuple(benchmarks), rows, cells, over, against, parts)
+
+
+def _part(records: Iterable[RunRecord]) -> str:
+    """How much of a published data set these runs had; empty if all of it."""
+    for record in records:
+        data_set = DATA_SETS.get(record.benchmark)
+        counts = re.search(r"(\d+) \+ (\d+) samples", str((record.result or {}).get("data")))
+        if data_set is None or counts is None or record.settings["validation"]:
+            continue
+        train, test = map(int, counts.groups())
+        if (train, test) != (data_set.train, data_set.test):
+            return f"{train:,} of {data_set.train:,} training and {test:,} of {data_set.test:,} test samples"
+    return ""
 
 
 def _column(column: Mapping[str, Sequence[RunRecord]], over: Over) -> dict[str, Cell]:
