@@ -102,10 +102,13 @@ class Recurring:
         if key in self._replays:
             self._replays[key]()
             return
+        if self._graphs.refused is not None:
+            work()
+            return
         if len(self._met) > MOST_KEYS:
             self._met.clear()
         self._met[key] += 1
-        if self._met[key] <= PATIENCE or self._graphs.refused is not None:
+        if self._met[key] <= PATIENCE:
             self._graphs.rehearse(work)
             return
         if len(self._replays) == MOST_SHAPES:
