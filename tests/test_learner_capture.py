@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from spcl.learner import Learner
-from spcl.learner.captured_backbone import CapturedBackbone
-from spcl.learner.captured_columns import CapturedColumns
-from spcl.learner.captured_step import CapturedStep
+from spcl.learner.captured.backbone import CapturedBackbone
+from spcl.learner.captured.columns import CapturedColumns
+from spcl.learner.captured.step import CapturedStep
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import make_method
 from spcl.models import MLP, Backbone, Normalise, ResNet18

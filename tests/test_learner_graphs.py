@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from spcl.aggregation import gramian
-from spcl.learner.captured_gramian import CapturedGramian
-from spcl.learner.captured_penalty import CapturedPenalty
-from spcl.learner.captured_update import CapturedUpdate
-from spcl.learner.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring
+from spcl.learner.captured.gramian import CapturedGramian
+from spcl.learner.captured.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring
+from spcl.learner.captured.penalty import CapturedPenalty
+from spcl.learner.captured.update import CapturedUpdate
 from spcl.learner.model import SharedModel
 from spcl.learner.rows import GradientRows
 from spcl.orthogonality import orthogonality_penalty

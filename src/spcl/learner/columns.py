@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from spcl.aggregation.gramians import gramian_and_numbers
 from spcl.errors import SpclError
-from spcl.learner.captured_columns import CapturedColumns
-from spcl.learner.captured_penalty import CapturedPenalty
-from spcl.learner.captured_step import CapturedStep
+from spcl.learner.captured.columns import CapturedColumns
+from spcl.learner.captured.penalty import CapturedPenalty
+from spcl.learner.captured.step import CapturedStep
 from spcl.learner.guard import StepGuard, size_of
 from spcl.learner.method import CURRENT, Columns, Method, Weights
 from spcl.learner.model import Samples, SharedModel

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from spcl.learner.graphs import Recurring
+from spcl.learner.captured.graphs import Recurring
 from spcl.learner.method import Method
 from spcl.learner.model import SharedModel
 from spcl.memory import Memory

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.captured_backbone import CapturedBackbone
-from spcl.learner.captured_columns import CapturedColumns
-from spcl.learner.captured_gramian import CapturedGramian
-from spcl.learner.captured_penalty import CapturedPenalty
-from spcl.learner.captured_step import CapturedStep
-from spcl.learner.captured_update import CapturedUpdate
+from spcl.learner.captured.backbone import CapturedBackbone
+from spcl.learner.captured.columns import CapturedColumns
+from spcl.learner.captured.gramian import CapturedGramian
+from spcl.learner.captured.graphs import Graphs, Recurring
+from spcl.learner.captured.penalty import CapturedPenalty
+from spcl.learner.captured.step import CapturedStep
+from spcl.learner.captured.update import CapturedUpdate
 from spcl.learner.columns import Collected, Collector, nothing
-from spcl.learner.graphs import Graphs, Recurring
 from spcl.learner.guard import StepGuard
 from spcl.learner.method import Method
 from spcl.learner.model import Samples, Scenario, SharedModel

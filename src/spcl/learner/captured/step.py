@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from spcl.learner.captured_columns import CapturedColumns
-from spcl.learner.graphs import Graphs
-from spcl.learner.joint_classifier import JointGradient
+from spcl.learner.captured.columns import CapturedColumns
+from spcl.learner.captured.graphs import Graphs
+from spcl.learner.captured.joint_classifier import JointGradient
+from spcl.learner.captured.static_column import StaticColumn
 from spcl.learner.model import Samples, SharedModel
 from spcl.learner.rows import GradientRows
-from spcl.learner.static_column import StaticColumn
 from spcl.models import Normalise
 
 __all__ = ["CapturedStep"]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spcl.learner.graphs import MOST_SHAPES, Graphs
+from spcl.learner.captured.graphs import MOST_SHAPES, Graphs
 from spcl.learner.model import SharedModel
 from spcl.learner.rows import GradientRows, write_gradients
 

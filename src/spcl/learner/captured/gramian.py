@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
-from spcl.learner.graphs import Graphs, Recurring
+from spcl.learner.captured.graphs import Graphs, Recurring
 
 __all__ = ["CapturedGramian"]
 

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from spcl.learner.graphs import Graphs
+from spcl.learner.captured.graphs import Graphs
 from spcl.learner.model import SharedModel
 from spcl.learner.rows import GradientRows
 from spcl.orthogonality import add_orthogonality_gradient

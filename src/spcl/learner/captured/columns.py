@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl.learner.graphs import MOST_SHAPES, Graphs
-from spcl.learner.joint_classifier import JointClassifier, JointGradient, own_classes
+from spcl.learner.captured.graphs import MOST_SHAPES, Graphs
+from spcl.learner.captured.joint_classifier import JointClassifier, JointGradient, own_classes
+from spcl.learner.captured.static_column import StaticColumn
 from spcl.learner.model import Samples, SharedModel
 from spcl.learner.rows import GradientRows
-from spcl.learner.static_column import StaticColumn
 from spcl.learner.tasks import Task
 
 __all__ = ["CapturedColumns"]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from spcl.learner.captured.joint_classifier import JointClassifier, JointGradient
 from spcl.learner.guard import size_of
-from spcl.learner.joint_classifier import JointClassifier, JointGradient
 from spcl.learner.model import SharedModel
 
 __all__ = ["StaticColumn"]

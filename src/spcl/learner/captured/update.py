@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spcl.learner.graphs import Graphs, Recurring
+from spcl.learner.captured.graphs import Graphs, Recurring
 
 __all__ = ["CapturedUpdate"]
 
