@@ -118,8 +118,8 @@ class CapturedColumns:
     def _adopting(self) -> JointClassifier:
         """The joint classifier, with the heads of all tasks in it."""
         if self._joint is None:
-            is_class_incremental = self._model.scenario == "class"
-            self._joint = JointClassifier(int(self._model.feature_dim or 0), is_class_incremental, self._rows.buffer)
+            features, like = int(self._model.feature_dim or 0), self._rows.buffer.new_empty(0)
+            self._joint = JointClassifier(features, self._model.scenario == "class", like)
         classifiers = self._model.classifiers
         if self._joint.adopt(classifiers):
             self.gradient = JointGradient(self._joint, self._rows)
