@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from _runs import PATIENCE, metrics_in, results_in, start_command, wait_for
-from small_benchmark import write_benchmark
 from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.experiments.grid import GridState, Running, run_jobs
@@ -35,17 +34,6 @@ from spcl.methods import METHODS
 
 SMALL = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu", "checkpoint_seconds": 0.0}
 RUNS = 8
-
-
-@pytest.fixture(scope="module")
-def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_benchmark(tmp_path_factory.mktemp("data") / "clusters.npz")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(2) as pool:
-        yield pool
 
 
 def plan(benchmark: Path, out: Path, **settings: object) -> list[Job]:

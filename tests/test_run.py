@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from small_benchmark import small_settings, write_benchmark
+from small_benchmark import small_settings
 from spcl.errors import SpclError
 from spcl.experiments import execute, load_settings_file, record, resolve_settings
 from spcl.experiments.problem import hold_out, load_benchmark, make_problem
@@ -24,11 +24,6 @@ from spcl.experiments.view import SilentView
 from spcl.learner import StepReport
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-
-
-@pytest.fixture(scope="session")
-def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_benchmark(tmp_path_factory.mktemp("data") / "clusters.npz")
 
 
 def without_times(result: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from _runs import results_in, start_command, wait_for
-from small_benchmark import write_benchmark
 from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.experiments.grid import GridState
@@ -35,17 +33,6 @@ class Quiet:
     def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float) -> None: ...
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_benchmark(tmp_path_factory.mktemp("data") / "clusters.npz")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(2) as pool:
-        yield pool
 
 
 def tuning(benchmark: Path, **settings: Any) -> Tuning:

@@ -1,9 +1,17 @@
-"""From the flags of a command to settings."""
+"""The flags that several commands share, and the way from flags to settings."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-__all__ = ["settings_from"]
+import typer
+
+__all__ = ["DataDir", "Device", "Fit", "Preset", "Protocol", "settings_from"]
+
+Preset = Annotated[str | None, typer.Option(help="default, or paper (network details as published).")]
+Protocol = Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")]
+Fit = Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the publishers' files are.")]
 
 
 def settings_from(**flags: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spcl.cli.flags import settings_from
+from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.experiments.grid import GridState, run_jobs
 from spcl.experiments.grid_view import LiveGridView, PlainGridView
 from spcl.experiments.plan import (
@@ -36,11 +36,11 @@ def grid(
     configs: Annotated[str, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")] = "0-8",
     seeds: Annotated[str, typer.Option(help="E.g. 0-2.")] = "0-2",
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at once; they share the CPU's threads.")] = 1,
-    preset: Annotated[str | None, typer.Option(help="default, or paper (network details as published).")] = None,
-    protocol: Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    preset: Preset = None,
+    protocol: Protocol = None,
+    fit: Fit = False,
+    device: Device = None,
+    data_dir: DataDir = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any setting, for all runs, e.g. method.sigma=50; may be repeated."),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from spcl.cli.flags import settings_from
+from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.errors import SpclError
 from spcl.experiments.run import execute, resume_settings
 from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
@@ -25,12 +25,12 @@ def run(
     scenario: Annotated[str | None, typer.Option(help="task or class (incremental).")] = None,
     config: Annotated[int | None, typer.Option(help="Which label set and timeline, 0 to 8.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and memory.")] = None,
-    preset: Annotated[str | None, typer.Option(help="default, or paper (network details as published).")] = None,
-    protocol: Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
+    preset: Preset = None,
+    protocol: Protocol = None,
+    fit: Fit = False,
     paradigm: Annotated[str | None, typer.Option(help="parallel, joint (MTL) or serial (SCL).")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    device: Device = None,
+    data_dir: DataDir = None,
     settings: Annotated[Path | None, typer.Option(help="A YAML or JSON file of settings.")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, e.g. method.sigma=50; may be repeated.")

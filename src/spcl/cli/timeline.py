@@ -1,13 +1,12 @@
 """``spcl timeline``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 
-from spcl.cli.flags import settings_from
+from spcl.cli.flags import DataDir, Fit, Protocol, settings_from
 from spcl.experiments.problem import make_problem
 from spcl.experiments.settings import parse_assignments, resolve_settings
 
@@ -17,10 +16,10 @@ __all__ = ["timeline"]
 def timeline(
     benchmark: Annotated[str, typer.Option(help="A benchmark, a folder of pictures or an .npz file.")] = "ps-glyphs",
     config: Annotated[int, typer.Option(help="Which label set and timeline.")] = 0,
-    protocol: Annotated[Path | None, typer.Option(help="A protocol file.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
+    protocol: Protocol = None,
+    fit: Fit = False,
     paradigm: Annotated[str, typer.Option(help="parallel, joint or serial.")] = "parallel",
-    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    data_dir: DataDir = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. overlap=0.5.")] = None,
 ) -> None:
     """Draw which task of a configuration trains when, and where memory starts."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spcl.cli.flags import settings_from
+from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.experiments.grid_view import LiveGridView, PlainGridView
 from spcl.experiments.plan import parse_numbers
 from spcl.experiments.settings import parse_assignments
@@ -33,11 +33,11 @@ def tune(
     trials: Annotated[int, typer.Option(min=1, help="How many settings to try.")] = 20,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs of a trial at once.")] = 1,
     validation: Annotated[float, typer.Option(help="The part of the training data to score on.")] = 0.2,
-    preset: Annotated[str | None, typer.Option(help="default, or paper (network details as published).")] = None,
-    protocol: Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the publishers' files are.")] = None,
+    preset: Preset = None,
+    protocol: Protocol = None,
+    fit: Fit = False,
+    device: Device = None,
+    data_dir: DataDir = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting, for all trials; may be repeated.")
     ] = None,

@@ -13,7 +13,7 @@ from spcl.experiments.figures.curves import grouped
 from spcl.experiments.figures.style import display
 from spcl.experiments.index import RunRecord, flat_settings
 from spcl.experiments.settings import RunSettings
-from spcl.experiments.tables import Cell, ResultTable, make_tables, method_order
+from spcl.experiments.tables import Cell, Over, ResultTable, make_tables, method_order
 from spcl.methods import METHODS
 
 __all__ = [
@@ -110,14 +110,16 @@ def _meaning(name: str, method: str) -> str:
 
 
 def tables(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """The result tables for the page, with the paper's values where it has any; `shown` prepares a cell."""
-    return [_table(table) for table in make_tables(runs, paper=True)]
+    """The result tables for the page, with the paper's values where it has any; of one seed, over configurations."""
+    over: Over = "configs" if len({run.seed for run in runs}) == 1 < len({run.config for run in runs}) else "seeds"
+    return [_table(table) for table in make_tables(runs, over, paper=True)]
 
 
 def _table(table: ResultTable) -> dict[str, Any]:
     published = {benchmark for (_, benchmark), cell in table.cells.items() if cell.paper}
     return {
         "title": table.title,
+        "note": table.parts_note,
         "scenario": table.scenario,
         "benchmarks": [{"name": name, "paper": name in published} for name in table.benchmarks],
         "rows": [

@@ -45,7 +45,8 @@ def headings(table: ResultTable) -> list[str]:
 def notes(table: ResultTable, best: str, second: str) -> str:
     """What the marks in a table mean."""
     sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
-    sentences += [f"{name} is a part of the published data: {part}." for name, part in table.parts.items()]
+    if table.parts:
+        sentences.append(table.parts_note)
     if any(cell.missing for cell in table.cells.values()):
         sentences.append("Cells with missing runs are not ranked.")
     if table.against:

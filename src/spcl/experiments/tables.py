@@ -85,10 +85,20 @@ class ResultTable:
     def title(self) -> str:
         """What the table shows.
 
-        >>> ResultTable("task", (), (), {}, "seeds").title
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0)
+        >>> ResultTable("task", (), (), {("er", "ps-emnist"): cell}, "seeds").title
         'task-incremental, mean ± standard deviation over seeds'
+        >>> ResultTable("task", (), (), {}, "seeds").title
+        'task-incremental, one seed'
         """
+        if all(cell.accuracy.std is None for cell in self.cells.values()):
+            return f"{self.scenario}-incremental, one {'seed' if self.over == 'seeds' else 'configuration'}"
         return f"{self.scenario}-incremental, mean ± standard deviation over {self.over}"
+
+    @property
+    def parts_note(self) -> str:
+        """Which benchmarks had only a part of the published data; empty if none."""
+        return " ".join(f"{name} is a part of the published data: {part}." for name, part in self.parts.items())
 
     def only(self, benchmark: str) -> "ResultTable":
         """The part that is about one benchmark."""

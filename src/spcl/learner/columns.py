@@ -327,9 +327,9 @@ class Collector:
     ) -> Column:
         column = self._rehearse(result, row, count, 0, direction, signs)
         for draw in range(1, self.method.draws):
-            loss = signs[0].clone()
+            before = signs.clone()
             more = self._rehearse(result, row, count, draw, direction, signs)
-            signs[0] += loss
+            signs += before
             for parameter, gradient in more.head_gradients.items():
                 earlier = column.head_gradients.get(parameter)
                 column.head_gradients[parameter] = gradient if earlier is None else earlier + gradient

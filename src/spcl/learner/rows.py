@@ -88,9 +88,7 @@ class GradientRows:
         first, *others = weights.tolist()
         update = self._lines[0].mul_(first)
         if self.buffer.is_cuda:
-            for line, weight in zip(
-                self._lines[1:], others, strict=False
-            ):  # no weights to transfer, no library to wake
+            for line, weight in zip(self._lines[1 : len(weights)], others, strict=True):  # nothing to transfer
                 update.add_(line, alpha=weight)
         elif others:
             update.addmv_(self.buffer[1 : len(weights)].T, weights[1:].to(self.dtype))

@@ -96,6 +96,7 @@
   function render(element) {
     const { traces, layout } = charts.get(element)();
     Plotly.react(element, traces, themed(layout, element.dataset.tuning !== undefined), CONFIG);
+    element.style.minHeight = 0; // room was kept for it only until now
   }
 
   function draw(element, build) {
