@@ -54,14 +54,14 @@ def rate(finished: list[float], jobs: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The best number of jobs of a grid on one GPU.")
     parser.add_argument("--jobs", default="1,4,8,12", help="numbers of jobs")
-    parser.add_argument("--configs", type=int, default=4, help="configurations, of 8 runs each")
+    parser.add_argument("--configs", type=int, default=5, help="configurations, of 8 runs each")
     parser.add_argument("--data-dir", help="where the publishers' files are")
     parser.add_argument("--protocol", help="the published protocol; one is drawn if it is not given")
     arguments = parser.parse_args()
     runs = len(METHODS) * len(SCENARIOS) * arguments.configs
     numbers = [int(number) for number in arguments.jobs.split(",")]
-    if runs < 2 * max(numbers):
-        parser.error(f"{runs} runs are too few for {max(numbers)} jobs: each should make two; give more --configs")
+    if runs < 3 * max(numbers):
+        parser.error(f"{runs} runs are too few for {max(numbers)} jobs: each should make three; give more --configs")
     table = Table(title=f"{runs} PS-CIFAR-100 runs on one {torch.cuda.get_device_name()}")
     for heading in ("jobs", "in all", "runs a minute, all at work", "of the first"):
         table.add_column(heading, justify="right")

@@ -1,7 +1,10 @@
 """The captured path computes what the eager engine computes: on any device without graphs, on a GPU with them."""
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -86,7 +89,7 @@ def capture_without_graphs(learner: Learner) -> None:
     captured = CapturedColumns(learner.model, rows, learner._graphs, learner.method.stores_logits)
     learner._collector.captured = captured
     learner._collector.captured_step = CapturedStep(captured, learner.model, rows, learner._graphs)
-    learner.model.replay = CapturedBackbone(learner.model, rows, learner._graphs)
+    learner._collector.backbone = CapturedBackbone(learner.model, rows, learner._graphs)
 
 
 def state(learner: Learner) -> dict[str, Tensor]:
@@ -227,3 +230,39 @@ def test_a_part_set_to_evaluation_later_is_noticed() -> None:
     assert captured is not None
     assert len({key[-1] for key in captured._columns}) == 2  # one graph for either mode
     assert_same(eager, replayed, 1e-4)
+
+
+# -- memory
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_learner_that_nobody_holds_is_gone_at_once(method: str, captured: bool) -> None:
+    learner = make(method, "class", small_backbone())
+    if captured:
+        capture_without_graphs(learner)
+    train(learner)
+    parts = [weakref.ref(part) for part in (learner, learner.model.backbone, learner.memory)]
+    with without_garbage_collection():
+        del learner
+        assert [part() for part in parts] == [None] * 3
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["soro+dbt", "der++", "mdmtr"])
+def test_one_learner_after_another_takes_no_more_gpu_memory(method: str) -> None:
+    taken = []
+    with without_garbage_collection():
+        for _ in range(4):
+            train(make(method, "class", small_backbone().to(GPU)), steps=30, device=GPU)
+            taken.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert taken[1:] == [taken[1]] * 3  # the first leaves what libraries keep for good

@@ -1,6 +1,6 @@
 """What is replayed is what would have been done: the optimiser's step, the penalty, the Gramian, small work in general.
 
-Without a GPU the same code runs, and a "graph" is the work itself.
+Without a GPU the same code runs, and the work is done eagerly every time.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def test_work_is_done_once_a_call_however_it_is_done(device: str) -> None:
             recurring(key, lambda key=key: done[key].add_(1))
             calls[key] += 1
     assert done.tolist() == [calls[key] for key in range(20)]
-    assert len(recurring._replays) == MOST_SHAPES
+    assert len(recurring._replays) == (MOST_SHAPES if device == "cuda" else 0)
 
 
 def steps(update: CapturedUpdate | None, device: str, changes: bool) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """A run: its record, its measures, its determinism, and what happens when it is interrupted, killed or refused."""
 
+import gc
 import json
 import resource
 import signal
@@ -19,9 +20,10 @@ from spcl.errors import SpclError
 from spcl.experiments import execute, load_settings_file, record, resolve_settings
 from spcl.experiments.problem import hold_out, load_benchmark, make_problem
 from spcl.experiments.record import RunFolder
-from spcl.experiments.run import InterruptedRunError
+from spcl.experiments.run import GpuMemoryError, InterruptedRunError
 from spcl.experiments.view import SilentView
-from spcl.learner import StepReport
+from spcl.learner import Learner, StepReport
+from spcl.streams import ParallelStream
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -75,6 +77,22 @@ def test_same_settings_give_the_same_result(benchmark: Path, tmp_path: Path) -> 
     other = execute(small_settings(benchmark, seed=4), tmp_path / "c")
     assert without_times(first) == without_times(second)
     assert without_times(first) != without_times(other)
+
+
+def test_a_run_that_is_over_holds_nothing(benchmark: Path, tmp_path: Path) -> None:
+    def alive() -> list[str]:
+        kinds = (Learner, ParallelStream, torch.nn.Module)
+        return sorted(type(thing).__name__ for thing in gc.get_objects() if issubclass(type(thing), kinds))
+
+    execute(small_settings(benchmark), tmp_path / "first")  # PyTorch imports a part of itself, which holds on to it
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        execute(small_settings(benchmark), tmp_path / "second")
+        assert alive() == before
+    finally:
+        gc.enable()
 
 
 def test_finished_run_is_not_run_again(benchmark: Path, tmp_path: Path) -> None:
@@ -153,6 +171,14 @@ def test_a_run_that_fails_leaves_the_records_of_all_its_steps(benchmark: Path, t
     assert [line["step"] for line in metrics_of(tmp_path / "run") if line["kind"] == "step"] == list(range(6))
     assert [told["step"] for told in diary.told if told["kind"] == "step"] == list(range(6))
     assert diary.closed
+
+
+def test_a_full_gpu_is_one_clear_line(benchmark: Path, tmp_path: Path) -> None:
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of …")
+
+    with pytest.raises(GpuMemoryError, match=r"^CUDA out of memory. Tried to allocate 2.00 MiB; choose .*--jobs\)$"):
+        execute(small_settings(benchmark), tmp_path / "run", view=Witness(3, full))
 
 
 @pytest.mark.parametrize("steps_left", [0, 3])

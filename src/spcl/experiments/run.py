@@ -30,11 +30,15 @@ from spcl.learner import Learner, StepReport
 from spcl.methods import make_method
 from spcl.orthogonality import filter_statistics
 
-__all__ = ["InterruptedRunError", "execute", "make_learner", "resume_settings"]
+__all__ = ["GpuMemoryError", "InterruptedRunError", "execute", "make_learner", "resume_settings"]
 
 
 class InterruptedRunError(SpclError):
     """The run was stopped by the user after saving; resuming continues it exactly."""
+
+
+class GpuMemoryError(SpclError):
+    """The GPU has no room for the run, perhaps only as long as others share it."""
 
 
 @dataclass
@@ -76,7 +80,8 @@ def execute(
         if not resume and folder.has_checkpoint():
             raise SpclError(f"{out} holds an unfinished run; continue it with --resume, or choose another --out")
         write_text(folder.settings, settings_text(settings))
-        return _Run(settings, folder, view or SilentView(), trackers).to_the_end()
+        with _plain_memory_errors():
+            return _Run(settings, folder, view or SilentView(), trackers).to_the_end()
 
 
 def resume_settings(out: Path) -> RunSettings:
@@ -283,6 +288,16 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None if answer.returncode == 0 else None
+
+
+@contextmanager
+def _plain_memory_errors() -> Iterator[None]:
+    """A GPU that is full ends in one clear line."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        found, _, _ = str(error).partition(". GPU")  # and then who holds how much
+        raise GpuMemoryError(f"{found}; choose a smaller batch_size, or make fewer runs at once (--jobs)") from error
 
 
 @contextmanager

@@ -5,6 +5,7 @@ gone, the worker saves the run it is making and stops.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -18,12 +19,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import torch
 from filelock import Timeout
 
 from spcl.errors import SpclError
 from spcl.experiments.plan import recorded_settings
 from spcl.experiments.record import RunFolder
-from spcl.experiments.run import InterruptedRunError, execute
+from spcl.experiments.run import GpuMemoryError, InterruptedRunError, execute
 from spcl.experiments.settings import RunSettings
 from spcl.experiments.view import SilentView
 from spcl.learner import StepReport
@@ -81,12 +83,21 @@ def _make_run(settings: RunSettings, out: Path, send: Send) -> None:
         sys.exit(0)
     except SpclError as error:
         busy = isinstance(error.__cause__, Timeout)
-        send("busy" if busy else "failed", reason=str(error), details="", mendable=True)
+        mendable = not isinstance(error, GpuMemoryError)  # the others may leave more room later
+        send("busy" if busy else "failed", reason=str(error), details="", mendable=mendable)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         send("failed", reason=reason, details=traceback.format_exc(), mendable=False)
     else:
         send("done", accuracy=result["accuracy"], forgetting=result["forgetting"])
+        return
+    _leave_no_trace()
+
+
+def _leave_no_trace() -> None:
+    """Give back what a failed run took: its traceback may hold all of it, and the GPU has others to serve."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 class _ReportingView(SilentView):

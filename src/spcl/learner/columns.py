@@ -94,9 +94,9 @@ class Collector:
         self.captured: CapturedColumns | None = None
         self.captured_step: CapturedStep | None = None
         self.penalty: CapturedPenalty | None = None
+        self.backbone: Callable[[Tensor], Tensor] = model.backbone
         self.measure: Measure = gramian_and_numbers
         self._has_own_row = True
-        self._meanwhile: Callable[[], object] = nothing
         self._signs = rows.buffer.new_empty(0, 3, dtype=torch.float64)
 
     def collect(
@@ -111,7 +111,6 @@ class Collector:
             full: whether every column keeps its row in any case.
             meanwhile: what is to be done while a GPU works on the columns.
         """
-        self._meanwhile = meanwhile
         if self.method.fold == "sum":
             names = [samples.task.name for samples in batches] + [MEMORY] * bool(rehearse)
             blank = Columns(tuple(names), np.full(len(names), np.nan), None)
@@ -124,17 +123,19 @@ class Collector:
             self._signs = self._signs.new_empty(len(batches) + 1, 3)
         self._has_own_row = full or self.method.fold == "columns"
         if self._has_own_row:
-            columns = self._collect_rows(result, batches, rehearse)
+            columns = self._collect_rows(result, batches, rehearse, meanwhile)
         elif self.method.fold == "mean":
-            columns = self._collect_means(result, batches, rehearse)
+            columns = self._collect_means(result, batches, rehearse, meanwhile)
         else:
-            columns = self._collect_sum(result, batches, rehearse)
+            columns = self._collect_sum(result, batches, rehearse, meanwhile)
         if not result.faults:
             self._hand_over(result, columns)
 
     # -- every column in its own row
 
-    def _collect_rows(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
+    def _collect_rows(
+        self, result: Collected, batches: Sequence[Samples], rehearse: int, meanwhile: Callable[[], object]
+    ) -> list[Column]:
         rows, has_penalty = self.rows, self.method.settings.alpha > 0.0
         count = len(batches) + bool(rehearse)
         rows.reserve(count + has_penalty)
@@ -150,7 +151,7 @@ class Collector:
         if has_penalty:
             with result.timed("orthogonality"):
                 self._write_orthogonality(count)
-        self._meanwhile()
+        meanwhile()
         with result.timed("weighting"):
             products, numbers = self.measure(rows.buffer[: count + has_penalty], self._signs[: len(columns)].view(-1))
             self._add_norms(numbers, products.diagonal()[: len(columns)])
@@ -226,7 +227,9 @@ class Collector:
 
     # -- the current tasks in one row, the memory in another
 
-    def _collect_means(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
+    def _collect_means(
+        self, result: Collected, batches: Sequence[Samples], rehearse: int, meanwhile: Callable[[], object]
+    ) -> list[Column]:
         rows, has_penalty = self.rows, self.method.settings.alpha > 0.0
         folded = [CURRENT, MEMORY] if rehearse else [CURRENT]
         rows.reserve(len(folded) + has_penalty)
@@ -244,7 +247,7 @@ class Collector:
                 self._write_orthogonality(count)
                 if not decoupled:
                     rows.buffer[:count].add_(rows.buffer[count])
-        self._meanwhile()
+        meanwhile()
         with result.timed("weighting"):
             signs = self._signs[: len(columns)].view(-1)
             if self.method.uses_gramian:
@@ -267,7 +270,9 @@ class Collector:
 
     # -- one row, the weighted sum
 
-    def _collect_sum(self, result: Collected, batches: Sequence[Samples], rehearse: int) -> list[Column]:
+    def _collect_sum(
+        self, result: Collected, batches: Sequence[Samples], rehearse: int, meanwhile: Callable[[], object]
+    ) -> list[Column]:
         rows, has_penalty, columns = self.rows, self.method.settings.alpha > 0.0, list[Column]()
         rows.reserve(2)
 
@@ -289,7 +294,7 @@ class Collector:
                 last = self._signs[len(batches)]
                 for column in self._memory_column(result, 1, rehearse, lambda: rows.buffer[0], last):
                     add(column)
-        self._meanwhile()
+        meanwhile()
         numbers = self._signs[: len(columns)].cpu().numpy()
         if self._all_well(result, columns, numbers) and has_penalty:
             with result.timed("orthogonality"):
@@ -304,7 +309,7 @@ class Collector:
         with self.model.naming(samples.task, samples.x, samples.y):
             if self.method.has_plain_task_loss() and self._is_captured([samples]):
                 return self._replay(samples.task.name, [samples], [samples.x], signs)
-            outputs = self.model.outputs([samples])
+            outputs = self.model.outputs([samples], backbone=self.backbone)
             return self._backward(row, samples.task.name, self.method.task_loss(outputs[0]), outputs, signs)
 
     def _memory_column(
@@ -347,7 +352,7 @@ class Collector:
             result.edits += zip(drawn, inputs, strict=True)
         if self.method.has_plain_memory_loss() and self._is_captured(samples):
             return self._replay(MEMORY, samples, inputs or [group.x for group in samples], signs)
-        outputs = self.model.outputs(samples, inputs)
+        outputs = self.model.outputs(samples, inputs, self.backbone)
         return self._backward(row, MEMORY, self.method.memory_loss(outputs, draw), outputs, signs)
 
     def _is_captured(self, samples: Sequence[Samples]) -> bool:

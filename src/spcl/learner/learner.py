@@ -111,7 +111,7 @@ class Learner:
             captured = CapturedColumns(self.model, rows, self._graphs, method.stores_logits)
             self._collector.captured = captured
             self._collector.captured_step = CapturedStep(captured, self.model, rows, self._graphs)
-            self.model.replay = CapturedBackbone(self.model, rows, self._graphs)
+            self._collector.backbone = CapturedBackbone(self.model, rows, self._graphs)
             if method.settings.alpha:
                 self._collector.penalty = CapturedPenalty(self.model, rows, self._graphs, method.settings.alpha)
 

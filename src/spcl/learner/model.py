@@ -61,7 +61,6 @@ class SharedModel:
         if first is None:
             raise SpclError("the backbone has no parameter that can be trained")
         self.device, self.dtype = first.device, first.dtype
-        self.replay: Callable[[Tensor], Tensor | None] | None = None
         self._known_heads = 0
         self._head_parameters: list[nn.Parameter] = []
 
@@ -82,12 +81,18 @@ class SharedModel:
                 made.append(task)
         return made
 
-    def outputs(self, samples: Sequence[Samples], inputs: Sequence[Tensor] | None = None) -> list[Output]:
-        """What the model gives for samples of one or more tasks, in one pass through the backbone."""
+    def outputs(
+        self,
+        samples: Sequence[Samples],
+        inputs: Sequence[Tensor] | None = None,
+        backbone: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Output]:
+        """What the model gives for samples of one or more tasks, in one pass through the backbone or its stand-in."""
+        backbone = self.backbone if backbone is None else backbone
         inputs = inputs if inputs is not None else [group.x for group in samples]
         with self.precision():
             parts = [part.to(self.device, non_blocking=True) for part in inputs]
-            features = self._features(parts[0] if len(parts) == 1 else torch.cat(parts))
+            features = backbone(parts[0] if len(parts) == 1 else torch.cat(parts))
             joint = self._joint_logits(features) if self._is_joint(samples) else None
             outputs, start = [], 0
             for group in samples:
@@ -95,10 +100,6 @@ class SharedModel:
                 start = part.stop
                 outputs.append(self._output(group, features[part], None if joint is None else joint[part]))
         return outputs
-
-    def _features(self, x: Tensor) -> Tensor:
-        features = self.replay(x) if self.replay is not None else None
-        return features if features is not None else self.backbone(x)
 
     def logits(self, x: Tensor, task: Task | None) -> Tensor:
         """Logits (or the custom head's output) for evaluation, over all classes seen when ``task`` is None."""

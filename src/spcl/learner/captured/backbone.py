@@ -25,11 +25,15 @@ class CapturedBackbone:
         self._seen: set[tuple[object, ...]] = set()
         self._passes: dict[tuple[object, ...], _StaticPass] = {}
 
-    def __call__(self, x: Tensor) -> Tensor | None:
-        """The features, through which a backward pass reaches the rows; None where the backbone must run eagerly.
+    def __call__(self, x: Tensor) -> Tensor:
+        """The features, through which a backward pass reaches the rows."""
+        static = self._static_pass(x)
+        if static is None:
+            return self._model.backbone(x)  # type: ignore[no-any-return]
+        return _Replay.apply(self._rows.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
 
-        It must in evaluation, and for the first batch of a size, which may never return.
-        """
+    def _static_pass(self, x: Tensor) -> "_StaticPass | None":
+        """None where the backbone must run eagerly: in evaluation, and for the first batch of a size."""
         if x.requires_grad or not self._model.backbone.training or not torch.is_grad_enabled():
             return None
         key = self._graphs.key(len(x), x)
@@ -38,8 +42,7 @@ class CapturedBackbone:
             if is_new or self._graphs.refused is not None or len(self._passes) == MOST_SHAPES:
                 return None
             self._passes[key] = _StaticPass(self._model, self._rows, self._graphs, x)
-        features: Tensor = _Replay.apply(self._rows.buffer.new_ones((), requires_grad=True), self._passes[key], x)  # type: ignore[no-untyped-call]
-        return features
+        return self._passes[key]
 
 
 class _StaticPass:
@@ -53,21 +56,26 @@ class _StaticPass:
         self._views = rows.views(self._gradient)
         self._features: Tensor | None = None
         self._given: Tensor | None = None
-        works = [self._forward_work, self._backward_work]
-        self._forward, self._backward = graphs.capture(works)
-        if self._forward != self._forward_work and self._features is not None:
+        self._replays = graphs.capture([self._forward_work, self._backward_work])
+        if self._replays is not None and self._features is not None:
             self._features = self._features.detach()  # else eager passes would share autograd's memory of streams
 
     def forward(self, x: Tensor) -> Tensor:
         self._x.copy_(x, non_blocking=True)
-        self._forward()
+        if self._replays is None:
+            self._forward_work()
+        else:
+            self._replays[0]()
         assert self._features is not None
         return self._features.detach()
 
     def backward(self, gradient: Tensor) -> None:
         assert self._given is not None
         self._given.copy_(gradient)
-        self._backward()
+        if self._replays is None:
+            self._backward_work()
+        else:
+            self._replays[1]()
         self._rows.add(self._gradient)
 
     def _forward_work(self) -> None:

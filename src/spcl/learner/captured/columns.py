@@ -1,7 +1,6 @@
 """A column's whole work as one CUDA graph, for classifiers with linear heads."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -57,7 +56,10 @@ class CapturedColumns:
         """Add the column's gradient to the row that was started, and to those of the heads; write its signs."""
         column = self._column(samples)
         column.fill(inputs, self.classes_of(samples))
-        column.run()
+        if column.replay is None:
+            self._graphs.rehearse(column.work)
+        else:
+            column.replay()
         self._rows.add(column.gradient.shared)
         signs.copy_(column.signs)
         self.note_trained(samples)
@@ -108,9 +110,8 @@ class CapturedColumns:
         column = self._columns.get(key)
         if column is None:
             column = self.new_column(self.gradient, samples[0].x, self.new_classes(size))
-            column.run = partial(self._graphs.rehearse, column.work)
             if key in self._seen and len(self._columns) < MOST_SHAPES:
-                (column.run,) = self._graphs.capture([column.work])
+                (column.replay,) = self._graphs.capture([column.work]) or (None,)
                 self._columns[key] = column
             self._seen.add(key)
         return column

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from spcl.learner.model import SharedModel
 
-__all__ = ["MOST_SHAPES", "Graphs", "Recurring"]
+__all__ = ["MOST_SHAPES", "Graphs", "Recurring", "side_stream"]
 
 MOST_SHAPES = 8
 """How many batch sizes get graphs of their own: each takes time to capture, and memory."""
@@ -37,19 +38,20 @@ class Graphs:
         self._modules = list(model.backbone.modules())
         on_cuda = self.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
-        self._stream = torch.cuda.Stream(self.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = side_stream(self.device) if on_cuda else None
 
     def key(self, size: int, x: Tensor) -> tuple[object, ...]:
         """What a graph holds for: so many samples like these, and the modes in which the backbone's parts are now."""
         return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
 
-    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]] | None:
         """The replay of every piece of work, given in the order in which they run; each must have run before.
 
-        If a piece cannot be captured, a warning says why, :attr:`refused` is set, and the work is given back as it is.
+        None where the work must go on being done as it is: without graphs, or if a piece cannot be captured. Then a
+        warning says why, and :attr:`refused` is set.
         """
         if self._pool is None or self.refused is not None:
-            return list(works)
+            return None
         begin = perf_counter()
         try:
             return [self._captured(work) for work in works]
@@ -57,7 +59,7 @@ class Graphs:
             raise
         except RuntimeError as error:
             self._refuse(error)
-            return list(works)
+            return None
         finally:
             self.seconds += perf_counter() - begin
 
@@ -108,15 +110,22 @@ class Recurring:
         if len(self._met) > MOST_KEYS:
             self._met.clear()
         self._met[key] += 1
-        if self._met[key] <= PATIENCE:
+        replays = self._graphs.capture([work]) if self._met[key] > PATIENCE else None
+        if replays is None:
             self._graphs.rehearse(work)
             return
         if len(self._replays) == MOST_SHAPES:
             del self._replays[next(iter(self._replays))]
-        (self._replays[key],) = self._graphs.capture([work])
+        (self._replays[key],) = replays
         self._replays[key]()
 
     def forget(self) -> None:
         """Begin anew."""
         self._met.clear()
         self._replays.clear()
+
+
+@cache
+def side_stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
+    """A stream beside the main one. All learners share it: memory used on one stream is kept for that stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ class CapturedPenalty:
     def run(self) -> None:
         """Leave the gradient at the present weights in :attr:`gradient`."""
         if self._has_run and self._replay is None:
-            (self._replay,) = self._graphs.capture([self._work])
+            (self._replay,) = self._graphs.capture([self._work]) or (None,)
         self._has_run = True
         if self._replay is None:
             self._graphs.rehearse(self._work)

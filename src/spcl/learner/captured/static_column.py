@@ -22,7 +22,7 @@ class StaticColumn:
         gradient: where the gradient goes.
         signs: loss, norm of the gradient, size of the running averages.
         logits: of every class there is room for, if they are kept.
-        run: does the work, or replays it.
+        replay: does the work as a graph, if there is one.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StaticColumn:
         self._one = like.new_ones(())
         self.signs = like.new_zeros(3)
         self.logits = like.new_zeros(size, joint.capacity) if keeps_logits else None
-        self.run: Callable[[], None] = self.work
+        self.replay: Callable[[], None] | None = None
 
     def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
         """Put in the next batch."""

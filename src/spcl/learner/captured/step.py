@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from spcl.learner.captured.columns import CapturedColumns
-from spcl.learner.captured.graphs import Graphs
+from spcl.learner.captured.graphs import Graphs, side_stream
 from spcl.learner.captured.joint_classifier import JointGradient
 from spcl.learner.captured.static_column import StaticColumn
 from spcl.learner.model import Samples, SharedModel
@@ -38,7 +38,7 @@ class CapturedStep:
         self._graphs = graphs
         side_by_side = model.device.type == "cuda" and _leaves_no_trace(model.backbone)
         branches = range(BRANCHES if side_by_side else 0)
-        self._branches = [torch.cuda.Stream(model.device) for _ in branches]  # type: ignore[no-untyped-call]
+        self._branches = [side_stream(model.device, 1 + branch) for branch in branches]
         self._key: tuple[object, ...] = ()
         self._alike = 0
         self._work: _SeveralColumns | None = None
@@ -57,7 +57,7 @@ class CapturedStep:
         if self._work is None:
             self._work = self._captured(samples, signs, self._columns.gradient)
         self._work.fill([group.x for group in samples], self._columns.classes_of(samples))
-        self._work.run()
+        (self._work.replay or self._work.work)()
         self._columns.note_trained(samples)
         return True
 
@@ -67,7 +67,7 @@ class CapturedStep:
         parts = torch.split_with_sizes(classes, sizes, dim=1)
         columns = [self._columns.new_column(None, g.x, part) for g, part in zip(samples, parts, strict=True)]
         work = _SeveralColumns(columns, classes, self._branches, self._rows, signs, total)
-        (work.run,) = self._graphs.capture([work.work])
+        (work.replay,) = self._graphs.capture([work.work]) or (None,)
         return work
 
 
@@ -90,7 +90,7 @@ class _SeveralColumns:
         self._lines = list(rows.buffer[: len(columns)])
         self._signs = list(signs[: len(columns)])
         self._total = total
-        self.run: Callable[[], None] = self.work
+        self.replay: Callable[[], None] | None = None
 
     def fill(self, inputs: list[Tensor], classes: Tensor) -> None:
         """Put in the next batches."""
