@@ -48,7 +48,9 @@ def main() -> None:
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     send("ready")
     while (order := orders.get()) is not None:
-        _make_run(RunSettings.model_validate(order["settings"]), Path(order["out"]), send)
+        if not _make_run(RunSettings.model_validate(order["settings"]), Path(order["out"]), send):
+            gc.collect()  # the traceback of a run that failed may hold all that it took
+        torch.cuda.empty_cache()  # other processes share the GPU
 
 
 def _sender() -> Send:
@@ -73,7 +75,8 @@ def _listen(orders: "SimpleQueue[dict[str, Any] | None]") -> None:
         signal.raise_signal(signal.SIGTERM)  # a run that is going on saves itself; without one this ends the process
 
 
-def _make_run(settings: RunSettings, out: Path, send: Send) -> None:
+def _make_run(settings: RunSettings, out: Path, send: Send) -> bool:
+    """Whether the run is complete."""
     try:
         if RunFolder(out).settings.exists() and recorded_settings(out) is None:
             raise SpclError(f"{RunFolder(out).settings} is damaged; remove the folder to make the run anew")
@@ -90,14 +93,8 @@ def _make_run(settings: RunSettings, out: Path, send: Send) -> None:
         send("failed", reason=reason, details=traceback.format_exc(), mendable=False)
     else:
         send("done", accuracy=result["accuracy"], forgetting=result["forgetting"])
-        return
-    _leave_no_trace()
-
-
-def _leave_no_trace() -> None:
-    """Give back what a failed run took: its traceback may hold all of it, and the GPU has others to serve."""
-    gc.collect()
-    torch.cuda.empty_cache()
+        return True
+    return False
 
 
 class _ReportingView(SilentView):
