@@ -4,6 +4,7 @@ Without a GPU the same code runs, and the work is done eagerly every time.
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -28,16 +29,24 @@ def make_model(device: str) -> SharedModel:
     return SharedModel(backbone.to(device), "task", nn.Linear, 0, None)
 
 
+class WorkItself(Graphs):
+    """Stands for a GPU where there is none: to replay is to do the work again."""
+
+    def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]] | None:
+        return list(works)
+
+
 @everywhere
 def test_work_is_done_once_a_call_however_it_is_done(device: str) -> None:
-    recurring, done = Recurring(Graphs(make_model(device))), torch.zeros(20, device=device)
+    graphs = (Graphs if device == "cuda" else WorkItself)(make_model(device))
+    recurring, done = Recurring(graphs), torch.zeros(20, device=device)
     calls: Counter[int] = Counter()
     for round_ in range(3 * PATIENCE):
         for key in range(0, 20, 1 + round_ % 3):
             recurring(key, lambda key=key: done[key].add_(1))
             calls[key] += 1
     assert done.tolist() == [calls[key] for key in range(20)]
-    assert len(recurring._replays) == (MOST_SHAPES if device == "cuda" else 0)
+    assert len(recurring._replays) == MOST_SHAPES
 
 
 def steps(update: CapturedUpdate | None, device: str, changes: bool) -> list[Tensor]:
