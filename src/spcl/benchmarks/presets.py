@@ -13,7 +13,9 @@ PresetName = Literal["default", "paper"]
 
 
 class Preset(BaseModel):
-    """What a benchmark is trained with unless the user says otherwise (paper §5.2).
+    """What a benchmark is trained with unless the user says otherwise.
+
+    Networks and memory budgets are the paper's (§5.2), learning rates and batch sizes those of its code and protocols.
 
     >>> PRESETS["ps-cifar100"]["paper"].batch_norm_momentum
     0.01

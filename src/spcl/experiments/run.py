@@ -256,7 +256,7 @@ class _Run:
         }
 
     def _filters(self) -> dict[str, dict[str, float | None]]:
-        """Conditioning, norm and redundancy of the backbone's convolutions (paper, §5.4)."""
+        """Conditioning, norm and redundancy of the backbone's convolutions (paper, §5.5)."""
         backbone = self.learner.model.backbone
         names = [name for name, layer in backbone.named_modules() if isinstance(layer, torch.nn.Conv2d)]
         statistics = filter_statistics(backbone, names) if names else {}

@@ -98,7 +98,7 @@ class ResultTable:
     @property
     def parts_note(self) -> str:
         """Which benchmarks had only a part of the published data; empty if none."""
-        return " ".join(f"{name} is a part of the published data: {part}." for name, part in self.parts.items())
+        return " ".join(f"{name} had only a part of the published data: {part}." for name, part in self.parts.items())
 
     def only(self, benchmark: str) -> "ResultTable":
         """The part that is about one benchmark."""
@@ -178,7 +178,9 @@ def _part(records: Iterable[RunRecord]) -> str:
             continue
         train, test = map(int, counts.groups())
         if (train, test) != (data_set.train, data_set.test):
-            return f"{train:,} of {data_set.train:,} training and {test:,} of {data_set.test:,} test samples"
+            return (
+                f"{train:,} training samples, not {data_set.train:,}, and {test:,} test samples, not {data_set.test:,}"
+            )
     return ""
 
 

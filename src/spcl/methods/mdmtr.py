@@ -33,7 +33,7 @@ class CosineHead(nn.Module):
 
 
 class MDMTRSettings(MethodSettings):
-    """Settings of :class:`MDMTR`; the defaults are those of the comparison in the SPCL paper."""
+    """Settings of :class:`MDMTR`; the defaults of the margins are our own."""
 
     scale: float = Field(20.0, gt=0.0, description="s, what the cosines are multiplied by before the softmax")
     task_margin: float = Field(0.01, ge=0.0, description="m_t, margin in radians against the classes of other tasks")

@@ -13,7 +13,7 @@ __all__ = ["MLP"]
 class MLP(nn.Module):
     """Fully connected layers, each followed by ReLU; samples of any shape are flattened.
 
-    The default, 784–128–64, is the backbone of PS-EMNIST (paper §5.2).
+    The default, 784–128–64, is the backbone of PS-EMNIST (paper §5.2; the widths are those of its published code).
 
     >>> import torch
     >>> model = MLP(inputs=28 * 28)

@@ -48,7 +48,7 @@ class Timeline:
 
     @classmethod
     def parallel(cls, durations: Sequence[int], seed: int, *, overlap: float = 1.0, gap: int = 0) -> "Timeline":
-        """Draw a timeline by the rule of the PS-* protocols (paper §5.1), by default exactly as published.
+        """Draw a timeline by the rule of the published PS-* protocols, by default exactly as there.
 
         The start of task i is uniform between the start s of task i-1 and the latest end e so far. `overlap` and `gap`
         adjust that window to [e - ⌊overlap·(e - s)⌋ + gap, e + gap]:
