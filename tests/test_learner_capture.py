@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spcl.learner import Learner
 from spcl.learner.captured.backbone import CapturedBackbone
 from spcl.learner.captured.columns import CapturedColumns
+from spcl.learner.captured.joint_classifier import JointGradient
 from spcl.learner.captured.step import CapturedStep
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import make_method
@@ -147,6 +148,42 @@ def test_steady_steps_of_a_small_network_are_one_graph(backbone: str, scenario: 
     assert_same(*learners, 1e-3)
 
 
+@pytest.mark.parametrize("device", [CPU, pytest.param(GPU, marks=needs_gpu)], ids=["cpu", "gpu"])
+def test_a_steady_step_notices_that_heads_have_moved(device: torch.device) -> None:
+    learners = [make("soro", "class", perceptron().to(device), capture=False) for _ in range(2)]
+    capture_without_graphs(learners[1])
+    x, y = torch.randint(0, 256, (2, 8, 3, 8, 8), dtype=torch.uint8).to(device), torch.arange(8) % 3
+    for learner in learners:
+        for name in ("a", "b"):
+            learner.add_task(name, classes=3)
+        for step in range(24):
+            if step == 20:
+                learner.add_task("many", classes=200)  # more than there was room for, and no batch yet
+            learner.step({"a": (x[0], y), "b": (x[1], y)})
+    assert_same(*learners, 1e-3)
+
+
+def test_a_step_without_room_for_the_heads_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, replayed = (make("soro", "class", small_backbone()) for _ in range(2))
+    capture_without_graphs(replayed)
+    x, y = torch.randint(0, 256, (8, 3, 8, 8), dtype=torch.uint8), torch.arange(8) % 3
+    for learner in (eager, replayed):
+        learner.add_task("a", classes=3)
+        learner.step({"a": (x, y)})
+        learner.add_task("many", classes=200)
+    with monkeypatch.context() as patched:
+        patched.setattr(JointGradient, "__init__", _no_room)
+        with pytest.raises(torch.OutOfMemoryError):
+            replayed.step({"many": (x, y)})
+    for learner in (eager, replayed):
+        learner.step({"a": (x, y), "many": (x, y)})
+    assert_same(eager, replayed, 1e-4)
+
+
+def _no_room(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_logits_reach_a_reservoir() -> None:
     eager, replayed = (make("der++", "class", small_backbone(), reservoir=True) for _ in range(2))
     capture_without_graphs(replayed)
@@ -206,11 +243,12 @@ def test_a_backbone_that_cannot_be_captured_is_run_eagerly_with_the_reason() -> 
             x = x.float().flatten(1) * self.scale
             return x / (1.0 + float(x.abs().max()))  # waits for the GPU, which a graph cannot
 
-    learner = make("soro", "task", Peeking().to(GPU))
+    learner, stream = make("soro", "task", Peeking().to(GPU)), torch.cuda.current_stream()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(learner, device=GPU)
     assert any("no CUDA graph can be captured" in str(warning.message) for warning in caught)
+    assert torch.cuda.current_stream() == stream
     assert all(torch.isfinite(value).all() for value in state(learner).values())
 
 

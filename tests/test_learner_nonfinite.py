@@ -325,3 +325,20 @@ def test_a_batch_too_small_for_batch_norm_is_named_and_nothing_has_changed() -> 
     with pytest.raises(TaskError, match=r"task 'touchy': the model cannot take 1 samples .*more than 1 value"):
         learner.step({**good_batches(3), "touchy": (images(1, 5), target(GOOD, 1))})
     assert_same(complete_state(learner), before)
+
+
+@pytest.mark.parametrize("call", [1, 3], ids=["in a task", "in memory"])
+def test_a_full_gpu_ends_the_step_and_is_blamed_on_nobody(call: int) -> None:
+    learner, calls = make_learner(SORO()), []
+    before = complete_state(learner)
+
+    def full(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == call:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    hook = learner.model.backbone.register_forward_pre_hook(full)
+    with pytest.raises(RuntimeError, match=r"^CUDA error: CUBLAS_STATUS_ALLOC_FAILED"):
+        learner.step(good_batches(3))
+    hook.remove()
+    assert_same(complete_state(learner), before)

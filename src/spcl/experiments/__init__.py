@@ -3,13 +3,12 @@
 from spcl.experiments.grid import run_jobs
 from spcl.experiments.index import RunRecord, read_runs
 from spcl.experiments.plan import Job, plan_grid
-from spcl.experiments.run import GpuMemoryError, InterruptedRunError, execute, resume_settings
+from spcl.experiments.run import InterruptedRunError, execute, resume_settings
 from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
 from spcl.experiments.tables import ResultTable, make_tables
 from spcl.experiments.workers import WorkerPool
 
 __all__ = [
-    "GpuMemoryError",
     "InterruptedRunError",
     "Job",
     "ResultTable",

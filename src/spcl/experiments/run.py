@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import spcl
 from spcl.benchmarks import ImageData
 from spcl.checkpoint import read_newest
-from spcl.errors import SpclError
+from spcl.errors import NoMemoryError, SpclError, lacks_memory
 from spcl.experiments.evaluation import average_accuracy, confusions, forgetting, own_share
 from spcl.experiments.problem import Problem, make_backbone, make_memory, make_problem, pick_device
 from spcl.experiments.record import MetricsFile, Recorder, RunFolder, finite, write_json, write_text
@@ -30,15 +30,11 @@ from spcl.learner import Learner, StepReport
 from spcl.methods import make_method
 from spcl.orthogonality import filter_statistics
 
-__all__ = ["GpuMemoryError", "InterruptedRunError", "execute", "make_learner", "resume_settings"]
+__all__ = ["InterruptedRunError", "execute", "make_learner", "resume_settings"]
 
 
 class InterruptedRunError(SpclError):
     """The run was stopped by the user after saving; resuming continues it exactly."""
-
-
-class GpuMemoryError(SpclError):
-    """The GPU has no room for the run, perhaps only as long as others share it."""
 
 
 @dataclass
@@ -295,9 +291,11 @@ def _plain_memory_errors() -> Iterator[None]:
     """A GPU that is full ends in one clear line."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
         found, _, _ = str(error).partition(". GPU")  # and then who holds how much
-        raise GpuMemoryError(f"{found}; choose a smaller batch_size, or make fewer runs at once (--jobs)") from error
+        raise NoMemoryError(f"{found}; choose a smaller batch_size, or make fewer runs at once (--jobs)") from error
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import Timeout
 
-from spcl.errors import SpclError
+from spcl.errors import NoMemoryError, SpclError
 from spcl.experiments.plan import recorded_settings
 from spcl.experiments.record import RunFolder
-from spcl.experiments.run import GpuMemoryError, InterruptedRunError, execute
+from spcl.experiments.run import InterruptedRunError, execute
 from spcl.experiments.settings import RunSettings
 from spcl.experiments.view import SilentView
 from spcl.learner import StepReport
@@ -86,7 +86,7 @@ def _make_run(settings: RunSettings, out: Path, send: Send) -> bool:
         sys.exit(0)
     except SpclError as error:
         busy = isinstance(error.__cause__, Timeout)
-        mendable = not isinstance(error, GpuMemoryError)  # the others may leave more room later
+        mendable = not isinstance(error, NoMemoryError)  # the others may leave more room later
         send("busy" if busy else "failed", reason=str(error), details="", mendable=mendable)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

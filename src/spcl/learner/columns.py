@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spcl.aggregation.gramians import gramian_and_numbers
-from spcl.errors import SpclError
+from spcl.errors import SpclError, lacks_memory
 from spcl.learner.captured.columns import CapturedColumns
 from spcl.learner.captured.penalty import CapturedPenalty
 from spcl.learner.captured.step import CapturedStep
@@ -321,9 +321,9 @@ class Collector:
         """
         try:
             return [self._rehearsed(result, row, count, direction, signs)]
-        except (SpclError, torch.OutOfMemoryError):
-            raise
         except (RuntimeError, ValueError) as error:
+            if isinstance(error, SpclError) or lacks_memory(error):
+                raise
             result.faults[MEMORY] = f"the model cannot take the samples drawn: {error}"
             return []
 

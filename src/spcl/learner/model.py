@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from spcl.errors import SpclError, TaskError
+from spcl.errors import SpclError, TaskError, lacks_memory
 from spcl.learner.tasks import Output, Task, describe
 
 __all__ = ["Samples", "Scenario", "SharedModel"]
@@ -145,9 +145,9 @@ class SharedModel:
         """Turn what goes wrong inside the model into an error that names the task and its samples."""
         try:
             yield
-        except (TaskError, torch.OutOfMemoryError):
-            raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, TaskError) or lacks_memory(error):
+                raise
             kind = " with targets ".join(describe(some, 1) for some in (x, *targets))
             whose = "" if task is None else f"task {task.name!r}: "
             raise TaskError(f"{whose}the model cannot take {len(x)} samples of {kind}: {error}") from error

@@ -46,6 +46,8 @@ class GradientRows:
     def reserve(self, count: int) -> None:
         """Make sure that there are this many rows; what they held is lost when the buffer grows."""
         if count > len(self.buffer):
+            for parameter in self.parameters:
+                parameter.grad = None
             self._views, self._lines = [], []
             self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is taken
             self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)

@@ -1,6 +1,6 @@
 """The penalty of kernels with stride 1, frequency by frequency."""
 
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from math import pi, prod
 
@@ -56,7 +56,7 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
     return penalty
 
 
-@lru_cache(maxsize=64)
+@cache  # for good: graphs read them
 def _waves(
     sizes: tuple[int, ...], frequencies: int, dtype: torch.dtype, device: torch.device
 ) -> list[tuple[Tensor, Tensor, Tensor]]:

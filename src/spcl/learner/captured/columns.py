@@ -78,7 +78,7 @@ class CapturedColumns:
 
     def new_column(self, gradient: JointGradient | None, x: Tensor, classes: Tensor) -> StaticColumn:
         """A column for inputs like these, with labels in ``classes``; it has a gradient of its own if none is given."""
-        joint = self._adopting()
+        joint = self.adopted()
         own = gradient or JointGradient(joint, self._rows)
         return StaticColumn(self._model, joint, own, x, classes, self._keeps_logits)
 
@@ -88,7 +88,7 @@ class CapturedColumns:
 
     def classes_of(self, samples: Sequence[Samples]) -> Tensor:
         """The label of every sample as an index into the joint logits, and the first class of its range."""
-        joint = self._adopting()
+        joint = self.adopted()
         table = np.empty((2, sum([group.x.shape[0] for group in samples])), dtype=np.int64)
         start = 0
         for group in samples:
@@ -104,7 +104,7 @@ class CapturedColumns:
         self._trained |= dict.fromkeys(classifiers)
 
     def _column(self, samples: Sequence[Samples]) -> StaticColumn:
-        self._adopting()
+        self.adopted()
         size = sum([group.x.shape[0] for group in samples])
         key = self._graphs.key(size, samples[0].x)
         column = self._columns.get(key)
@@ -116,16 +116,18 @@ class CapturedColumns:
             self._seen.add(key)
         return column
 
-    def _adopting(self) -> JointClassifier:
+    def adopted(self) -> JointClassifier:
         """The joint classifier, with the heads of all tasks in it."""
         if self._joint is None:
             features, like = int(self._model.feature_dim or 0), self._rows.buffer.new_empty(0)
             self._joint = JointClassifier(features, self._model.scenario == "class", like)
         classifiers = self._model.classifiers
         if self._joint.adopt(classifiers):
-            self.gradient = JointGradient(self._joint, self._rows)
+            self.gradient = None
             self._columns.clear()
             self._head_gradients.clear()
+        if self.gradient is None and classifiers:
+            self.gradient = JointGradient(self._joint, self._rows)
         if self.gradient is not None:
             for task in classifiers[len(self._head_gradients) :]:
                 self._head_gradients[task] = self.gradient.of_head(task)

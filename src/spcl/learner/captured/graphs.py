@@ -3,12 +3,14 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from spcl.errors import lacks_memory
 from spcl.learner.model import SharedModel
 
 __all__ = ["MOST_SHAPES", "Graphs", "Recurring", "side_stream"]
@@ -55,10 +57,11 @@ class Graphs:
         begin = perf_counter()
         try:
             return [self._captured(work) for work in works]
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
-            self._refuse(error)
+            reason = _first(error)
+            if lacks_memory(reason):
+                raise reason from None
+            self._refuse(reason)
             return None
         finally:
             self.seconds += perf_counter() - begin
@@ -75,14 +78,28 @@ class Graphs:
         outside.wait_stream(self._stream)
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            work()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                work()
+        except BaseException:
+            torch.cuda.set_stream(before)
+            self._leave_pool()
+            raise
         return graph.replay
 
-    def _refuse(self, error: RuntimeError) -> None:
-        self.refused = str(error).splitlines()[0]
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):  # a failed capture leaves the generator waiting for its end
+    def _leave_pool(self) -> None:
+        """Do what PyTorch leaves undone if a capture cannot be ended: else the pool's memory is lost to everyone."""
+        assert self._pool is not None
+        with suppress(RuntimeError):  # it has been ended
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+            torch._C._cuda_releasePool(self.device.index, self._pool)
+
+    def _refuse(self, reason: BaseException) -> None:
+        self.refused = str(reason).splitlines()[0]
+        with torch.cuda.graph(
+            torch.cuda.CUDAGraph(), stream=self._stream
+        ):  # a failed capture leaves the generator waiting for its end
             torch.zeros(1, device=self.device)
         warnings.warn(
             f"no CUDA graph can be captured of this training, so its kernels are launched singly: {self.refused}",
@@ -123,6 +140,23 @@ class Recurring:
         """Begin anew."""
         self._met.clear()
         self._replays.clear()
+
+
+def _first(error: BaseException) -> BaseException:
+    """The error that set off the others: a capture that is broken off cannot be ended either.
+
+    >>> try:
+    ...     try:
+    ...         float("cause")
+    ...     finally:
+    ...         {}["consequence"]
+    ... except KeyError as error:
+    ...     _first(error)
+    ValueError("could not convert string to float: 'cause'")
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 @cache

@@ -30,20 +30,20 @@ class JointClassifier:
     def adopt(self, tasks: Sequence[Task]) -> bool:
         """Take over the heads of tasks that are new; says whether the matrix has moved."""
         new = tasks[len(self._adopted) :]
-        self._adopted += new
-        needed = sum(task.classes or 0 for task in self._adopted)
+        needed = sum(task.classes or 0 for task in tasks)
         grows = needed > self.capacity
         if grows:
             self._reserve(max(FIRST_CAPACITY, 1 << (needed - 1).bit_length()))
-        for task in self._adopted if grows else new:
+        for task in tasks if grows else new:
             self._move_in(task)
+        self._adopted += new
         return grows
 
     def _reserve(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.weight = nn.Parameter(self._like.new_zeros(capacity, self._features))
-        self.bias = nn.Parameter(self._like.new_zeros(capacity))
+        weight = nn.Parameter(self._like.new_zeros(capacity, self._features))
+        bias = nn.Parameter(self._like.new_zeros(capacity))
         self._outside = self._like.new_full((capacity, capacity), float("-inf"))
+        self.weight, self.bias, self.capacity = weight, bias, capacity  # now that there is room for all of it
 
     def _move_in(self, task: Task) -> None:
         own = own_classes(task)

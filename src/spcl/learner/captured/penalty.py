@@ -35,11 +35,11 @@ class CapturedPenalty:
         """Leave the gradient at the present weights in :attr:`gradient`."""
         if self._has_run and self._replay is None:
             (self._replay,) = self._graphs.capture([self._work]) or (None,)
-        self._has_run = True
         if self._replay is None:
             self._graphs.rehearse(self._work)
         else:
             self._replay()
+        self._has_run = True
 
     def _work(self) -> None:
         self.gradient.zero_()

@@ -45,8 +45,10 @@ class CapturedStep:
 
     def replay(self, samples: Sequence[Samples], signs: Tensor) -> bool:
         """Fill the rows and signs of these tasks; False, and nothing is done, where there is no graph for them."""
-        if self._rows.length >= SMALL or self._graphs.refused is not None or self._columns.gradient is None:
+        if self._rows.length >= SMALL or self._graphs.refused is not None:
             return False
+        self._columns.adopted()  # now: it may move the heads, and a graph would not notice
+        assert self._columns.gradient is not None
         places = self._rows.buffer.data_ptr(), signs.data_ptr(), self._columns.gradient
         key = (*places, *[(group.task, *self._graphs.key(group.x.shape[0], group.x)) for group in samples])
         if key != self._key:
@@ -99,10 +101,13 @@ class _SeveralColumns:
 
     def work(self) -> None:
         """All columns, eagerly."""
-        for number, column in enumerate(self._columns):
-            self._on_branch(number, column)
-        for branch in self._branches[: len(self._columns)]:
-            torch.cuda.current_stream().wait_stream(branch)
+        begun = 0
+        try:
+            for begun, column in enumerate(self._columns, start=1):
+                self._on_branch(begun - 1, column)
+        finally:  # a capture ends in good order only if all branches have come back
+            for branch in self._branches[:begun]:
+                torch.cuda.current_stream(branch.device).wait_stream(branch)
         for column, line, signs in zip(self._columns, self._lines, self._signs, strict=True):
             line.copy_(column.gradient.shared)
             signs.copy_(column.signs)
@@ -111,7 +116,7 @@ class _SeveralColumns:
     def _on_branch(self, number: int, column: StaticColumn) -> None:
         branch = self._branches[number % len(self._branches)] if self._branches else None
         if branch is not None:
-            branch.wait_stream(torch.cuda.current_stream())
+            branch.wait_stream(torch.cuda.current_stream(branch.device))
         with torch.cuda.stream(branch):
             column.gradient.heads.zero_()
             column.work()

@@ -17,7 +17,7 @@ class CapturedUpdate:
 
     def __init__(self, graphs: Graphs) -> None:
         self._recurring = Recurring(graphs)
-        self._state: object = None
+        self._state: tuple[object, object] = (None, None)
 
     def __call__(self, optimizer: Optimizer) -> None:
         """One step."""
@@ -25,8 +25,9 @@ class CapturedUpdate:
         if hooked or not all(group.get("capturable") for group in optimizer.param_groups):
             optimizer.step()
             return
-        if optimizer.state is not self._state:
-            self._state = optimizer.state
+        state = optimizer.state, next(iter(optimizer.state.values()), None)
+        if state[0] is not self._state[0] or state[1] is not self._state[1]:
+            self._state = state
             self._recurring.forget()
         self._recurring(_key(optimizer), optimizer.step)
 
