@@ -215,6 +215,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="how many training steps")
     parser.add_argument("--out", type=Path, default=Path("live_multi_source.png"), help="where the figure goes")
     arguments = parser.parse_args()
+    if arguments.steps < 3:
+        parser.error(f"--steps must be at least 3, for all that happens, but it is {arguments.steps}")
     console = Console()
     learner, stream, diary = run(arguments.steps, console)
     show_table(learner, stream, console)

@@ -222,6 +222,40 @@ def test_impossible_settings_are_refused(options: dict[str, Any], words: str) ->
         Learner(TinyResNet(), ER(), **options)
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Learner("resnet", ER()), "the backbone must be a torch.nn.Module, but it is 'resnet'"),
+        (
+            lambda: Learner(TinyResNet(), "soro"),
+            "the method must be .* SORO\\(\\), but it is 'soro'; see .*make_method",
+        ),
+        (lambda: Learner(TinyResNet(), SORO), "the method must be .* but it is <class"),
+        (lambda: Learner(TinyResNet(), SORO(), memory=100), "the memory must be .* but it is 100"),
+        (lambda: Reservoir(1.5), "a budget of at least 1 whole sample, not 1.5"),
+        (lambda: make_learner().predict([[1.0]]), "made for a tensor, but x is list; try torch.as_tensor"),
+    ],
+)
+def test_things_of_another_kind_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(SpclError, match=words):
+        make()
+
+
+def test_outputs_of_another_kind_are_refused() -> None:
+    class Pair(TinyResNet):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), None
+
+    learner = Learner(Pair(), SORO())
+    learner.add_task("a", classes=2)
+    with pytest.raises(TaskError, match="the backbone must give a tensor of features, but it gives a tuple"):
+        learner.step({"a": batch(4, 2, 1)})
+    other = Learner(TinyResNet(), SORO())
+    other.add_task("b", head=nn.Linear(8, 2), loss=lambda output, targets: 0.5)
+    with pytest.raises(TaskError, match=r"task 'b': its loss must be a tensor, but it is 0.5"):
+        other.step({"b": (X, torch.zeros(3, 2))})
+
+
 def test_impossible_backbones_are_refused() -> None:
     with pytest.raises(SpclError, match="no parameter that can be trained"):
         Learner(TinyResNet().requires_grad_(False), ER())

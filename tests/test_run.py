@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -103,6 +104,25 @@ def test_finished_run_is_not_run_again(benchmark: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == before
 
 
+def test_a_finished_run_of_other_settings_is_refused(benchmark: Path, tmp_path: Path) -> None:
+    execute(small_settings(benchmark), tmp_path / "run")
+    before = (tmp_path / "run" / "result.json").read_text()
+    with pytest.raises(SpclError, match=r"holds a run with method.name = soro, but er is asked for"):
+        execute(small_settings(benchmark, method={"name": "er"}), tmp_path / "run")
+    assert (tmp_path / "run" / "result.json").read_text() == before
+
+
+def test_settings_mean_the_same_from_everywhere(
+    benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(benchmark.parent)
+    chosen = resolve_settings({"benchmark": benchmark.name, "data_dir": "."})
+    assert (chosen.benchmark, chosen.data_dir) == (str(benchmark.resolve()), str(benchmark.parent.resolve()))
+    monkeypatch.chdir(tmp_path)
+    assert resolve_settings(chosen.model_dump()) == chosen
+    assert resolve_settings({"benchmark": "ps-glyphs"}).benchmark == "ps-glyphs"
+
+
 class Witness(SilentView):
     """Keeps the reports, and sees to it that something happens after a certain step."""
 
@@ -171,6 +191,15 @@ def test_a_run_that_fails_leaves_the_records_of_all_its_steps(benchmark: Path, t
     assert [line["step"] for line in metrics_of(tmp_path / "run") if line["kind"] == "step"] == list(range(6))
     assert [told["step"] for told in diary.told if told["kind"] == "step"] == list(range(6))
     assert diary.closed
+
+
+def test_lost_records_are_not_made_up(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a folder" / "[run]"
+    with pytest.raises(InterruptedRunError, match=re.escape(f"continue with: spcl run --out '{out}' --resume")):
+        execute(small_settings(benchmark), out, view=Witness(3, lambda: signal.raise_signal(signal.SIGINT)))
+    (out / "metrics.jsonl").unlink()
+    with pytest.raises(SpclError, match=r"metrics.jsonl has 0 bytes, but had \d+ when the run was saved"):
+        execute(small_settings(benchmark), out, resume=True)
 
 
 def test_a_full_gpu_is_one_clear_line(benchmark: Path, tmp_path: Path) -> None:

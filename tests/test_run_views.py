@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,26 @@ def test_a_tracker_that_is_not_installed_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(SpclError, match=r'pip install "spcl\[wandb\]"'):
         WandbTracker("project", {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["table", "runs/[none] :a:"],
+        ["run", "--method", "[/soro]", "--out", "x"],
+        ["tune", "--search", "lr:a:b", "--out", "x"],
+    ],
+)
+def test_text_that_looks_like_markup_is_shown_as_it_is(arguments: list[str], tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "from spcl.cli import main; main()", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith("error: ")
+    assert arguments[2 if arguments[0] != "table" else 1] in told.stderr
 
 
 def invoke(*arguments: object) -> Any:

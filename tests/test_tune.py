@@ -184,6 +184,14 @@ def test_searches_are_understood() -> None:
     assert parse_search("a=choice:1:2.5:true").values == (1, 2.5, True)
 
 
+def test_asking_for_fewer_trials_than_there_are_loses_none(
+    benchmark: Path, undisturbed: tuple[Path, Trial], pool: WorkerPool
+) -> None:
+    out, best = undisturbed
+    assert tune(tuning(benchmark), out, 1, pool=pool, view=Quiet()) == best
+    assert json.loads((out / "best.json").read_text())["number"] == best.number
+
+
 def test_a_folder_belongs_to_one_search(benchmark: Path, undisturbed: tuple[Path, Trial], pool: WorkerPool) -> None:
     out, _ = undisturbed
     with pytest.raises(SpclError, match=r"holds a search with configs = \[0, 1\], but \[0\] is asked for"):

@@ -4,10 +4,11 @@ import sys
 import warnings
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from spcl import __version__
 from spcl.cli import compare, data, figure, grid, methods, report, run, table, timeline, tune
+from spcl.cli.consoles import plain_console
 from spcl.errors import SpclError
 
 __all__ = ["app", "main"]
@@ -44,12 +45,16 @@ def common(
 
 def main() -> None:
     """Run the command; an error the user can mend is one line on standard error and exit status 1."""
-    console = Console(stderr=True, highlight=False)
-    warnings.showwarning = lambda message, *_, **__: console.print(f"[yellow]warning:[/] {message}", soft_wrap=True)
+    console = plain_console(stderr=True)
+
+    def say(word: str, colour: str, text: object) -> None:
+        console.print(Text.assemble((f"{word}:", colour), f" {text}"), soft_wrap=True)
+
+    warnings.showwarning = lambda message, *_, **__: say("warning", "yellow", message)
     try:
         app()
     except SpclError as error:
-        console.print(f"[red]error:[/] {error}", soft_wrap=True)
+        say("error", "red", error)
         sys.exit(1)
     except KeyboardInterrupt:
         console.print("stopped")

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from spcl.benchmarks import DATA_NAMES, Stock, check_data, get_data, list_data
+from spcl.cli.consoles import plain_console
 
 __all__ = ["app"]
 
@@ -48,11 +48,11 @@ def _print(stocks: Iterable[Stock]) -> None:
     for stock in stocks:
         counts = f"{stock.train:,} + {stock.test:,}" if stock.train else ""
         table.add_row(stock.name, counts, str(stock.classes or ""), _state(stock), str(stock.path or ""))
-    console = Console()
+    console = plain_console()
     console.print(table)
     for stock in stocks:
         if stock.problem:
-            console.print(f"{stock.name}: {stock.problem}", markup=False, highlight=False)
+            console.print(f"{stock.name}: {stock.problem}")
 
 
 def _state(stock: Stock) -> str:

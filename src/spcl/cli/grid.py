@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.experiments.grid import GridState, run_jobs
 from spcl.experiments.grid_view import LiveGridView, PlainGridView
@@ -72,7 +73,7 @@ def grid(
         sweeps=[parse_sweep(sweep) for sweep in sweeps or []],
     )
     check_folders(planned)
-    console = Console()
+    console = plain_console()
     if dry_run:
         _list(planned, console)
         return
@@ -84,8 +85,8 @@ def grid(
 def _list(planned: Sequence[Job], console: Console) -> None:
     missing = [job for job in planned if not job.is_done()]
     for job in missing:
-        console.print(f"{job.out}{' (continues)' if job.is_begun() else ''}", highlight=False, soft_wrap=True)
-    console.print(f"{len(missing)} of {len(planned)} runs would be made", highlight=False)
+        console.print(f"{job.out}{' (continues)' if job.is_begun() else ''}", soft_wrap=True)
+    console.print(f"{len(missing)} of {len(planned)} runs would be made")
 
 
 def _run(planned: Sequence[Job], jobs: int, retries: int, console: Console) -> GridState:
@@ -101,8 +102,8 @@ def _run(planned: Sequence[Job], jobs: int, retries: int, console: Console) -> G
 
 
 def _tell(state: GridState, out: Path, console: Console) -> None:
-    console.print(f"{state.done} of {state.total} runs are complete in {out}", highlight=False, soft_wrap=True)
+    console.print(f"{state.done} of {state.total} runs are complete in {out}", soft_wrap=True)
     for name, reason in state.failed.items():
-        console.print(f"failed: {name}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"failed: {name}: {reason}", style="red", soft_wrap=True)
     if state.failed:
         raise typer.Exit(1)

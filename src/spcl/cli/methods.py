@@ -1,8 +1,9 @@
 """``spcl methods``."""
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from spcl.cli.consoles import plain_console
 from spcl.methods import METHODS, aggregators, cost_of
 
 __all__ = ["methods"]
@@ -10,7 +11,7 @@ __all__ = ["methods"]
 
 def methods() -> None:
     """List the methods: what they do, where they come from, and what a step costs."""
-    console = Console(highlight=False)
+    console = plain_console()
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("family", no_wrap=True)
@@ -20,7 +21,7 @@ def methods() -> None:
     table.add_column("memory")
     for name, method in METHODS.items():
         cost = cost_of(method())
-        text = f"{method.summary}\n[dim]{method.reference}[/]"
+        text = Text.assemble(f"{method.summary}\n", (method.reference, "dim"))
         table.add_row(name, method.family, text, cost.columns, str(cost.forwards), cost.memory)
     console.print(table)
     console.print(

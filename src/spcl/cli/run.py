@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
+from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.errors import SpclError
 from spcl.experiments.run import execute, resume_settings
@@ -54,7 +55,7 @@ def run(
         method={"name": method} if method else None,
     )
     chosen = _settings(out, given, settings, parse_assignments(assignments or []), resume)
-    console = Console()
+    console = plain_console()
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
     trackers: list[Tracker] = []
     if tensorboard:
@@ -62,7 +63,7 @@ def run(
     if wandb:
         trackers.append(WandbTracker(wandb, chosen.model_dump(mode="json")))
     execute(chosen, out, resume=resume, view=view, trackers=tuple(trackers))
-    console.print(f"[dim]settings, metrics and result are in[/] {out}", highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
 
 
 def _settings(

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
+from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Fit, Protocol, settings_from
 from spcl.experiments.problem import make_problem
 from spcl.experiments.settings import parse_assignments, resolve_settings
@@ -28,6 +28,6 @@ def timeline(
     )
     settings = resolve_settings(given, parse_assignments(assignments or []))
     problem = make_problem(settings, torch.device("cpu"))
-    console = Console()
+    console = plain_console()
     names = [f"{name} ({n} classes)" for name, n in problem.stream.classes.items()]
     console.print(problem.configuration.timeline.draw(max(20, min(100, console.width - 24)), names=names))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.experiments.grid_view import LiveGridView, PlainGridView
 from spcl.experiments.plan import parse_numbers
@@ -21,7 +22,9 @@ def tune(
     out: Annotated[Path, typer.Option(help="Folder for all trials; the same folder again continues.")],
     search: Annotated[
         list[str],
-        typer.Option(help="A setting and its range: name=log:1:1000, float:0:1, int:1:9 or choice:a:b; repeatable."),
+        typer.Option(
+            help="A setting and its range: name=log:1:1000, float:0:1, int:1:9 or choice:adam:sgd; repeatable."
+        ),
     ],
     benchmark: Annotated[
         str, typer.Option(help="ps-glyphs, ps-emnist, …, or a folder of pictures or an .npz of your own.")
@@ -61,15 +64,15 @@ def tune(
         seeds=parse_numbers(seeds),
         search=[parse_search(text) for text in search],
     )
-    console = Console()
+    console = plain_console()
     best = _search(tuning, out, trials, jobs, console)
-    console.print(f"best: {_said(best)}; to run it on the test data:", highlight=False, markup=False, soft_wrap=True)
-    console.print(run_command(tuning, best), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"best: {_said(best)}; to run it on the test data:", soft_wrap=True)
+    console.print(run_command(tuning, best), soft_wrap=True)
 
 
 def _search(tuning: Tuning, out: Path, trials: int, jobs: int, console: Console) -> Trial:
     def told(trial: Trial) -> None:
-        console.print(_said(trial), highlight=False, markup=False, soft_wrap=True)
+        console.print(_said(trial), soft_wrap=True)
 
     view = LiveGridView(console) if console.is_terminal else PlainGridView(console)
     try:

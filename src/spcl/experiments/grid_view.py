@@ -5,7 +5,6 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -78,8 +77,8 @@ class LiveGridView:
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """A line that stays."""
-        word = "[yellow]crashed, will be tried again[/]" if again else "[red]failed[/]"
-        self._console.print(f"{word}: {escape(job.name)}: {escape(reason)}", highlight=False, soft_wrap=True)
+        word = ("crashed, will be tried again", "yellow") if again else ("failed", "red")
+        self._console.print(Text.assemble(word, f": {job.name}: {reason}"), soft_wrap=True)
 
 
 def grid_picture(state: GridState) -> Group:

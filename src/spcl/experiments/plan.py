@@ -17,7 +17,17 @@ from spcl.experiments.record import RunFolder
 from spcl.experiments.settings import RunSettings, parse_assignments, resolve_settings
 from spcl.methods import METHODS
 
-__all__ = ["Job", "Sweep", "check_data", "check_folders", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
+__all__ = [
+    "Job",
+    "Sweep",
+    "check_data",
+    "check_folder",
+    "check_folders",
+    "parse_methods",
+    "parse_numbers",
+    "parse_sweep",
+    "plan_grid",
+]
 
 
 @dataclass(frozen=True)
@@ -162,14 +172,20 @@ def recorded_settings(out: Path) -> dict[str, Any] | None:
 def check_folders(jobs: Iterable[Job]) -> None:
     """Raise an error if a folder holds another run than the one planned there."""
     for job in jobs:
-        recorded = flat_settings(recorded_settings(job.out) or {})
-        planned = flat_settings(job.settings.model_dump(mode="json"))
-        for name in planned.keys() & recorded.keys() - BOOKKEEPING:
-            if _comparable(name, recorded[name]) != _comparable(name, planned[name]):
-                raise SpclError(
-                    f"{job.out} holds a run with {name} = {recorded[name]}, but {planned[name]} is asked for; "
-                    f"choose another --out, or remove that folder"
-                )
+        check_folder(job.out, job.settings)
+
+
+def check_folder(out: Path, settings: RunSettings) -> None:
+    """Raise an error if the folder holds a run with other settings."""
+    recorded = flat_settings(recorded_settings(out) or {})
+    for name, value in flat_settings(settings.model_dump(mode="json")).items():
+        if name not in recorded or name in BOOKKEEPING:
+            continue
+        if _comparable(name, recorded[name]) != _comparable(name, value):
+            raise SpclError(
+                f"{out} holds a run with {name} = {recorded[name]}, but {value} is asked for; "
+                f"choose another --out, or remove that folder"
+            )
 
 
 def _comparable(name: str, value: Any) -> Any:

@@ -72,6 +72,11 @@ class MetricsFile:
 
     def __init__(self, path: Path, position: int = 0) -> None:
         with path.open("ab") as file:
+            if file.tell() < position:
+                raise SpclError(
+                    f"{path} has {file.tell()} bytes, but had {position} when the run was saved; put the file back, or "
+                    f"begin again in another folder"
+                )
             file.truncate(position)
         self._file = path.open("a", encoding="utf-8")
         self._encode = json.JSONEncoder(ensure_ascii=False).encode

@@ -1,6 +1,7 @@
 """One run: from settings to ``result.json``, interruptible at every step and resumable exactly."""
 
 import platform
+import shlex
 import signal
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from spcl.benchmarks import ImageData
 from spcl.checkpoint import read_newest
 from spcl.errors import NoMemoryError, SpclError, lacks_memory
 from spcl.experiments.evaluation import average_accuracy, confusions, forgetting, own_share
+from spcl.experiments.plan import check_folder
 from spcl.experiments.problem import Problem, make_backbone, make_memory, make_problem, pick_device
 from spcl.experiments.record import MetricsFile, Recorder, RunFolder, finite, write_json, write_text
 from spcl.experiments.settings import RunSettings, load_settings_file, resolve_settings, settings_text
@@ -65,13 +67,14 @@ def execute(
 ) -> dict[str, Any]:
     """Train and evaluate as the settings say, leaving everything in the folder ``out``; gives the result.
 
-    A finished run is not run again. With ``resume`` an unfinished one goes on where it was saved; without, a folder
-    that holds one is refused.
+    A finished run is not run again, and it is an error if its settings were others. With ``resume`` an unfinished one
+    goes on where it was saved; without, a folder that holds one is refused.
     """
     folder = RunFolder(out)
     with folder.locked():
         finished = folder.read_result()
         if finished is not None:
+            check_folder(out, settings)
             return finished
         if not resume and folder.has_checkpoint():
             raise SpclError(f"{out} holds an unfinished run; continue it with --resume, or choose another --out")
@@ -214,7 +217,7 @@ class _Run:
             self._show()
             raise InterruptedRunError(
                 f"stopped after step {self.learner.steps} of {len(self.problem.stream)} and saved; "
-                f"continue with: spcl run --out {self.folder.path} --resume"
+                f"continue with: {shlex.join(['spcl', 'run', '--out', str(self.folder.path), '--resume'])}"
             )
 
     # -- what is written

@@ -77,6 +77,7 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     given: dict[str, Any] = {"method": RunSettings.model_fields["method"].default}
     for layer in layers:
         given = _merged(given, layer)
+    given |= _absolute_paths(validated(RunSettings, given, "settings"))
     benchmark, preset = given.get("benchmark", "ps-glyphs"), given.get("preset", "default")
     first = validated(RunSettings, given, "settings")
     data = None if benchmark in PRESETS else load_benchmark(benchmark, first.data_dir)
@@ -140,6 +141,14 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         else:
             result[name] = value
     return result
+
+
+def _absolute_paths(settings: RunSettings) -> dict[str, str]:
+    """The paths among the settings such that they mean the same from everywhere."""
+    paths = {"protocol": settings.protocol, "data_dir": settings.data_dir}
+    if settings.benchmark not in PRESETS and Path(settings.benchmark).expanduser().exists():
+        paths["benchmark"] = settings.benchmark
+    return {name: str(Path(path).expanduser().resolve()) for name, path in paths.items() if path is not None}
 
 
 def _changes_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:

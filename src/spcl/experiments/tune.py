@@ -1,5 +1,6 @@
 """Searching for good settings with Optuna, by their accuracy on a validation split of the training stream."""
 
+import itertools
 import json
 import shlex
 import warnings
@@ -117,7 +118,7 @@ def tune(
     told: Callable[[Trial], None] = lambda trial: None,
     seed: int = 0,
 ) -> Trial:
-    """Search in as many trials, and give the best; ``told`` hears of each.
+    """Search in as many trials, or as many as the folder has, and give the best; ``told`` hears of each.
 
     Every trial is a folder of ordinary runs, ``trial-000`` and so on, and these folders are all there is to continue
     from: a search that was stopped or killed goes on with the trial it was at, and proposes what it would have
@@ -129,9 +130,9 @@ def tune(
         _check_same(tuning, out)
         study = optuna.create_study(direction="maximize")
         made = []
-        for number in range(trials):
+        for number in range(max(trials, _begun(out))):
             study.sampler = optuna.samplers.TPESampler(seed=_trial_seed(seed, number))
-            made.append(_make_trial(study, tuning, out / f"trial-{number:03d}", pool, view))
+            made.append(_make_trial(study, tuning, _trial_folder(out, number), pool, view))
             told(made[-1])
         best = max((trial for trial in made if trial.accuracy is not None), key=_accuracy, default=None)
         if best is None:
@@ -139,6 +140,15 @@ def tune(
         write_json(out / "best.json", asdict(best))
         _write_plots(optuna, study, out / "plots")
     return best
+
+
+def _begun(out: Path) -> int:
+    """How many trials the folder holds, from an earlier search for more."""
+    return next(number for number in itertools.count() if not (_trial_folder(out, number) / "trial.json").exists())
+
+
+def _trial_folder(out: Path, number: int) -> Path:
+    return out / f"trial-{number:03d}"
 
 
 def _trial_seed(seed: int, number: int) -> int:

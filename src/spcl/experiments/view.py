@@ -1,6 +1,5 @@
 """What a person sees of a run while it goes on: a live picture on a terminal, plain lines elsewhere."""
 
-import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,8 +70,8 @@ def title(settings: "RunSettings") -> str:
 def _condition(report: StepReport) -> str:
     if report.before is None:
         return "–"
-    after = report.after.condition_number if report.after is not None else math.nan
-    return f"{report.before.condition_number:.3g} → {after:.3g}"
+    after = "–" if report.after is None else f"{report.after.condition_number:.3g}"
+    return f"{report.before.condition_number:.3g} → {after}"
 
 
 class PlainView:

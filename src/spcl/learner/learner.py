@@ -85,6 +85,7 @@ class Learner:
         capture: bool = True,
         seed: int = 0,
     ) -> None:
+        _check_types(backbone, method, memory)
         if memory_batch is not None and memory_batch < 1:
             raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
         if memory is not None and memory.shelves:
@@ -363,6 +364,8 @@ class Learner:
         if task is None and not self.model.classifiers:
             raise TaskError("there is no classification task yet; call add_task first")
         chosen = None if task is None else self._task(task)
+        if not isinstance(x, Tensor):
+            raise TaskError(f"predictions are made for a tensor, but x is {type(x).__name__}; try torch.as_tensor(x)")
         if x.ndim == 0 or len(x) == 0:
             raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
         with self.model.naming(chosen, x), torch.no_grad(), self.model.evaluating():
@@ -453,3 +456,15 @@ def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
             f"tasks do not allow; use e.g. torch.optim.Adam or torch.optim.SGD"
         )
     return optimizer
+
+
+def _check_types(backbone: object, method: object, memory: object) -> None:
+    """Refuse what is easily taken for a backbone, a method or a memory."""
+    if not isinstance(backbone, nn.Module):
+        raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
+    if not isinstance(method, Method):
+        raise SpclError(
+            f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
+        )
+    if not isinstance(memory, Memory | None):
+        raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")

@@ -185,6 +185,8 @@ def validated(model: type[S], values: dict[str, Any], owner: str) -> S:
 
 def _explain(model: type[BaseModel], detail: Any) -> str:
     name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "missing":
+        return f"{name} must be given"
     if detail["type"] != "extra_forbidden":
         return f"{name} = {detail['input']!r}: {detail['msg']}"
     near = get_close_matches(name, model.model_fields, n=1)

@@ -114,8 +114,14 @@ class SharedModel:
         """
         with self.naming(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
             features = self.backbone(group.x.to(self.device))
+            if not isinstance(features, Tensor):
+                raise TaskError(
+                    f"the backbone must give a tensor of features, but it gives a {type(features).__name__}"
+                )
             if group.task.classes is None:
                 loss = group.task.loss(self._head_output(group.task, features), group.y.to(self.device))
+                if not isinstance(loss, Tensor):
+                    raise TaskError(f"task {group.task.name!r}: its loss must be a tensor, but it is {loss!r:.80}")
                 if loss.ndim != 0:
                     raise TaskError(
                         f"task {group.task.name!r}: its loss must be one number, but has shape {tuple(loss.shape)}"

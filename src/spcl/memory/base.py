@@ -79,8 +79,8 @@ class Memory(ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if budget < 1:
-            raise SpclError(f"a memory needs a budget of at least 1 sample, not {budget}")
+        if not isinstance(budget, int) or budget < 1:
+            raise SpclError(f"a memory needs a budget of at least 1 whole sample, not {budget!r}")
         self.budget = budget
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
