@@ -1,5 +1,9 @@
 """Own data: arrays, datasets and folders of pictures."""
 
+import io
+import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,10 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from data_files import random_images
 from spcl.benchmarks import ImageData, from_arrays, from_dataset, from_folder
+from spcl.benchmarks.pictures import decode_picture
 from spcl.errors import DataError
+from spcl.experiments.problem import load_benchmark, make_backbone
+from spcl.experiments.settings import resolve_settings
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +109,12 @@ def test_split_is_disjoint_complete_stratified_and_seeded(counts: list[int], fra
     assert from_arrays(x, labels, test_fraction=fraction, seed=seed).test_x.equal(data.test_x)
 
 
+def test_floats_up_to_the_end_of_float32_are_kept() -> None:
+    largest = float(np.finfo(np.float32).max)
+    data = from_arrays(np.full((20, 2), [-largest, largest]), LABELS)
+    assert data.train_x.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -109,6 +122,9 @@ def test_split_is_disjoint_complete_stratified_and_seeded(counts: list[int], fra
         ({"x": IMAGES[:3]}, "3 samples but 20 labels"),
         ({"x": IMAGES.astype(np.int32)}, "uint8 images or floating-point"),
         ({"x": np.full((20, 2), np.nan)}, "NaN"),
+        ({"x": np.full((20, 2), np.inf)}, "infinite"),
+        ({"x": np.linspace(-2.5e300, 1e300, 40).reshape(20, 2)}, r"reach 2\.5e\+300 .*float32 ends at 3\.4e\+38"),
+        ({"test_x": np.full((20, 2), 1e39), "test_y": LABELS}, r"reach 1e\+39"),
         ({"x": [[1.0], [2.0, 3.0]] * 10}, "one shape"),
         ({"x": ["a"] * 20}, "array of numbers"),
         ({"y": LABELS.astype(float)}, "integers or text, found float64"),
@@ -163,6 +179,15 @@ def test_dataset_of_pictures(mode: str, channels: int) -> None:
     assert data.train_x.dtype == torch.uint8
     if mode == "RGB":
         assert data.train_x[5, :, 0, 0].tolist() == [5, 100, 200]
+
+
+def test_dataset_of_deep_pictures() -> None:
+    ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    data = from_dataset([(Image.fromarray(ramp), i % 2) for i in range(4)])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(data.train_x[0, 0].numpy(), ramp >> 8)
+    for wide, mode in ((ramp.astype(np.int32), "I"), (ramp.astype(np.float32), "F")):
+        with pytest.raises(DataError, match=f"own, sample 0: .*mode {mode}.*8 or 16 bits"):
+            from_dataset([(Image.fromarray(wide), i % 2) for i in range(4)])  # type: ignore[arg-type]
 
 
 def test_iterable_dataset() -> None:
@@ -231,3 +256,147 @@ def test_folders_refused(tmp_path: Path) -> None:
     (tmp_path / "pets" / "green" / "bad.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"bad.png: expected a picture"):
         from_folder(tmp_path / "pets")
+
+
+RAMP = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+
+
+def encoded(pixels: np.ndarray, kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+def grey_tiff(content: bytes, side: int, bits: int, order: str) -> bytes:
+    """A TIFF of a depth or byte order that Pillow reads but does not write."""
+    start = 128
+    numbers = {256: side, 257: side, 258: bits, 259: 1, 262: 1, 273: start, 277: 1, 278: side, 279: len(content)}
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, number) for tag, number in numbers.items())
+    head = {">": b"MM", "<": b"II"}[order] + struct.pack(f"{order}HIH", 42, 8, len(numbers))
+    return (head + entries).ljust(start, b"\0") + content
+
+
+def colour_png() -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = np.repeat(RAMP.astype(">u2"), 3, axis=1)
+    packed = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    header = struct.pack(">IIBBBBB", 256, 256, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        encoded(RAMP, "PNG"),
+        encoded(RAMP, "TIFF"),
+        encoded(RAMP, "PPM"),
+        grey_tiff(RAMP.astype(">u2").tobytes(), 256, 16, ">"),
+        colour_png(),
+    ],
+    ids=["png", "tiff", "pgm", "big-endian tiff", "colour png"],
+)
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_sixteen_bit_pictures_keep_their_upper_byte(content: bytes, mode: Any) -> None:
+    for channel in decode_picture(content, "ramp", mode):
+        np.testing.assert_array_equal(channel, RAMP >> 8)
+
+
+def test_twelve_bit_pictures_keep_their_upper_byte() -> None:
+    bits = np.unpackbits(np.arange(4096, dtype=">u2").view(np.uint8).reshape(4096, 2), axis=1)
+    pixels = decode_picture(grey_tiff(np.packbits(bits[:, 4:]).tobytes(), 64, 12, "<"), "ramp", "L")
+    np.testing.assert_array_equal(pixels.ravel(), np.arange(4096) >> 4)
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(np.int32, "I"), (np.float32, "F")])
+def test_pictures_of_unknown_range_are_refused(tmp_path: Path, dtype: type, mode: str) -> None:
+    write_pictures(tmp_path / "pets", 2)
+    Image.fromarray((RAMP[:4, :4] / 7).astype(dtype)).save(tmp_path / "pets" / "red" / "wide.tif")
+    with pytest.raises(DataError, match=rf"wide\.tif: .*mode {mode}.*8 or 16 bits.*floats in an \.npz"):
+        from_folder(tmp_path / "pets")
+
+
+def test_folders_that_differ_only_in_their_place_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, brightness in (("first", 10), ("second", 20)):
+        for kind in ("cat", "dog"):
+            (tmp_path / place / "set" / kind).mkdir(parents=True)
+            for i in range(2):
+                file = tmp_path / place / "set" / kind / f"{i}.bmp"
+                Image.new("L", (4, 4), brightness).save(file)
+                os.utime(file, ns=(0, 0))
+    assert from_folder(tmp_path / "first" / "set").train_x.unique().tolist() == [10]
+    assert from_folder(tmp_path / "second" / "set").train_x.unique().tolist() == [20]
+    for place, brightness in (("first", 10), ("second", 20)):
+        monkeypatch.chdir(tmp_path / place)
+        assert from_folder("set").train_x.unique().tolist() == [brightness]
+    assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 2
+
+
+def test_linked_class_folders_count_as_changed_too(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "pets", 2)
+    (tmp_path / "pets" / "blue").rename(tmp_path / "elsewhere")
+    (tmp_path / "pets" / "blue").symlink_to(tmp_path / "elsewhere")
+    assert len(from_folder(tmp_path / "pets").train_x) == 2
+    Image.new("RGB", (5, 5)).save(tmp_path / "elsewhere" / "new.png")
+    assert len(from_folder(tmp_path / "pets").train_x) == 3
+
+
+def test_folder_named_like_a_picture_is_none(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "pets", 2)
+    (tmp_path / "pets" / "red" / "folder.png").mkdir()
+    assert repr(from_folder(tmp_path / "pets")) == "ImageData('pets': 2 + 2 samples of 3×32×32, 2 classes)"
+
+
+@pytest.mark.parametrize("decoded_before", [False, True])
+def test_link_to_nothing_is_named(tmp_path: Path, decoded_before: bool) -> None:
+    write_pictures(tmp_path / "pets", 2)
+    if decoded_before:
+        from_folder(tmp_path / "pets")
+    (tmp_path / "pets" / "red" / "z.png").symlink_to("gone.png")
+    with pytest.raises(DataError, match=r"red/z\.png is a link to gone\.png, which is not there"):
+        from_folder(tmp_path / "pets")
+
+
+# .npz files
+
+
+@pytest.mark.parametrize("damage", ["a single array", "empty", "garbage inside"])
+def test_npz_files_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, x=IMAGES, y=LABELS)
+    assert load_benchmark(str(path), None).classes == 4
+    if damage == "a single array":
+        np.save(tmp_path / "own.npy", IMAGES)
+        (tmp_path / "own.npy").rename(path)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    else:
+        np.savez_compressed(path, x=IMAGES, y=LABELS)
+        content = path.read_bytes()
+        path.write_bytes(content[:60] + bytes(600) + content[660:])
+    message = r"own\.npz must hold arrays x and y .*found one array without a name.*np\.savez"
+    with pytest.raises(DataError, match=message if damage == "a single array" else r"cannot read .*own\.npz"):
+        load_benchmark(str(path), None)
+
+
+def test_npz_may_hold_more_than_is_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=IMAGES, y=LABELS, notes=np.array([{"by": "me"}], dtype=object))
+    assert load_benchmark(str(tmp_path / "own.npz"), None).shape == (3, 8, 8)
+
+
+def test_unfit_npz_arrays_are_told_apart_from_unreadable_files(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.full((20, 2), 1e300), y=LABELS)
+    with pytest.raises(DataError, match=r"^own: samples reach 1e\+300"):
+        load_benchmark(str(tmp_path / "own.npz"), None)
+
+
+@pytest.mark.parametrize("backbone", ["cnn", "resnet18", "mlp"])
+def test_images_need_not_be_square(tmp_path: Path, backbone: str) -> None:
+    np.savez(tmp_path / "wide.npz", x=random_images(20, 3, 32, 48), y=LABELS)
+    settings = resolve_settings({"benchmark": str(tmp_path / "wide.npz"), "backbone": backbone})
+    data = load_benchmark(settings.benchmark, None)
+    network = make_backbone(settings, data, torch.device("cpu"))
+    assert network(data.train_x).shape == (len(data.train_x), network.feature_dim)

@@ -42,7 +42,11 @@ def test_parameter_counts_by_hand() -> None:
         (SmallCNN(), (3, 32, 32)),
         (SmallCNN(channels=1, image_size=28), (1, 28, 28)),
         (SmallCNN(channels=2, image_size=18), (2, 18, 18)),
+        (SmallCNN(channels=3, image_size=(32, 48)), (3, 32, 48)),
+        (SmallCNN(channels=1, image_size=(25, 18)), (1, 25, 18)),
         (ResNet18(), (3, 32, 32)),
+        (ResNet18(), (3, 32, 48)),
+        (ResNet18(channels=1), (1, 7, 40)),
         (ResNet18(channels=1), (1, 28, 28)),
         (ResNet18(), (3, 64, 64)),
     ],
@@ -155,3 +159,15 @@ def test_backbone_takes_bytes_and_has_the_features_of_its_last_part() -> None:
 def test_too_small_images_are_refused() -> None:
     with pytest.raises(SpclError, match="images of 17×17 are too small"):
         SmallCNN(image_size=17)
+    with pytest.raises(SpclError, match="images of 17×24 are too small"):
+        SmallCNN(image_size=(17, 24))
+    with pytest.raises(SpclError, match="images of 24×17 are too small"):
+        SmallCNN(image_size=(24, 17))
+
+
+def test_one_number_means_square() -> None:
+    def build(size: int | tuple[int, int]) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        return SmallCNN(image_size=size).state_dict()
+
+    torch.testing.assert_close(build(20), build((20, 20)), rtol=0, atol=0)

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from spcl.benchmarks.cache import cached
 from spcl.benchmarks.image_data import ImageData
-from spcl.benchmarks.pictures import Mode, decode_picture
+from spcl.benchmarks.pictures import Mode, decode_picture, eight_bit
 from spcl.benchmarks.progress import track
-from spcl.benchmarks.sources import fingerprint
+from spcl.benchmarks.sources import file_states
 from spcl.errors import DataError
 
 __all__ = ["from_arrays", "from_dataset", "from_folder"]
@@ -85,20 +85,23 @@ def from_folder(
     """Make a data set of a folder with one sub-folder of pictures per class, or of its ``train`` and ``test`` folders.
 
     Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size`, and kept in the cache for the
-    next time.
+    next time. Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); pictures of 32-bit integers or floats are
+    refused.
     """
     root = Path(path).expanduser()
     name = name or root.name
     if not root.is_dir():
         raise DataError(f"{root} is not a folder")
+    halves = [root / "train", root / "test"]
+    folders = halves if all(half.is_dir() for half in halves) else [root]
+    splits = {folder: _picture_files(folder) for folder in folders}
 
     def make() -> ImageData:
-        if (root / "train").is_dir() and (root / "test").is_dir():
-            train, test = (_pictures(root / split, size, mode) for split in ("train", "test"))
-            return from_arrays(*train, *test, name=name)
-        return from_arrays(*_pictures(root, size, mode), test_fraction=test_fraction, seed=seed, name=name)
+        arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, size, mode)]
+        return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
 
-    return cached(name, [size, mode, test_fraction, seed, fingerprint(root)], make)
+    states = [file_states(root, files) for files in splits.values()]
+    return cached(name, [str(root.resolve()), size, mode, test_fraction, seed, states], make)
 
 
 def _samples(x: Any, name: str) -> Tensor:
@@ -107,14 +110,24 @@ def _samples(x: Any, name: str) -> Tensor:
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: samples must be an array of numbers, all of one shape ({error})") from error
     if tensor.is_floating_point():
-        if not bool(torch.isfinite(tensor).all()):
-            raise DataError(f"{name}: samples hold NaN or infinite values; replace them first")
-        return tensor.float()
+        return _finite_floats(tensor, name)
     if tensor.ndim == 3:
         return tensor[:, None]
     if tensor.ndim == 4 and tensor.shape[1] > 4 >= tensor.shape[3]:
         raise DataError(f"{name}: images must be N×C×H×W, found {tuple(tensor.shape)}; use x.transpose(0, 3, 1, 2)")
     return tensor
+
+
+def _finite_floats(tensor: Tensor, name: str) -> Tensor:
+    floats = tensor.float()
+    if bool(torch.isfinite(floats).all()):
+        return floats
+    if bool(torch.isfinite(tensor).all()):
+        raise DataError(
+            f"{name}: samples reach {tensor.abs().max().item():.3g} in magnitude, "
+            f"but float32 ends at {torch.finfo(torch.float32).max:.3g}; scale them down first"
+        )
+    raise DataError(f"{name}: samples hold NaN or infinite values; replace them first")
 
 
 def _labels(y: Any, name: str) -> np.ndarray:
@@ -156,7 +169,7 @@ def _stack(dataset: Any, name: str) -> tuple[np.ndarray, list[Any]]:
     for i, item in enumerate(items):
         if not (isinstance(item, tuple | list) and len(item) == 2):
             raise DataError(f"{name}: expected item {i} to be a pair (sample, label), found {type(item).__name__}")
-        sample = _sample_array(item[0])
+        sample = _sample_array(item[0], f"{name}, sample {i}")
         if samples and sample.shape != samples[0].shape:
             raise DataError(f"{name}: sample {i} has shape {sample.shape}, the first {samples[0].shape}; resize them")
         samples.append(sample)
@@ -166,19 +179,23 @@ def _stack(dataset: Any, name: str) -> tuple[np.ndarray, list[Any]]:
     return np.stack(samples), labels
 
 
-def _sample_array(sample: Any) -> np.ndarray:
+def _sample_array(sample: Any, origin: str) -> np.ndarray:
     if isinstance(sample, Image.Image):
-        pixels = np.asarray(sample if sample.mode in ("L", "RGB") else sample.convert("RGB"))
+        picture = eight_bit(sample, origin)
+        pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return np.asarray(sample)
 
 
-def _pictures(folder: Path, size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:
-    """All pictures of the class folders, with the folder names as labels."""
-    files = [file for kind in _class_folders(folder) for file in _picture_files(kind)]
+def _pictures(folder: Path, files: list[Path], size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:
+    """The pictures, with the names of their class folders as labels."""
     progress = track(files, f"decoding {folder}", len(files))
     pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]
     return np.stack(pixels), [file.parent.name for file in files]
+
+
+def _picture_files(folder: Path) -> list[Path]:
+    return [file for kind in _class_folders(folder) for file in _pictures_of_class(kind)]
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -188,9 +205,15 @@ def _class_folders(folder: Path) -> list[Path]:
     return folders
 
 
-def _picture_files(folder: Path) -> list[Path]:
+def _pictures_of_class(folder: Path) -> list[Path]:
     readable = Image.registered_extensions()
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in readable)
+    named = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in readable)
+    for entry in named:
+        if entry.is_symlink() and not entry.exists():
+            raise DataError(
+                f"{entry} is a link to {entry.readlink()}, which is not there; restore it or remove the link"
+            )
+    files = [entry for entry in named if entry.is_file()]
     if not files:
         raise DataError(f"{folder}: expected pictures of this class, found none")
     return files

@@ -5,13 +5,13 @@ import stat
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from spcl.errors import DataError
 
-__all__ = ["MAX_BYTES", "Source", "fingerprint", "open_source"]
+__all__ = ["MAX_BYTES", "Source", "file_states", "fingerprint", "open_source"]
 
 MAX_BYTES = 2**30
 """No file of the sets read here is larger when unpacked; more means an archive made to exhaust memory."""
@@ -53,6 +53,11 @@ def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
 def fingerprint(path: Path, pattern: str = "**/*") -> list[tuple[str, int, int]]:
     """Name, size and modification time of the files that `open_source` would read: what tells two versions apart."""
     root, files = (path, _files(path, pattern)) if path.is_dir() else (path.parent, [path])
+    return file_states(root, files)
+
+
+def file_states(root: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Name below `root`, size and modification time of every file."""
     states = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -49,13 +48,24 @@ def load_benchmark(benchmark: str, data_dir: str | None) -> ImageData:
         return load_data(benchmark, data_dir)
     if path.is_dir():
         return from_folder(path)
+    arrays = _named_arrays(path)
+    return from_arrays(arrays["x"], arrays["y"], arrays.get("test_x"), arrays.get("test_y"), name=path.stem)
+
+
+def _named_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as file, np.load(file) as arrays:
-            return from_arrays(arrays["x"], arrays["y"], arrays.get("test_x"), arrays.get("test_y"), name=path.stem)
-    except KeyError as error:
-        raise DataError(f"{path} must hold arrays x and y (and perhaps test_x and test_y); {error}") from error
-    except (OSError, ValueError, BadZipFile) as error:
+        with path.open("rb") as file:
+            loaded = np.load(file)
+            names = ["one array without a name"] if isinstance(loaded, np.ndarray) else list(loaded)
+            arrays = {name: loaded[name] for name in ("x", "y", "test_x", "test_y") if name in names}
+    except Exception as error:  # numpy's readers raise many kinds on damaged files
         raise DataError(f"cannot read {path}: {error}") from error
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(
+            f"{path} must hold arrays x and y (and perhaps test_x and test_y), found {', '.join(names) or 'nothing'}; "
+            "write it with np.savez(path, x=…, y=…)"
+        )
+    return arrays
 
 
 def make_problem(settings: "RunSettings", device: torch.device) -> Problem:
@@ -144,9 +154,9 @@ def _network(settings: "RunSettings", data: ImageData) -> nn.Module:
         raise SpclError(
             f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp"
         )
-    channels, side, _ = data.shape
+    channels, height, width = data.shape
     if settings.backbone == "cnn":
-        return SmallCNN(channels, side)
+        return SmallCNN(channels, (height, width))
     return ResNet18(channels, settings.batch_norm_momentum)
 
 

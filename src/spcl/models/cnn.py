@@ -13,7 +13,7 @@ class SmallCNN(nn.Module):
 
     Args:
         channels: Of the images: 3 for colour, 1 for grey.
-        image_size: Their height and width.
+        image_size: Their height and width, or one number for both.
 
     >>> import torch
     >>> model = SmallCNN(channels=3, image_size=32)
@@ -23,13 +23,12 @@ class SmallCNN(nn.Module):
 
     feature_dim = 64
 
-    def __init__(self, channels: int = 3, image_size: int = 32) -> None:
+    def __init__(self, channels: int = 3, image_size: int | tuple[int, int] = 32) -> None:
         super().__init__()
-        side = ((image_size - 2) // 2 - 2) // 2 - 2
-        if side < 1:
-            raise SpclError(
-                f"images of {image_size}×{image_size} are too small: three convolutions need at least 18×18"
-            )
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
+        if min(rows, columns) < 1:
+            raise SpclError(f"images of {height}×{width} are too small: three convolutions need at least 18×18")
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
@@ -40,7 +39,7 @@ class SmallCNN(nn.Module):
             nn.Conv2d(64, 64, 3),
             nn.ReLU(),
         )
-        self.dense = nn.Sequential(nn.Flatten(), nn.Linear(64 * side * side, self.feature_dim), nn.ReLU())
+        self.dense = nn.Sequential(nn.Flatten(), nn.Linear(64 * rows * columns, self.feature_dim), nn.ReLU())
         initialise_he(self)
 
     def forward(self, x: Tensor) -> Tensor:
