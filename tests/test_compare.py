@@ -16,6 +16,12 @@ from spcl.errors import SpclError
 from spcl.experiments import execute
 from spcl.experiments.compare import compare, comparison_table
 from spcl.experiments.index import read_runs
+from tiny_runs import grid_runs
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp()
 
 
 def step(condition: float | None, cosine: float) -> str:
@@ -76,3 +82,32 @@ def test_the_command_draws_the_runs(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(app, ["compare", *map(str, runs), "--out", str(drawing)])
     assert outcome.exit_code == 0, outcome.output
     assert drawing.read_bytes().startswith(b"\x89PNG")
+    for name, written, sign in (
+        ("bare", "bare.png", b"\x89PNG"),
+        ("figures", "figures/compare.png", b"\x89PNG"),
+        ("new/x.SVG", "new/x.SVG", b"<?xml"),
+        ("x.pdf", "x.pdf", b"%PDF"),
+    ):
+        outcome = CliRunner().invoke(app, ["compare", *map(str, runs), "--out", str(tmp_path / name)])
+        assert outcome.exit_code == 0, outcome.output
+        assert outcome.output.splitlines()[-1] == str(tmp_path / written)
+        assert (tmp_path / written).read_bytes().startswith(sign)
+
+
+def test_a_file_that_cannot_be_drawn_is_one_clear_error(base: Path, tmp_path: Path) -> None:
+    run = grid_runs(base) / "task/er/0"
+    (tmp_path / "afile").touch()
+    for name, message in (("c.xyz", "drawn as .png, .svg, .pdf, not as 'c.xyz'"), ("afile/c.png", "cannot write to")):
+        outcome = CliRunner().invoke(app, ["compare", str(run), "--out", str(tmp_path / name)])
+        assert isinstance(outcome.exception, SpclError)
+        assert message in str(outcome.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["afile"]
+
+
+def test_runs_that_nothing_tells_apart_may_be_compared(tmp_path: Path) -> None:
+    for name, accuracy in (("one", 70.0), ("other", 71.0)):
+        write_run(tmp_path / name, accuracy=accuracy)
+    outcome = CliRunner().invoke(app, ["compare", str(tmp_path / "one"), str(tmp_path / "other")])
+    assert outcome.exit_code == 0
+    assert "70" in outcome.output
+    assert "71" in outcome.output

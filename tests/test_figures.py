@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -318,6 +319,20 @@ def test_unfinished_runs_are_left_out(base: Path) -> None:
     assert draw_figure(spec, runs).svg() == draw_figure(spec, runs + halves).svg()
 
 
+@pytest.mark.parametrize("content", ["[1, 2]", "3", "{}", '{"accuracy": 80.0}'])
+def test_runs_with_a_damaged_result_are_left_out(base: Path, tmp_path: Path, content: str) -> None:
+    shutil.copytree(grid_runs(base), tmp_path / "grid")
+    (tmp_path / "grid/task/soro/1/result.json").write_text(content)
+    assert "Mean of 1 to 2 runs a line" in drawn("learning-process", tmp_path / "grid").caption
+
+
+def test_runs_that_nothing_tells_apart_are_refused(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(grid_runs(base), tmp_path / "again")
+    with pytest.raises(SpclError, match=r"both hold a run of .* and nothing tells the two apart"):
+        drawn("learning-process", grid_runs(base), tmp_path / "again")
+    drawn("learning-process", grid_runs(base), grid_runs(base) / "task")
+
+
 def test_runs_in_other_circumstances_are_not_mixed_in(base: Path) -> None:
     alone = drawn("learning-process", grid_runs(base))
     mixed = drawn("learning-process", grid_runs(base), memory_runs(base))
@@ -359,6 +374,24 @@ def test_command_draws_lists_and_explains(base: Path, tmp_path: Path) -> None:
         outcome = run(app, ["figure", *words])
         assert isinstance(outcome.exception, SpclError)
         assert message in str(outcome.exception)
+
+
+def test_where_a_figure_cannot_go_is_told_before_runs_are_made(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "afile").touch()
+    for name in ("afile", "afile/x.png", "afile/folder"):
+        words = ["figure", "rehearsal", "--runs", str(memory_runs(base)), "--out", str(tmp_path / name)]
+        outcome = CliRunner().invoke(app, words)
+        assert isinstance(outcome.exception, SpclError)
+        assert "cannot write to" in str(outcome.exception)
+    outcome = CliRunner().invoke(app, ["figure", "toy", "--make", "--runs", str(tmp_path / "runs"), "--out", "x.xyz"])
+    assert "written as .png or .svg" in str(outcome.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_ending_in_capitals_is_known(base: Path, tmp_path: Path) -> None:
+    (path,) = save_drawing(drawn("rehearsal", memory_runs(base)), tmp_path / "x.PNG")
+    with Image.open(path) as image:
+        assert image.format == "PNG"
 
 
 def test_make_makes_the_runs_once(base: Path, tmp_path: Path) -> None:

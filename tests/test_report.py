@@ -176,6 +176,41 @@ def test_unfinished_and_damaged_runs_are_shown_as_such(base: Path, tmp_path: Pat
     assert "is damaged" in by_seed[2]["problem"]
 
 
+@pytest.mark.parametrize("content", ["[1, 2]", "3", "{}", '{"accuracy": 80.0}'])
+def test_a_damaged_result_is_shown_as_unfinished(base: Path, tmp_path: Path, content: str) -> None:
+    copy_run(two_task_runs(base) / "soro/0", tmp_path / "whole")
+    copy_run(two_task_runs(base) / "soro/0", tmp_path / "damaged", seed=1)
+    (tmp_path / "damaged/result.json").write_text(content)
+    page = Page(write_report([tmp_path], tmp_path / "report.html"))
+    assert "1 unfinished" in page.text
+    assert page.data("data")["rows"]["accuracy"].count(None) == 1
+
+
+def test_runs_that_nothing_tells_apart_are_refused(base: Path, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        copy_run(grid_runs(base) / "task/er/0", tmp_path / name)
+    with pytest.raises(SpclError, match=r"one and .*other both hold a run of er on"):
+        write_report([tmp_path], tmp_path / "report.html")
+    write_report([tmp_path / "one", tmp_path / "one"], tmp_path / "report.html")
+
+
+def test_a_folder_is_no_file_to_write(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "afile").touch()
+    for out, message in ((tmp_path, "is a folder; name the file"), (tmp_path / "afile/x.html", "cannot write to")):
+        with pytest.raises(SpclError, match=message):
+            write_report([grid_runs(base) / "task/er/0"], out)
+
+
+def test_searches_are_told_from_results_in_relative_folders(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_run(grid_runs(base) / "task/er/0", tmp_path / "er")
+    make_tuning(grid_runs(base) / "task/soro/0", tmp_path / "search")
+    monkeypatch.chdir(tmp_path)
+    page = Page(write_report([Path()], tmp_path / "report.html"))
+    assert [row["label"] for table in page.data("data")["tables"] for row in table["rows"]] == ["er"]
+
+
 def test_tuning_shows_the_best_trial_and_optunas_plots_apart_from_results(base: Path, tmp_path: Path) -> None:
     copy_run(grid_runs(base) / "task/er/0", tmp_path / "er")
     make_tuning(grid_runs(base) / "task/soro/0", tmp_path / "search")

@@ -104,6 +104,13 @@ def test_finished_run_is_not_run_again(benchmark: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("content", ["[1, 2]", "{}", '{"accuracy": 3', '{"accuracy": null}'])
+def test_what_is_not_a_result_does_not_count_as_one(benchmark: Path, tmp_path: Path, content: str) -> None:
+    whole = execute(small_settings(benchmark), tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text(content)
+    assert without_times(execute(small_settings(benchmark), tmp_path / "run")) == without_times(whole)
+
+
 def test_a_finished_run_of_other_settings_is_refused(benchmark: Path, tmp_path: Path) -> None:
     execute(small_settings(benchmark), tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_text()

@@ -3,6 +3,9 @@ import io
 import json
 import os
 import re
+import shlex
+import subprocess
+import tarfile
 import time
 from pathlib import Path
 
@@ -15,8 +18,10 @@ from scipy.stats import wilcoxon
 from typer.testing import CliRunner
 
 from _runs import write_grid, write_run
+from small_benchmark import small_settings, write_benchmark
 from spcl.cli.app import app
 from spcl.errors import SpclError
+from spcl.experiments import execute
 from spcl.experiments.index import read_runs
 from spcl.experiments.paper_results import paper_methods, paper_result
 from spcl.experiments.significance import holm, paired_p_value
@@ -107,6 +112,56 @@ def test_a_run_folder_itself_is_read_and_folders_may_overlap(folder: Path) -> No
     assert len(read_runs(folder, folder / "er", run)) == 36
     with pytest.raises(SpclError, match="there is no folder"):
         read_runs(folder / "absent")
+
+
+DAMAGED_RESULTS = [
+    "",
+    "null",
+    "[1, 2]",
+    "3",
+    "{}",
+    '{"accuracy": 80.0, "forgett',
+    '{"accuracy": 80.0, "forgetting": 1.0}',
+    '{"accuracy": 80.0, "tasks": {}}',
+    '{"forgetting": 1.0, "tasks": {}}',
+    '{"accuracy": "80", "forgetting": 1.0, "tasks": {}}',
+    '{"accuracy": 80.0, "forgetting": 1.0, "tasks": {"task-0": {}}}',
+    '{"accuracy": 80.0, "forgetting": 1.0, "tasks": {}, "seconds": 3}',
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED_RESULTS)
+def test_a_run_with_a_damaged_result_counts_as_not_complete(folder: Path, content: str) -> None:
+    run = folder / "er/config-0/seed-0"
+    (run / "result.json").write_text(content)
+    for _ in range(2):  # the second time from the index
+        incomplete = [record for record in read_runs(folder) if record.result is None]
+        assert [record.path for record in incomplete] == [run]
+    assert incomplete[0].confusion() == {}
+    (table,) = make_tables(read_runs(folder))
+    assert (table.cells["er", "ps-emnist"].runs, table.cells["er", "ps-emnist"].missing) == (11, 1)
+
+
+def test_an_index_that_believed_a_damaged_result_is_not_believed(folder: Path) -> None:
+    before = read_runs(folder)
+    index = folder / "index.json"
+    content = json.loads(index.read_text())
+    content["runs"]["er/config-0/seed-0"]["result"] = {}
+    index.write_text(json.dumps(content))
+    assert read_runs(folder) == before
+
+
+def test_packed_runs_are_unpacked_by_the_command_in_the_error(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "some where"
+    packed.mkdir()
+    with tarfile.open(packed / "records.tar.gz", "w:gz") as archive:
+        archive.add(folder, "grid")
+    for folders in ([packed], [folder, packed]):
+        outcome = CliRunner().invoke(app, ["table", *map(str, folders)])
+        assert isinstance(outcome.exception, SpclError)
+    command = next(line.strip() for line in str(outcome.exception).splitlines() if line.strip().startswith("tar "))
+    subprocess.run(shlex.split(command), check=True)
+    assert len(read_runs(packed)) == 36
 
 
 def test_metrics_are_read_without_a_last_half_line(tmp_path: Path) -> None:
@@ -231,6 +286,70 @@ def test_the_papers_numbers_equal_the_published_table() -> None:
             names = ("accuracy", "accuracy_std", "forgetting", "forgetting_std")
             assert [getattr(found, name) for name in names] == [float(line[name]) for name in names]
             assert METHODS[method].family == line["type"]
+
+
+# -- runs that cannot be told apart
+
+
+INSIDE = "/er/config-1/seed-2"
+
+
+@pytest.mark.parametrize("again", ["again", "runs-2/deeper", "runs/again"])
+def test_runs_of_the_same_in_two_folders_are_refused_in_either_order(folder: Path, tmp_path: Path, again: str) -> None:
+    write_run(tmp_path / again / "er/config-1/seed-2", config=1, seed=2, accuracy=1.0)
+    folders = [folder, tmp_path / again]
+    for order in (folders, folders[::-1]):
+        with pytest.raises(SpclError, match=r"both hold a run of er on .* configuration 1, seed 2") as caught:
+            make_tables(read_runs(*order))
+        one, other = str(caught.value).partition(" both hold")[0].split(" and ")
+        shown = {Path(path) for path in (one.removesuffix(INSIDE), other.removesuffix(INSIDE))}
+        assert shown == set(folders)
+
+
+def test_a_folder_named_twice_nested_or_linked_is_no_duplicate(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(folder)
+    once = make_tables(read_runs(folder))
+    assert make_tables(read_runs(folder, folder, folder / "er", tmp_path / "link")) == once
+    records = read_runs(folder)
+    assert make_tables([*records, *records]) == once
+
+
+def test_an_unfinished_run_elsewhere_is_no_duplicate(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "again", config=1, seed=2, accuracy=None)
+    assert make_tables(read_runs(folder, tmp_path / "again")) == make_tables(read_runs(folder))
+
+
+def test_what_sweeps_of_one_grid_have_in_common_counts_once_with_its_mean(tmp_path: Path) -> None:
+    point = {"method": "soro", "method_sigma": 10.0, "method_lambda_": 1.0}
+    write_run(tmp_path / "task/soro/sigma=10/seed-0", accuracy=70.0, **point)
+    write_run(tmp_path / "task/soro/lambda_=1/seed-0", accuracy=72.0, **point)
+    write_run(tmp_path / "task/soro/lambda_=5/seed-0", accuracy=10.0, **point | {"method_lambda_": 5.0})
+    (table,) = make_tables(read_runs(tmp_path))
+    found = {label: (cell.accuracy.mean, cell.runs, cell.missing) for (label, _), cell in table.cells.items()}
+    assert found == {"soro (lambda_=1)": (71.0, 1, 0), "soro (lambda_=5)": (10.0, 1, 0)}
+
+
+def test_own_data_of_one_name_but_not_the_same_is_refused(tmp_path: Path) -> None:
+    """Whether or not a run of the one stands for a run of the other."""
+    runs = [tmp_path / "runs" / place for place in ("da", "moved", "db")]
+    for seed, (run, per_class) in enumerate(zip(runs, (20, 20, 30), strict=True)):
+        (tmp_path / run.name).mkdir()
+        benchmark = write_benchmark(tmp_path / run.name / "data.npz", per_class=per_class)
+        execute(small_settings(benchmark, seed=seed), run)
+    first, moved, other = runs
+    (table,) = make_tables(read_runs(first, moved))
+    assert [cell.runs for cell in table.cells.values()] == [2]
+    with pytest.raises(SpclError, match="are both called 'data', but they are not the same") as caught:
+        make_tables(read_runs(first, other))
+    assert str(first) in str(caught.value)
+    assert str(other) in str(caught.value)
+
+
+def test_own_data_of_one_name_and_size_never_hides_a_run(tmp_path: Path) -> None:
+    for place, accuracy in (("da", 70.0), ("db", 20.0)):
+        write_run(tmp_path / "runs" / place, benchmark=f"{place}/data.npz", accuracy=accuracy)
+    with pytest.raises(SpclError, match=r"on da/data\.npz and db/data\.npz, task-incremental"):
+        make_tables(read_runs(tmp_path / "runs"))
 
 
 # -- significance

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spcl.benchmarks.protocol import load_protocol
+from spcl.cli.consoles import plain_console
 from spcl.cli.grid import grid
 from spcl.errors import SpclError
 from spcl.experiments.index import read_runs
@@ -36,21 +37,22 @@ def figure(
     jobs: Annotated[int, typer.Option(min=1, help="With --make: how many runs at once.")] = 1,
 ) -> None:
     """Draw a figure of the paper from runs, as PNG and SVG."""
-    from spcl.experiments.figures import figure_spec, save_drawing
+    from spcl.experiments.figures import figure_paths, figure_spec, save_drawing
 
-    console = Console(highlight=False)
+    console = plain_console()
     if name is None:
         _list(console)
         return
     spec = figure_spec(name)
+    figure_paths(spec, out)  # what is wrong with it should not be told after hours of runs
     usual = Path("results") / name
     if make:
         _make(spec, runs[0] if runs else usual, benchmark, data_dir, assignments or [], jobs)
     folders = runs or ([usual] if usual.is_dir() else [])
     drawing = _draw_protocol(spec, protocol) if protocol else _draw(spec, folders, where or [])
-    console.print(drawing.caption, markup=False, soft_wrap=True)
+    console.print(drawing.caption, soft_wrap=True)
     for path in save_drawing(drawing, out):
-        console.print(str(path), style="dim", markup=False, soft_wrap=True)
+        console.print(str(path), style="dim", soft_wrap=True)
 
 
 def _list(console: Console) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from spcl.cli.consoles import plain_console
 
 __all__ = ["report"]
 
@@ -18,9 +19,9 @@ def report(
     """Write one HTML file with the settings, tables, figures and every run."""
     from spcl.experiments.report import write_report  # loading matplotlib and Plotly takes a while
 
-    console = Console()
+    console = plain_console()
     with console.status("") as status:
         write_report(folders, out, told=status.update)
-    console.print(f"the report is in {out}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"the report is in {out}", soft_wrap=True)
     if show:
         webbrowser.open(out.resolve().as_uri())

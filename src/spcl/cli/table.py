@@ -27,7 +27,7 @@ def table(
     """Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario."""
     records = read_runs(*folders)
     if not records:
-        raise SpclError(f"there are no runs in {', '.join(map(str, folders))}")
+        raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
     tables = make_tables(records, over, against, paper)
     if form == "terminal":
         _print(tables)

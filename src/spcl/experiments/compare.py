@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from rich.text import Text
 from spcl.errors import SpclError
 from spcl.experiments.index import RunRecord, flat_settings
 
-__all__ = ["Comparison", "compare", "comparison_table", "stability_summary"]
+__all__ = ["Comparison", "compare", "comparison_path", "comparison_table", "stability_summary"]
 
 MEASURES = {"condition_number": "κ", "cosine": "cosine", "magnitude_similarity": "magnitude similarity"}
+FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,18 @@ def _said(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def comparison_path(out: Path) -> Path:
+    """The file that is meant: in a folder ``compare.png``, and a PNG where no ending says otherwise.
+
+    >>> print(comparison_path(Path("runs")), comparison_path(Path("runs.svg")))
+    runs.png runs.svg
+    """
+    if out.is_dir():
+        return out / "compare.png"
+    if not out.suffix:
+        return out.with_name(f"{out.name}.png")
+    if out.suffix.lower() not in FORMATS:
+        raise SpclError(f"comparisons are drawn as {', '.join(FORMATS)}, not as {out.name!r}; give it such an ending")
+    return out

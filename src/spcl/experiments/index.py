@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.experiments.record import RunFolder, write_text
+from spcl.experiments.record import RunFolder, is_result, write_text
 
 __all__ = ["BOOKKEEPING", "RunRecord", "flat_settings", "read_runs"]
 
 INDEX = "index.json"
+ARCHIVE = "records.tar.gz"
 VERSION = 1
 
 BOOKKEEPING = frozenset(
@@ -132,6 +134,8 @@ class RunRecord:
 def read_runs(*folders: Path) -> list[RunRecord]:
     """Every run in these folders and the folders below, in the order of benchmark, scenario, method, config and seed.
 
+    A run whose ``result.json`` is damaged counts as not complete.
+
     What was read is kept in each folder's ``index.json``; an entry of it is used only while the run's own files are
     the ones it was made from, so the index may be deleted, damaged or out of date.
     """
@@ -139,7 +143,10 @@ def read_runs(*folders: Path) -> list[RunRecord]:
     for folder in folders:
         if not folder.is_dir():
             raise SpclError(f"there is no folder {folder}; 'spcl grid' and 'spcl run' make one with --out")
-        for path, entry in _read_folder(folder).items():
+        runs = _read_folder(folder)
+        if not runs:
+            _check_unpacked(folder)
+        for path, entry in runs.items():
             found.setdefault(path.resolve(), (path, entry))
     variants = _variants([entry.settings for _, entry in found.values()])
     records = [
@@ -199,6 +206,15 @@ def _run_folders(folder: Path) -> Iterator[Path]:
             yield Path(path)
 
 
+def _check_unpacked(folder: Path) -> None:
+    """Raise an error if all that the folder holds of runs is an archive of them."""
+    archives = sorted(folder.rglob(ARCHIVE))
+    if not archives:
+        return
+    commands = "\n".join(f"  {shlex.join(['tar', 'xzf', str(path), '-C', str(path.parent)])}" for path in archives)
+    raise SpclError(f"the runs in {folder} are packed in {ARCHIVE}; unpack them first:\n{commands}")
+
+
 def _stamp(run: Path) -> list[int]:
     """Size and time of the run's files."""
     stamp = []
@@ -245,7 +261,7 @@ def _read_index(folder: Path) -> dict[str, _Entry]:
     return {
         name: entry
         for name, entry in entries.items()
-        if _is_settings(entry.settings) and isinstance(entry.result, dict | None)
+        if _is_settings(entry.settings) and (entry.result is None or is_result(entry.result))
     }
 
 

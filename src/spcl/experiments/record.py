@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from filelock import FileLock, Timeout
 
@@ -17,7 +17,7 @@ from spcl.experiments.trackers import Tracker
 from spcl.learner import StepReport
 from spcl.stability import Stability, summaries
 
-__all__ = ["MetricsFile", "Recorder", "RunFolder"]
+__all__ = ["MetricsFile", "Recorder", "RunFolder", "is_result"]
 
 WRITE_SECONDS = 1.0
 
@@ -59,12 +59,35 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def read_result(self) -> dict[str, Any] | None:
-        """The result, or None while there is none (or only half of one)."""
+        """The result, or None while there is none (or only half of one, or something else)."""
         try:
-            content: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
+            content = json.loads(self.result.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return content
+        return content if is_result(content) else None
+
+
+def is_result(content: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether this is the result of a run, and not half of one or something else.
+
+    >>> is_result({"accuracy": 80.0, "forgetting": -5.0, "tasks": {"task-0": {"final": 80.0}}})
+    True
+    >>> is_result({"accuracy": 80.0}), is_result([1, 2]), is_result(None)
+    (False, False, False)
+    """
+    if not isinstance(content, dict) or not _is_number(content.get("accuracy")):
+        return False
+    tasks, parts = content.get("tasks"), [content.get(name, {}) for name in ("seconds", "filters", "confusion")]
+    return (
+        _is_number(content.get("forgetting"))
+        and isinstance(tasks, dict)
+        and all(isinstance(task, dict) and _is_number(task.get("final")) for task in tasks.values())
+        and all(isinstance(part, dict) for part in parts)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class MetricsFile:

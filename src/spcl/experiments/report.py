@@ -27,13 +27,15 @@ def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None]
     The page holds everything: settings, tables beside the paper's, figures, and for every run its timeline, accuracies
     and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
     """
+    if out.is_dir():
+        raise SpclError(f"{out} is a folder; name the file to write, for example {out / 'report.html'}")
     told("reading runs")
     runs = sorted(read_runs(*folders), key=_order)
     if not runs:
         raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
     tunings = sections.find_tunings(folders)
     searched = [tuning.folder.resolve() for tuning in tunings]
-    results = [run for run in runs if not any(run.path.is_relative_to(folder) for folder in searched)]
+    results = [run for run in runs if not any(run.path.resolve().is_relative_to(folder) for folder in searched)]
     told("drawing figures")
     page = _page(
         folders=[str(folder) for folder in folders],

@@ -10,6 +10,7 @@ import numpy as np
 
 from spcl.benchmarks.catalogue import DATA_SETS
 from spcl.errors import SpclError
+from spcl.experiments.distinct import check_distinct
 from spcl.experiments.index import RunRecord
 from spcl.experiments.paper_results import PaperResult, paper_methods, paper_result
 from spcl.experiments.significance import holm, paired_p_value
@@ -113,9 +114,11 @@ def make_tables(
 
     As in the paper, a cell holds the mean over seeds of the mean over configurations, and the (sample) standard
     deviation over seeds; ``over="configs"`` exchanges the two. ``against`` names a method that the others are
-    compared with, see :func:`spcl.experiments.significance.paired_p_value`.
+    compared with, see :func:`spcl.experiments.significance.paired_p_value`. A run that several sweeps of a grid have
+    made counts once, with its mean; other runs that cannot be told apart are an error.
     """
     everything = list(records)
+    check_distinct(everything)
     if against is not None and not any(against in (record.label, record.method) for record in everything):
         found = ", ".join(repr(label) for label in sorted({record.label for record in everything}))
         raise SpclError(f"there are no runs of {against!r} to compare with; there are {found}")
@@ -198,7 +201,11 @@ def _column(column: Mapping[str, Sequence[RunRecord]], over: Over) -> dict[str, 
 
 def _values(records: Iterable[RunRecord], name: str) -> dict[Key, float]:
     """A number of every complete run, by configuration and seed."""
-    return {(record.config, record.seed): record.result[name] for record in records if record.result is not None}
+    values: dict[Key, list[float]] = defaultdict(list)
+    for record in records:
+        if record.result is not None:
+            values[record.config, record.seed].append(record.result[name])
+    return {key: float(np.mean(found)) for key, found in values.items()}
 
 
 def _measure(values: Mapping[Key, float], over: Over) -> Measure:

@@ -1,6 +1,7 @@
 """Runs side by side."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,8 +13,9 @@ from spcl.experiments.figures.curves import Curves, blocks
 from spcl.experiments.figures.panels import legend_below, letter, measure_axis
 from spcl.experiments.figures.style import WIDTH, display, distinct_looks, style
 from spcl.experiments.index import RunRecord
+from spcl.experiments.record import plain_errors
 
-__all__ = ["compare_figure"]
+__all__ = ["compare_figure", "save_comparison"]
 
 POINTS = 80
 
@@ -56,3 +58,11 @@ def _draw_tasks(axes: Axes, runs: Sequence[RunRecord]) -> None:
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("accuracy (%)")
+
+
+def save_comparison(runs: Sequence[RunRecord], path: Path) -> None:
+    """Draw runs side by side into a file."""
+    figure = compare_figure(runs)
+    with plain_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)

@@ -9,11 +9,13 @@ from matplotlib.figure import Figure
 
 import spcl
 from spcl.errors import SpclError
+from spcl.experiments.distinct import check_distinct
 from spcl.experiments.figures.recipe import Recipe
 from spcl.experiments.figures.style import style
 from spcl.experiments.index import RunRecord
+from spcl.experiments.record import plain_errors
 
-__all__ = ["Drawing", "FigureSpec", "MissingRunsError", "draw_figure", "save_drawing"]
+__all__ = ["Drawing", "FigureSpec", "MissingRunsError", "draw_figure", "figure_paths", "save_drawing"]
 
 FORMATS = (".png", ".svg")
 
@@ -67,6 +69,7 @@ class Drawing:
 
 def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
     """Draw a figure from those of the runs that are complete; task-incremental ones come first."""
+    check_distinct(runs)
     complete = sorted((run for run in runs if run.result is not None), key=lambda run: run.scenario != "task")
     try:
         with style():
@@ -81,17 +84,21 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
 
 def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
     """Write the figure to a .png or .svg file, or both into a folder; its caption goes with it as metadata."""
-    to_file = bool(out.suffix) and not out.is_dir()
-    if to_file and out.suffix not in FORMATS:
-        raise SpclError(f"figures are written as {' or '.join(FORMATS)}, not as {out.name!r}; or name a folder")
-    paths = [out] if to_file else [out / f"{drawing.spec.name}{suffix}" for suffix in FORMATS]
-    try:
+    paths = figure_paths(drawing.spec, out)
+    with plain_errors(out):
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         for path in paths:
             _save(drawing, path)
-    except OSError as error:
-        raise SpclError(f"cannot write {error.filename or out}: {error.strerror or error}") from error
     return paths
+
+
+def figure_paths(spec: FigureSpec, out: Path) -> list[Path]:
+    """The files that a figure is written to."""
+    if not out.suffix or out.is_dir():
+        return [out / f"{spec.name}{suffix}" for suffix in FORMATS]
+    if out.suffix.lower() not in FORMATS:
+        raise SpclError(f"figures are written as {' or '.join(FORMATS)}, not as {out.name!r}; or name a folder")
+    return [out]
 
 
 def _save(drawing: Drawing, path: Path) -> None:
@@ -102,4 +109,4 @@ def _save(drawing: Drawing, path: Path) -> None:
 def _facts(drawing: Drawing, suffix: str) -> dict[str, str | None]:
     facts: dict[str, str | None] = {"Title": drawing.spec.title, "Description": drawing.caption}
     program = f"spcl {spcl.__version__}"
-    return facts | ({"Software": program} if suffix == ".png" else {"Creator": program, "Date": None})
+    return facts | ({"Software": program} if suffix.lower() == ".png" else {"Creator": program, "Date": None})
