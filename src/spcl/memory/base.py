@@ -80,7 +80,7 @@ class Memory(ABC):
         dtype: torch.dtype | None = None,
     ) -> None:
         if not isinstance(budget, int) or budget < 1:
-            raise SpclError(f"a memory needs a budget of at least 1 whole sample, not {budget!r}")
+            raise SpclError(f"a memory needs a budget of at least 1 sample, not {budget!r}")
         self.budget = budget
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
