@@ -168,6 +168,7 @@ def test_gradients_are_those_after_adjustment(base: Path) -> None:
         curves = [stability(folder / "task/soro" / seed, measure, "after") for seed in "01"]
         assert curves[0][0] == curves[1][0]
         np.testing.assert_allclose(found["SORO"][1], np.mean([values for _, values in curves], axis=0))
+    assert "mean over 2 seeds, " in drawing.caption
     assert "Not shown, as they form no adjusted gradients: GradDrop" in drawing.caption
 
 

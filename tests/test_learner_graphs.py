@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spcl.aggregation import gramian
 from spcl.learner.captured.gramian import CapturedGramian
-from spcl.learner.captured.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring
+from spcl.learner.captured.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring, _first
 from spcl.learner.captured.penalty import CapturedPenalty
 from spcl.learner.captured.update import CapturedUpdate
 from spcl.learner.model import SharedModel
@@ -27,6 +27,12 @@ def make_model(device: str) -> SharedModel:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 4, 3, stride=2), nn.Flatten())
     return SharedModel(backbone.to(device), "task", nn.Linear, 0, None)
+
+
+def test_the_reason_is_what_broke_the_capture_and_nothing_that_was_there_before() -> None:
+    handled, cause, consequence = KeyError("of the caller"), RuntimeError("a wait"), RuntimeError("no end")
+    cause.__context__, consequence.__context__ = handled, cause
+    assert _first(consequence, handled) is cause
 
 
 class WorkItself(Graphs):

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from spcl.experiments.settings import absolute_paths
+
 __all__ = ["DataDir", "Device", "Fit", "Preset", "Protocol", "settings_from"]
 
 Preset = Annotated[str | None, typer.Option(help="default, or paper (network details as published).")]
@@ -15,10 +17,9 @@ DataDir = Annotated[Path | None, typer.Option(help="Where the publishers' files 
 
 
 def settings_from(**flags: Any) -> dict[str, Any]:
-    """The flags that were given, as settings; paths become absolute, so that a run can be repeated from anywhere.
+    """The flags that were given, as settings.
 
     >>> settings_from(seed=0, benchmark=None, fit=False)
     {'seed': 0, 'fit': False}
     """
-    given = {name: flag for name, flag in flags.items() if flag is not None}
-    return {name: str(flag.resolve()) if isinstance(flag, Path) else flag for name, flag in given.items()}
+    return absolute_paths({name: flag for name, flag in flags.items() if flag is not None})

@@ -1,6 +1,5 @@
 """What a grid has to do: every combination of methods, scenarios, configurations, seeds and swept settings as a job."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 
 from spcl.errors import SpclError
-from spcl.experiments.index import BOOKKEEPING, flat_settings
+from spcl.experiments.folders import check_folder, recorded_settings
+from spcl.experiments.index import flat_settings
 from spcl.experiments.problem import make_problem
 from spcl.experiments.record import RunFolder
 from spcl.experiments.settings import RunSettings, parse_assignments, resolve_settings
@@ -21,7 +21,6 @@ __all__ = [
     "Job",
     "Sweep",
     "check_data",
-    "check_folder",
     "check_folders",
     "parse_methods",
     "parse_numbers",
@@ -160,37 +159,10 @@ def _folder_name(text: str) -> str:
 # -- checks before anything runs
 
 
-def recorded_settings(out: Path) -> dict[str, Any] | None:
-    """The settings that a run folder holds; None if there are none or they cannot be read."""
-    try:
-        content = json.loads(RunFolder(out).settings.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def check_folders(jobs: Iterable[Job]) -> None:
     """Raise an error if a folder holds another run than the one planned there."""
     for job in jobs:
         check_folder(job.out, job.settings)
-
-
-def check_folder(out: Path, settings: RunSettings) -> None:
-    """Raise an error if the folder holds a run with other settings."""
-    recorded = flat_settings(recorded_settings(out) or {})
-    for name, value in flat_settings(settings.model_dump(mode="json")).items():
-        if name not in recorded or name in BOOKKEEPING:
-            continue
-        if _comparable(name, recorded[name]) != _comparable(name, value):
-            raise SpclError(
-                f"{out} holds a run with {name} = {recorded[name]}, but {value} is asked for; "
-                f"choose another --out, or remove that folder"
-            )
-
-
-def _comparable(name: str, value: Any) -> Any:
-    """Files may be moved: of their paths only the name counts."""
-    return Path(value).name if name in {"benchmark", "protocol"} and isinstance(value, str) else value
 
 
 def check_data(jobs: Iterable[Job]) -> None:

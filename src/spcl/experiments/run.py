@@ -22,7 +22,7 @@ from spcl.benchmarks import ImageData
 from spcl.checkpoint import read_newest
 from spcl.errors import NoMemoryError, SpclError, lacks_memory
 from spcl.experiments.evaluation import average_accuracy, confusions, forgetting, own_share
-from spcl.experiments.plan import check_folder
+from spcl.experiments.folders import check_folder
 from spcl.experiments.problem import Problem, make_backbone, make_memory, make_problem, pick_device
 from spcl.experiments.record import MetricsFile, Recorder, RunFolder, finite, write_json, write_text
 from spcl.experiments.settings import RunSettings, load_settings_file, resolve_settings, settings_text

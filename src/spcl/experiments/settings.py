@@ -16,7 +16,9 @@ from spcl.learner import Scenario
 from spcl.learner.method import validated
 from spcl.methods import make_method
 
-__all__ = ["RunSettings", "load_settings_file", "parse_assignments", "resolve_settings"]
+__all__ = ["RunSettings", "absolute_paths", "load_settings_file", "parse_assignments", "resolve_settings"]
+
+PATHS = ("benchmark", "protocol", "data_dir")
 
 
 class RunSettings(BaseModel):
@@ -77,7 +79,7 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     given: dict[str, Any] = {"method": RunSettings.model_fields["method"].default}
     for layer in layers:
         given = _merged(given, layer)
-    given |= _absolute_paths(validated(RunSettings, given, "settings"))
+    given = absolute_paths(given)
     benchmark, preset = given.get("benchmark", "ps-glyphs"), given.get("preset", "default")
     first = validated(RunSettings, given, "settings")
     data = None if benchmark in PRESETS else load_benchmark(benchmark, first.data_dir)
@@ -143,12 +145,16 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def _absolute_paths(settings: RunSettings) -> dict[str, str]:
-    """The paths among the settings such that they mean the same from everywhere."""
-    paths = {"protocol": settings.protocol, "data_dir": settings.data_dir}
-    if settings.benchmark not in PRESETS and Path(settings.benchmark).expanduser().exists():
-        paths["benchmark"] = settings.benchmark
-    return {name: str(Path(path).expanduser().resolve()) for name, path in paths.items() if path is not None}
+def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with absolute paths, so that they mean the same from everywhere; a benchmark may be one.
+
+    >>> absolute_paths({"benchmark": "ps-glyphs", "data_dir": Path("/data/../x"), "seed": 0})
+    {'benchmark': 'ps-glyphs', 'data_dir': '/x', 'seed': 0}
+    """
+    paths = {name: Path(given[name]).expanduser() for name in PATHS if isinstance(given.get(name), str | Path)}
+    if "benchmark" in paths and (given["benchmark"] in PRESETS or not paths["benchmark"].exists()):
+        del paths["benchmark"]
+    return {**given, **{name: str(path.resolve()) for name, path in paths.items()}}
 
 
 def _changes_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:

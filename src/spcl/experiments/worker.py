@@ -23,7 +23,7 @@ import torch
 from filelock import Timeout
 
 from spcl.errors import NoMemoryError, SpclError
-from spcl.experiments.plan import recorded_settings
+from spcl.experiments.folders import recorded_settings
 from spcl.experiments.record import RunFolder
 from spcl.experiments.run import InterruptedRunError, execute
 from spcl.experiments.settings import RunSettings

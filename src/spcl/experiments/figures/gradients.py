@@ -40,10 +40,12 @@ def draw_gradients(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         axes.set_xlabel("step")
     legend_below(figure, 5)
     run = next(iter(cell.values()))[0]
+    seeds = {run.seed for group in cell.values() for run in group}
     silent = sorted(cell.keys() - methods.keys())
     missing = f" Not shown, as they form no adjusted gradients: {', '.join(map(display, silent))}." if silent else ""
     return figure, (
-        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, mean over seeds, "
+        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, "
+        f"{'one seed' if len(seeds) == 1 else f'mean over {len(seeds)} seeds'}, "
         f"medians of {POINTS} stretches.{missing}"
     )
 

@@ -62,20 +62,14 @@ class _StaticPass:
 
     def forward(self, x: Tensor) -> Tensor:
         self._x.copy_(x, non_blocking=True)
-        if self._replays is None:
-            self._forward_work()
-        else:
-            self._replays[0]()
+        (self._forward_work if self._replays is None else self._replays[0])()
         assert self._features is not None
         return self._features.detach()
 
     def backward(self, gradient: Tensor) -> None:
         assert self._given is not None
         self._given.copy_(gradient)
-        if self._replays is None:
-            self._backward_work()
-        else:
-            self._replays[1]()
+        (self._backward_work if self._replays is None else self._replays[1])()
         self._rows.add(self._gradient)
 
     def _forward_work(self) -> None:

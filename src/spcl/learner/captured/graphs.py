@@ -1,5 +1,6 @@
 """CUDA graphs: work captured once and replayed, because launching its kernels takes longer than running them."""
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -54,11 +55,11 @@ class Graphs:
         """
         if self._pool is None or self.refused is not None:
             return None
-        begin = perf_counter()
+        begin, handled = perf_counter(), sys.exception()
         try:
             return [self._captured(work) for work in works]
         except RuntimeError as error:
-            reason = _first(error)
+            reason = _first(error, handled)
             if lacks_memory(reason):
                 raise reason from None
             self._refuse(reason)
@@ -97,9 +98,8 @@ class Graphs:
 
     def _refuse(self, reason: BaseException) -> None:
         self.refused = str(reason).splitlines()[0]
-        with torch.cuda.graph(
-            torch.cuda.CUDAGraph(), stream=self._stream
-        ):  # a failed capture leaves the generator waiting for its end
+        # a failed capture leaves the generator waiting for its end
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             torch.zeros(1, device=self.device)
         warnings.warn(
             f"no CUDA graph can be captured of this training, so its kernels are launched singly: {self.refused}",
@@ -142,8 +142,8 @@ class Recurring:
         self._replays.clear()
 
 
-def _first(error: BaseException) -> BaseException:
-    """The error that set off the others: a capture that is broken off cannot be ended either.
+def _first(error: BaseException, handled: BaseException | None) -> BaseException:
+    """The error that set off the others since ``handled``: a capture that is broken off cannot be ended either.
 
     >>> try:
     ...     try:
@@ -151,10 +151,10 @@ def _first(error: BaseException) -> BaseException:
     ...     finally:
     ...         {}["consequence"]
     ... except KeyError as error:
-    ...     _first(error)
+    ...     _first(error, None)
     ValueError("could not convert string to float: 'cause'")
     """
-    while error.__context__ is not None:
+    while error.__context__ not in (None, handled):
         error = error.__context__
     return error
 
