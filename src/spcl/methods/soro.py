@@ -57,8 +57,8 @@ class SORO(Method):
 class SORODBT(SORO):
     """SORO with DBT: orthogonal gradients and, by the penalty of eq. 4, orthogonal convolutions.
 
-    The paper gives no value of α; the default is the largest power of ten that cost little accuracy on held-out training
-    data of PS-EMNIST. No value gained any there.
+    The paper gives no value of α; the default is the largest power of ten that cost little accuracy on held-out data of
+    PS-EMNIST, where no value gained any.
 
     >>> SORODBT().settings.alpha
     1e-05
