@@ -258,6 +258,14 @@ def test_folders_refused(tmp_path: Path) -> None:
         from_folder(tmp_path / "pets")
 
 
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read, even by root")
+def test_a_picture_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "pets", 3)
+    (tmp_path / "pets" / "red" / "broken.png").symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=r"pets cannot be read: Input/output error"):
+        from_folder(tmp_path / "pets")
+
+
 RAMP = np.arange(65536, dtype=np.uint16).reshape(256, 256)
 
 

@@ -1,6 +1,7 @@
 """Your own data: arrays, a torch Dataset or a folder of pictures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +95,15 @@ def from_folder(
         raise DataError(f"{root} is not a folder")
     halves = [root / "train", root / "test"]
     folders = halves if all(half.is_dir() for half in halves) else [root]
-    splits = {folder: _picture_files(folder) for folder in folders}
+    with _trouble_named(root):
+        splits = {folder: _picture_files(folder) for folder in folders}
+        states = [file_states(root, files) for files in splits.values()]
 
     def make() -> ImageData:
-        arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, size, mode)]
+        with _trouble_named(root):
+            arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, size, mode)]
         return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
 
-    states = [file_states(root, files) for files in splits.values()]
     return cached(name, [str(root.resolve()), size, mode, test_fraction, seed, states], make)
 
 
@@ -192,6 +195,15 @@ def _pictures(folder: Path, files: list[Path], size: int, mode: Mode) -> tuple[n
     progress = track(files, f"decoding {folder}", len(files))
     pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]
     return np.stack(pixels), [file.parent.name for file in files]
+
+
+@contextmanager
+def _trouble_named(root: Path) -> Iterator[None]:
+    """Say which file cannot be read, or in which folder there is one."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{error.filename or root} cannot be read: {error.strerror}; make it readable or remove it") from error
 
 
 def _picture_files(folder: Path) -> list[Path]:
