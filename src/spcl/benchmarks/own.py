@@ -203,7 +203,8 @@ def _trouble_named(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{error.filename or root} cannot be read: {error.strerror}; make it readable or remove it") from error
+        unreadable = error.filename or root
+        raise DataError(f"{unreadable} cannot be read: {error.strerror}; make it readable or remove it") from error
 
 
 def _picture_files(folder: Path) -> list[Path]:

@@ -177,10 +177,13 @@ def _part(records: Iterable[RunRecord]) -> str:
     for record in records:
         data_set = DATA_SETS.get(record.benchmark)
         counts = re.search(r"(\d+) \+ (\d+) samples", str((record.result or {}).get("data")))
-        if data_set is None or counts is None or record.settings["validation"]:
+        if data_set is None or counts is None:
             continue
         train, test = map(int, counts.groups())
-        if (train, test) != (data_set.train, data_set.test):
+        if record.settings["validation"]:  # then the test samples are held-out training samples
+            if train + test != data_set.train:
+                return f"{train + test:,} training samples, not {data_set.train:,}"
+        elif (train, test) != (data_set.train, data_set.test):
             return (
                 f"{train:,} training samples, not {data_set.train:,}, and {test:,} test samples, not {data_set.test:,}"
             )
