@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.linalg import block_diag
 from torch import nn
 from torch.nn.functional import conv1d, conv2d, conv3d
 
@@ -15,10 +16,20 @@ from spcl.orthogonality import filter_statistics, toeplitz_matrix
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Conv2d(3, 5, 3), nn.Conv1d(4, 6, 2, groups=2), nn.Linear(3, 7), nn.ConvTranspose2d(4, 2, 3)]
+    "layer",
+    [
+        nn.Conv2d(3, 5, 3),
+        nn.Conv1d(4, 6, 2, groups=2),
+        nn.Conv2d(4, 8, 1, groups=4),
+        nn.Linear(3, 7),
+        nn.ConvTranspose2d(4, 2, 3),
+        nn.ConvTranspose2d(4, 6, 3, groups=2),
+    ],
+    ids=repr,
 )
 def test_statistics_equal_plain_loops(layer: nn.Module) -> None:
-    filters = layer.weight.detach().double().flatten(1).numpy()
+    weight, groups = layer.weight.detach().double().flatten(1).numpy(), getattr(layer, "groups", 1)
+    filters = block_diag(*np.split(weight, groups))
     cosines = [
         abs(a @ b) / (np.linalg.norm(a) * np.linalg.norm(b)) for i, a in enumerate(filters) for b in filters[i + 1 :]
     ]
@@ -33,6 +44,13 @@ def statistics_of(weight: torch.Tensor) -> tuple[float, float, float]:
     layer.weight = nn.Parameter(weight)
     found = filter_statistics(layer)[""]
     return found.condition_number, found.norm, found.correlation
+
+
+def test_channels_that_are_left_as_they_are_are_orthogonal() -> None:
+    layer = nn.Conv2d(4, 4, 1, groups=4)
+    nn.init.ones_(layer.weight)
+    (found,) = filter_statistics(layer).values()
+    assert (found.condition_number, found.norm, found.correlation) == (1, 1, 0)
 
 
 def test_extremes() -> None:

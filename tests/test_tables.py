@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import tarfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -384,6 +385,19 @@ def test_only_pairs_count() -> None:
     assert paired_p_value(ours, {8: 1.0}) is None
     assert paired_p_value(ours, ours) == 1.0
     assert paired_p_value({0: 1.0}, {0: 2.0}) == 1.0
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.floats(1e-3, 10.0))
+def test_the_p_value_is_exact_with_equal_differences_too(steps: list[int], size: float) -> None:
+    """Against all choices of signs, counted one by one; numbers that differ by rounding are equal."""
+    theirs = {key: 70.0 + key / 3 for key in range(len(steps))}
+    ours = {key: theirs[key] + size * step for key, step in enumerate(steps)}
+    sizes = [abs(step) for step in steps if step]
+    ranks = [sum(other < one for other in sizes) + (sum(other == one for other in sizes) + 1) / 2 for one in sizes]
+    sums = [sum(np.multiply(ranks, signs)) for signs in product((0, 1), repeat=len(ranks))]
+    found = sum(rank for rank, step in zip(ranks, filter(None, steps), strict=True) if step > 0)
+    tail = min(sum(value <= found for value in sums), sum(value >= found for value in sums)) / len(sums)
+    assert paired_p_value(ours, theirs) == pytest.approx(min(1.0, 2 * tail), rel=1e-12)
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))

@@ -87,8 +87,8 @@ def solve_soro(
 
     Starting at :math:`\hat G_0 = U V^\top = G C^{-1/2}`, every iterate is :math:`\hat G_k = U X_k = G M_k` with T×T
     matrices X and M, so the whole solve costs T×T work. A step that makes the objective rise by more than the tolerance
-    is taken back, the step halved and the momentum dropped; where the published fixed-step descent converges, this is
-    the published descent. A single task has nothing to be orthogonal to: its gradient is left as it is.
+    is taken back, the step halved and the momentum dropped; where the published fixed-step descent never rises by more,
+    this is the published descent. A single task has nothing to be orthogonal to: its gradient is left as it is.
 
     Args:
         gramian: C, T×T, symmetric and finite.
@@ -98,7 +98,8 @@ def solve_soro(
         iterations: N, the most iterations.
         tolerance: stop when the objective falls by less than this.
         momentum: heavy-ball momentum of the descent.
-        scale: "unit" leaves Ĝ as it is, "min" multiplies it by the smallest singular value of G.
+        scale: "unit" leaves Ĝ as it is, "min" multiplies it by the smallest singular value of G, of those that
+            are not zero but for rounding.
         preference: W, one number per task; by default all ones, as in the paper.
 
     >>> import torch

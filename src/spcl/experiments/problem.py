@@ -86,7 +86,7 @@ def make_problem(settings: "RunSettings", device: torch.device) -> Problem:
 
 
 def hold_out(data: ImageData, fraction: float) -> ImageData:
-    """The training data alone, split: the last part of every class, in a fixed shuffle, takes the test data's place."""
+    """The training data alone, split: of every class a part, by a fixed shuffle, takes the test data's place."""
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(data.train_y)))
     held = torch.zeros(len(order), dtype=torch.bool)
     for label in range(data.classes):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from spcl.orthogonality.layers import LayerChoice, find_layers
+from spcl.orthogonality.layers import Layer, LayerChoice, find_layers
 
 __all__ = ["FilterStatistics", "filter_statistics"]
 
@@ -18,8 +18,10 @@ WELL_CONDITIONED = 1e-8  # of the largest eigenvalue: rounding changes one of th
 class FilterStatistics:
     """Measures of one layer's kernel as a matrix, a row for every filter: N × (C·k·k).
 
+    In a layer with groups the filters of different groups see different channels: the matrix is block-diagonal.
+
     Attributes:
-        condition_number: σ_max/σ_min, 1 for orthogonal filters of one length and infinite for dependent ones.
+        condition_number: σ_max/σ_min, 1 for orthogonal filters of one length and infinite without full rank.
         norm: The spectral norm σ_max. An orthogonal layer of any size has norm 1, so that layers can be compared,
             and σ_max/κ to σ_max are the factors by which the matrix stretches its row space.
         correlation: The paper's filter correlation (Eq. 11), 1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)| over the m filters.
@@ -43,14 +45,19 @@ def filter_statistics(module: nn.Module, layers: LayerChoice = None) -> dict[str
     >>> filter_statistics(nn.Sequential(linear))
     {'0': FilterStatistics(condition_number=3.0, norm=3.0, correlation=0.0)}
     """
-    return {layer.name: _statistics(layer.weight.flatten(1).double()) for layer in find_layers(module, layers)}
+    return {layer.name: _statistics(_blocks(layer)) for layer in find_layers(module, layers)}
+
+
+def _blocks(layer: Layer) -> Tensor:
+    """The filters of every group: G × N/G × (C/G·k·k)."""
+    return layer.weight.double().reshape(layer.groups, len(layer.weight) // layer.groups, -1)
 
 
 def _statistics(filters: Tensor) -> FilterStatistics:
     if not filters.isfinite().all():
         return FilterStatistics(nan, nan, nan)
     smallest, largest = _extreme_singular_values(filters)
-    rounding = largest * max(filters.shape) * torch.finfo(filters.dtype).eps
+    rounding = largest * max(filters.shape[1:]) * torch.finfo(filters.dtype).eps
     return FilterStatistics(
         condition_number=largest / smallest if smallest > rounding else inf,
         norm=largest,
@@ -60,16 +67,16 @@ def _statistics(filters: Tensor) -> FilterStatistics:
 
 def _extreme_singular_values(filters: Tensor) -> tuple[float, float]:
     """The smallest and the largest: roots of eigenvalues, ten times as fast, where these are known well enough."""
-    products = filters @ filters.T if len(filters) <= filters.shape[1] else filters.T @ filters
-    squares = torch.linalg.eigvalsh(products)[[0, -1]].tolist()
-    if squares[0] > WELL_CONDITIONED * squares[1]:
-        return squares[0] ** 0.5, squares[1] ** 0.5
-    singular = torch.linalg.svdvals(filters)[[-1, 0]].tolist()
-    return singular[0], singular[1]
+    products = filters @ filters.mT if filters.shape[1] <= filters.shape[2] else filters.mT @ filters
+    smallest, largest = map(float, torch.linalg.eigvalsh(products).aminmax())
+    if smallest > WELL_CONDITIONED * largest:
+        return smallest**0.5, largest**0.5
+    smallest, largest = map(float, torch.linalg.svdvals(filters).aminmax())
+    return smallest, largest
 
 
 def _correlation(filters: Tensor) -> float:
-    count = len(filters)
-    directions = normalize(filters)
-    pairs = (directions @ directions.T).abs().triu(diagonal=1)
+    count = filters.shape[0] * filters.shape[1]
+    directions = normalize(filters, dim=2)
+    pairs = (directions @ directions.mT).abs().triu(diagonal=1)
     return pairs.sum().item() / max(count * (count - 1), 1)
