@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from spcl.errors import SpclError, TaskError
-from spcl.learner import Learner
+from spcl.learner import Columns, Learner, Method, Weights
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import ER, SORO
 
@@ -263,6 +263,52 @@ def test_impossible_backbones_are_refused() -> None:
         Learner(nn.Flatten(), ER())
     with pytest.raises(SpclError, match=r"share one type and device; found torch.float32 on cpu, torch.float64 on cpu"):
         Learner(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), ER())
+
+    with pytest.raises(SpclError, match=r"parameter '0.weight' has no shape yet; run a batch through"):
+        Learner(nn.Sequential(nn.LazyLinear(8)), ER())
+
+
+@pytest.mark.parametrize(("at_first", "done"), [(True, "frozen"), (False, "unfrozen")])
+def test_a_backbone_that_is_frozen_or_unfrozen_later_is_refused(at_first: bool, done: str) -> None:
+    backbone = TinyResNet()
+    backbone.stem.requires_grad_(at_first)
+    learner = Learner(backbone, SORO())
+    learner.add_task("a", classes=2)
+    learner.step({"a": batch(4, 2, 1)})
+    before = complete_state(learner)
+    backbone.stem.requires_grad_(not at_first)
+    with pytest.raises(SpclError, match=rf"parameter 'stem.0.weight' was {done} after the learner was made; set it"):
+        learner.step({"a": batch(4, 2, 2)})
+    assert_same(complete_state(learner), before)
+    backbone.stem.requires_grad_(at_first)
+    learner.step({"a": batch(4, 2, 2)})
+
+
+class Wrong(Method):
+    name = "wrong"
+
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def weigh(self, columns: Columns) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize("fold", ["columns", "mean", "sum"])
+@pytest.mark.parametrize(
+    ("answer", "found"), [(Weights(torch.ones(5)), r"\(5,\)"), (torch.ones(2), "Tensor"), (None, "NoneType")]
+)
+def test_a_weighting_of_ones_own_must_give_a_weight_for_each_column(
+    answer: object, found: str, fold: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wrong, "fold", fold)
+    learner = Learner(TinyResNet(), Wrong(answer))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    with pytest.raises(SpclError, match=rf"Wrong\(\) must give Weights of shape \(\d,\) for .*, but gives {found}"):
+        learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)})
+    assert learner.steps == 0
 
 
 def test_a_task_without_any_data_may_finish() -> None:

@@ -252,6 +252,28 @@ def test_a_backbone_that_cannot_be_captured_is_run_eagerly_with_the_reason() -> 
     assert all(torch.isfinite(value).all() for value in state(learner).values())
 
 
+@needs_gpu
+def test_a_backbone_that_replaces_its_buffers_is_run_eagerly_with_the_reason() -> None:
+    class Replacing(nn.Module):
+        feature_dim = 3 * 64
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.register_buffer("mean", torch.zeros(3 * 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.float().flatten(1) / 255.0
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+            return (x - self.mean) * self.scale
+
+    eager, captured = (make("soro", "task", Replacing().to(GPU), capture=capture) for capture in (False, True))
+    train(eager, device=GPU)
+    with pytest.warns(RuntimeWarning, match="singly: the backbone replaces its buffer 'mean'"):
+        train(captured, device=GPU)
+    assert_same(eager, captured, 2e-3)
+
+
 def test_a_part_set_to_evaluation_later_is_noticed() -> None:
     eager, replayed = (make("soro", "task", small_backbone()) for _ in range(2))
     capture_without_graphs(replayed)

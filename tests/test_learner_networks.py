@@ -4,11 +4,13 @@ import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss
+from torch.optim import lr_scheduler as schedules
 
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from spcl.errors import CheckpointError
@@ -240,6 +242,41 @@ def test_with_one_task_every_optimiser_trains_as_in_a_plain_loop(name: str, tmp_
         cross_entropy(head(backbone(x)), y).backward()
         optimizer.step()
     torch.testing.assert_close(weights(learner.model.backbone), weights(backbone), rtol=1e-5, atol=1e-6)
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "step": partial(schedules.StepLR, step_size=1, gamma=0.5),
+    "lambda": partial(schedules.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch),
+    "linear": partial(schedules.LinearLR, start_factor=0.5),
+    "one cycle": partial(schedules.OneCycleLR, max_lr=0.05, total_steps=10),
+    "cosine": partial(schedules.CosineAnnealingLR, T_max=10),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_schedule_made_before_the_first_batch_covers_the_heads(kind: str) -> None:
+    learner = two_tasks(TinyResNet())
+    weight = nn.Parameter(torch.ones(1))
+    plain = torch.optim.SGD([weight], lr=0.05)
+    mine, theirs = SCHEDULES[kind](learner.optimizer), SCHEDULES[kind](plain)
+    for _ in range(3):
+        train(learner, 1)
+        plain.step()
+        mine.step()
+        theirs.step()
+        assert [group["lr"] for group in learner.optimizer.param_groups] == [plain.param_groups[0]["lr"]] * 2
+    assert learner.optimizer.param_groups[-1]["tasks"] == ["a", "b"]
+
+
+def test_an_optimiser_whose_step_takes_nothing() -> None:
+    class Plain(torch.optim.SGD):
+        def step(self) -> None:  # type: ignore[override]
+            super().step()
+
+    learners = [
+        train(two_tasks(TinyResNet(), optimizer=partial(kind, lr=0.05)), 2) for kind in (Plain, torch.optim.SGD)
+    ]
+    assert_same(*(weights(learner.model.backbone) for learner in learners))
 
 
 def test_several_groups_of_shared_parameters_and_a_schedule_are_kept(tmp_path: Path) -> None:

@@ -246,13 +246,14 @@ def test_gradients_too_small_for_float32_weights_do_no_harm() -> None:
 
 
 class Masked(TinyResNet):
-    def __init__(self) -> None:
+    def __init__(self, hidden: float) -> None:
         super().__init__()
-        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        self.register_buffer("mask", torch.full((3, 3), hidden).triu(1))
 
 
-def test_buffers_that_hold_infinities_of_their_own_are_no_fault() -> None:
-    learner = Learner(Masked(), SORO())
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e30])
+def test_buffers_that_hold_huge_numbers_of_their_own_are_no_fault(hidden: float) -> None:
+    learner = Learner(Masked(hidden), SORO())
     learner.add_task("a", classes=2)
     learner.add_task("b", classes=2)
     report = learner.step({"a": batch(5, 2, 0), "b": batch(5, 2, 1)})
@@ -342,3 +343,32 @@ def test_a_full_gpu_ends_the_step_and_is_blamed_on_nobody(call: int) -> None:
         learner.step(good_batches(3))
     hook.remove()
     assert_same(complete_state(learner), before)
+
+
+class Replacing(TinyResNet):
+    """Keeps its running mean not in place but in a new tensor every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+        return super().forward(x - self.mean)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_buffer_that_is_replaced_is_set_back_too(captured: bool) -> None:
+    learners = [Learner(Replacing(), SORO()) for _ in range(2)]
+    for learner in learners:
+        if captured:
+            capture_without_graphs(learner)
+        learner.add_task("a", classes=3)
+        learner.add_task("b", classes=2)
+        learner.step({"a": batch(6, 3, 0), "b": batch(4, 2, 1)})
+    tried, spared = learners
+    report = tried.step({"a": batch(6, 3, 2), "b": (images(4, 3) * torch.nan, torch.arange(4) % 2)})
+    assert list(report.dropped) == ["b"]
+    spared.step({"a": batch(6, 3, 2)})
+    assert_same(without_counters(complete_state(tried)), without_counters(complete_state(spared)))

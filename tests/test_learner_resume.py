@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 
 from _learning import Preferences, TinyResNet, assert_same, batch, complete_state, images
 from spcl.checkpoint import write_checkpoint
-from spcl.errors import CheckpointError
+from spcl.errors import CheckpointError, SpclError
 from spcl.learner import Learner, Method
 from spcl.memory import BalancedCoreset, Memory, Reservoir
 from spcl.methods import ER, METHODS, SORO, SORODBT, make_method
@@ -257,9 +257,21 @@ def test_heads_of_ones_own_are_asked_for_and_checked(tmp_path: Path) -> None:
         Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": (nn.Linear(8, 1), mse_loss)})
     with pytest.raises(CheckpointError, match=r"'memory'|holds no memory"):
         Learner.load(tmp_path / "c", backbone=backbone, heads=heads(), memory=Reservoir(3))
+    shared = backbone.residual[3]
+    with pytest.raises(CheckpointError, match="the head of task 'speed' shares parameters with the backbone or"):
+        Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": (shared, mse_loss)})
     assert_same(dict(backbone.state_dict()), before)
     loaded = Learner.load(tmp_path / "c", backbone=backbone, heads=heads())
     assert_same(complete_state(loaded), complete_state(learner))
+
+
+@pytest.mark.parametrize("name", ["backbone", "method", "optimizer", "memory", "heads"])
+def test_a_source_needs_a_name_that_loading_does_not_use(saved: Path, name: str) -> None:
+    learner = Learner.load(saved, backbone=TinyResNet())
+    content = saved.read_bytes()
+    with pytest.raises(SpclError, match=rf"a source cannot be saved as '{name}', because load\({name}=…\)"):
+        learner.save(saved, **{name: small_stream()})
+    assert saved.read_bytes() == content
 
 
 def test_a_failed_save_leaves_the_learner_and_the_last_checkpoint(saved: Path) -> None:

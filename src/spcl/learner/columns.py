@@ -114,7 +114,7 @@ class Collector:
         if self.method.fold == "sum":
             names = [samples.task.name for samples in batches] + [MEMORY] * bool(rehearse)
             blank = Columns(tuple(names), np.full(len(names), np.nan), None)
-            result.weights = dict(zip(names, self.method.weigh(blank).values.tolist(), strict=True))
+            result.weights = dict(zip(names, self._weigh(blank).values.tolist(), strict=True))
         if self.penalty is not None:
             self.penalty.run()
         if self.captured is not None:
@@ -182,7 +182,10 @@ class Collector:
             return
         fold, folded_names = self._fold_matrix(result, names)
         losses = np.array([result.losses[name] for name in names])
-        weights = self._weigh(Columns(folded_names, fold @ losses, torch.from_numpy(fold @ before @ fold.T)))
+        if self.method.fold == "sum":
+            weights = Weights(torch.ones(1, dtype=torch.float64))
+        else:
+            weights = self._weigh(Columns(folded_names, fold @ losses, torch.from_numpy(fold @ before @ fold.T)))
         per_column = fold.T @ weights.values.numpy().astype(np.float64)
         per_row = spread.T @ per_column
         if has_penalty and self.method.settings.decoupled:
@@ -213,7 +216,14 @@ class Collector:
         return np.stack([row for _, row in present]), tuple(name for name, _ in present)
 
     def _weigh(self, columns: Columns) -> Weights:
-        return Weights(torch.ones(1, dtype=torch.float64)) if self.method.fold == "sum" else self.method.weigh(columns)
+        weights = self.method.weigh(columns)
+        found = tuple(weights.values.shape) if isinstance(weights, Weights) else type(weights).__name__
+        if found != (len(columns.names),):
+            raise SpclError(
+                f"{self.method!r} must give Weights of shape ({len(columns.names)},) for the columns "
+                f"{', '.join(columns.names)}, but gives {found}"
+            )
+        return weights
 
     def _combine_elementwise(self, count: int, has_penalty: bool) -> None:
         rows = self.rows.buffer[:count]
@@ -264,7 +274,7 @@ class Collector:
         fold, _ = self._fold_matrix(result, names)
         losses = fold @ np.array([result.losses[name] for name in names])
         gramian = None if products is None else torch.from_numpy(products)
-        weights = self.method.weigh(Columns(tuple(folded), losses, gramian)).values.double()
+        weights = self._weigh(Columns(tuple(folded), losses, gramian)).values.double()
         result.weights = dict(zip(names, (fold.T @ weights.numpy()).tolist(), strict=True))
         self.rows.combine(weights)
 

@@ -1,5 +1,8 @@
 """Taking a step back: what a backward pass changes before its outcome is known."""
 
+from collections.abc import Iterable
+from operator import is_
+
 import torch
 from torch import Tensor
 
@@ -26,9 +29,9 @@ class StepGuard:
         self._modules = 0
         self.copying: Recurring | None = None
         self._times_kept = 0
-        self._buffers: list[Tensor] = []
+        self._shelves: list[dict[str, Tensor | None]] = []
+        self._held: list[dict[str, Tensor | None]] = []
         self._kept: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._averages: list[Tensor] = []
         self._some_number = torch.zeros((), device=model.device)
 
     @torch.no_grad()
@@ -37,7 +40,8 @@ class StepGuard:
         modules = self._model.modules()
         if len(modules) != self._modules:
             self._modules = len(modules)
-            self._keep([buffer for module in modules for buffer in module.buffers()])
+            self._shelves = [part._buffers for module in modules for part in module.modules() if part._buffers]
+        self._keep(_buffers(self._shelves))
         if self.copying is not None and self._kept:
             self.copying(self._times_kept, self._copy)
         else:
@@ -52,6 +56,10 @@ class StepGuard:
         """Set everything back to what it was, or all but the draws of the memory."""
         for copies, buffers in self._kept:
             torch._foreach_copy_(buffers, copies)
+        for shelf, held in zip(self._shelves, self._held, strict=True):
+            for name, buffer in held.items():
+                if shelf[name] is not buffer:  # a forward pass may also have put another in its place
+                    shelf[name] = buffer
         torch.set_rng_state(self._random)
         if self._cuda_generator is not None:
             self._cuda_generator.set_offset(self._cuda_offset)
@@ -62,27 +70,37 @@ class StepGuard:
     @torch.no_grad()
     def averages_size(self) -> Tensor:
         """A number that is finite as long as the running averages, and all other buffers, are."""
-        return size_of(self._averages, self._some_number)
+        return size_of(_floats(_buffers(self._shelves)), self._some_number)
 
     def averages_were_finite(self) -> bool:
-        """Whether they were when remembered; a mask with infinities, for one, never is."""
-        return all(bool(copy.isfinite().all()) for copies, _ in self._kept for copy in copies)
+        """Whether that number was when they were remembered; with a mask of huge numbers, for one, it never is."""
+        copies = [copy for copies, _ in self._kept for copy in copies]
+        return bool(size_of(_floats(copies), self._some_number).isfinite())
 
     def _copy(self) -> None:
         for copies, buffers in self._kept:
             torch._foreach_copy_(copies, buffers)
 
-    def _keep(self, buffers: list[Tensor]) -> None:
+    def _keep(self, buffers: list[Tensor | None]) -> None:
         """Make room for copies of these, type by type: those of one type are copied at once."""
-        if [id(buffer) for buffer in buffers] == [id(buffer) for buffer in self._buffers]:
+        before = _buffers(self._held)
+        if len(buffers) == len(before) and all(map(is_, buffers, before)):
             return
         self._times_kept += 1
-        self._buffers = buffers
+        self._held = [dict(shelf.items()) for shelf in self._shelves]
         alike: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
-            alike.setdefault(buffer.dtype, []).append(buffer)
+            if buffer is not None:
+                alike.setdefault(buffer.dtype, []).append(buffer)
         self._kept = [([buffer.clone() for buffer in some], some) for some in alike.values()]
-        self._averages = [buffer for buffer in buffers if buffer.is_floating_point()]
+
+
+def _buffers(shelves: list[dict[str, Tensor | None]]) -> list[Tensor | None]:
+    return [buffer for shelf in shelves for buffer in shelf.values()]
+
+
+def _floats(buffers: Iterable[Tensor | None]) -> list[Tensor]:
+    return [buffer for buffer in buffers if buffer is not None and buffer.is_floating_point()]
 
 
 def size_of(tensors: list[Tensor], like: Tensor) -> Tensor:

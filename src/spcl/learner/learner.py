@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,8 @@ class Learner:
         if memory is not None and memory.shelves:
             raise SpclError(f"the memory holds samples of {list(memory.shelves)} already; give the learner a new one")
         self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
-        shared = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        self._trainable = {parameter: parameter.requires_grad for parameter in backbone.parameters()}
+        shared = [parameter for parameter, trainable in self._trainable.items() if trainable]
         self.method = method
         self.memory = memory
         self.memory_batch = memory_batch
@@ -100,6 +101,7 @@ class Learner:
         self.seed = seed
         self.steps = 0
         self.optimizer = _made(optimizer or torch.optim.Adam, shared)
+        self._head_group()  # now: a schedule must know it before there is a head
         self._guard = StepGuard(self.model, method, memory)
         rows = GradientRows(shared)
         self._collector = Collector(self.model, method, memory, rows, self._guard)
@@ -191,8 +193,8 @@ class Learner:
         """One update from a batch of each of the given tasks, and from memory once it holds something.
 
         A task whose loss or gradient is not finite is left out, reported, and named in a warning after three in a row:
-        the step is repeated without it, and the others train as if it had not been there. After a call that raises
-        training goes on as if it had not been made.
+        the step is repeated without it, and the others train as if it had not been there. After a call that raises,
+        unless it is the optimiser that was interrupted, training goes on as if it had not been made.
 
         Args:
             batches: (inputs, targets) of any of the running tasks; their sizes may differ.
@@ -251,6 +253,7 @@ class Learner:
 
     def _checked(self, batches: Mapping[str, Batch]) -> list[Samples]:
         """The batches in the order of the tasks, all of them checked before anything changes."""
+        self._check_trainable()
         if not batches:
             raise TaskError(f"a step needs a batch of at least one task; running are {self.active_tasks}")
         for name, batch in batches.items():
@@ -266,6 +269,18 @@ class Learner:
                 self.memory.check(group.task.name, group.x, group.y)
         self._admit([group for group in samples if group.task.signature is None])
         return samples
+
+    def _check_trainable(self) -> None:
+        """Refuse a backbone that was frozen or unfrozen: rows and optimiser hold what was trainable at first."""
+        if all(parameter.requires_grad == trainable for parameter, trainable in self._trainable.items()):
+            return
+        for name, parameter in self.model.backbone.named_parameters():
+            if parameter.requires_grad != self._trainable.get(parameter, parameter.requires_grad):
+                done = "unfrozen" if parameter.requires_grad else "frozen"
+                raise SpclError(
+                    f"the backbone's parameter {name!r} was {done} after the learner was made; "
+                    f"set it back, or make a new learner of the backbone"
+                )
 
     def _admit(self, new: list[Samples]) -> None:
         """Try the first samples of tasks; if they all fit, note what they are like and make the missing heads."""
@@ -386,6 +401,7 @@ class Learner:
             path: the file.
             sources: streams and whatever else has ``state_dict()``, to be saved under that name.
         """
+        _check_names(sources)
         write_checkpoint(
             path, states.learner_state(self) | {"sources": {k: v.state_dict() for k, v in sources.items()}}
         )
@@ -432,15 +448,17 @@ class Learner:
             self._optimise(task)
 
     def _optimise(self, task: Task) -> None:
-        """Hand the head's parameters to the optimiser: all heads are in its last group, which names their tasks."""
+        """Hand the head's parameters to the optimiser."""
         assert task.head is not None
-        parameters = [parameter for parameter in task.head.parameters() if parameter.requires_grad]
-        last = self.optimizer.param_groups[-1]
-        if parameters and "tasks" in last:
-            last["params"] += parameters
-            last["tasks"].append(task.name)
-        elif parameters:
-            self.optimizer.add_param_group({"params": parameters, "tasks": [task.name]})
+        heads = self._head_group()
+        heads["params"] += [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+        heads["tasks"].append(task.name)
+
+    def _head_group(self) -> dict[str, Any]:
+        """The optimiser's last group, which has the parameters of all heads and names their tasks."""
+        if "tasks" not in self.optimizer.param_groups[-1]:
+            self.optimizer.add_param_group({"params": [], "tasks": []})
+        return self.optimizer.param_groups[-1]
 
 
 def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
@@ -450,7 +468,8 @@ def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
             f"functools.partial(torch.optim.SGD, lr=0.1), but it is {type(make).__name__}"
         )
     optimizer = make(parameters)
-    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise SpclError(
             f"{type(optimizer).__name__} evaluates the loss several times in a step, which the gradients of several "
             f"tasks do not allow; use e.g. torch.optim.Adam or torch.optim.SGD"
@@ -458,10 +477,24 @@ def _made(make: MakeOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
     return optimizer
 
 
+def _check_names(sources: Mapping[str, states.Stateful]) -> None:
+    """Refuse names of sources that mean something else when loading."""
+    parameters = inspect.signature(Learner.load).parameters.values()
+    taken = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in sources:
+        if name in taken:
+            raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
+
+
 def _check_types(backbone: object, method: object, memory: object) -> None:
     """Refuse what is easily taken for a backbone, a method or a memory."""
     if not isinstance(backbone, nn.Module):
         raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
+    for name, parameter in backbone.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise SpclError(
+                f"the backbone's parameter {name!r} has no shape yet; run a batch through the backbone first"
+            )
     if not isinstance(method, Method):
         raise SpclError(
             f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"

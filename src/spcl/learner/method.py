@@ -162,7 +162,7 @@ class Method:
         """Told the losses of the columns that took part, once the step is done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be saved with the learner, as plain data and tensors."""
+        """What must be saved with the learner, as plain data and tensors; copies of those that it changes in place."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -127,6 +127,7 @@ def _restore_tasks(
     heads: Mapping[str, tuple[nn.Module, Loss]],
     feature_dim: int | None,
 ) -> None:
+    _check_apart(learner.model.backbone, heads)
     for saved in tasks:
         learner.tasks[saved["name"]] = _restored_task(saved, heads, len(learner.classes), learner.model.device)
     if feature_dim is not None:
@@ -136,6 +137,15 @@ def _restore_tasks(
         if head is not None:
             _check_fits(f"the head of task {saved['name']!r}", head, saved["head"])
             head.load_state_dict(saved["head"])
+
+
+def _check_apart(backbone: nn.Module, heads: Mapping[str, tuple[nn.Module, Loss]]) -> None:
+    known = set(backbone.parameters())
+    for name, (head, _) in heads.items():
+        parameters = set(head.parameters())
+        if known & parameters:
+            raise CheckpointError(f"the head of task {name!r} shares parameters with the backbone or another head")
+        known |= parameters
 
 
 def _restored_task(
@@ -201,7 +211,7 @@ def _restore_optimizer(learner: "Learner", saved: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint was made with {saved['class']}, but the optimiser is {type(learner.optimizer).__name__}"
         )
-    for task in saved["groups"][-1].get("tasks", []):
+    for task in saved["groups"][-1]["tasks"]:
         learner._optimise(learner.tasks[task])
     groups = [
         _tuples(group) | {key: group[key] for key in ("params", "tasks") if key in group} for group in saved["groups"]

@@ -3,13 +3,13 @@
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from time import perf_counter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spcl.errors import lacks_memory
 from spcl.learner.model import SharedModel
@@ -81,7 +81,7 @@ class Graphs:
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream), _buffers_in_place(self._modules):
                 work()
         except BaseException:
             torch.cuda.set_stream(before)
@@ -157,6 +157,27 @@ def _first(error: BaseException, handled: BaseException | None) -> BaseException
     while error.__context__ not in (None, handled):
         error = error.__context__
     return error
+
+
+@contextmanager
+def _buffers_in_place(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Refuse work that puts other tensors in the place of buffers: a graph would go on with the old ones.
+
+    >>> module = nn.BatchNorm1d(2)
+    >>> with _buffers_in_place([module]):
+    ...     module.running_mean = module.running_mean + 1.0
+    Traceback (most recent call last):
+    RuntimeError: the backbone replaces its buffer 'running_mean'; it must change it in place
+    >>> module.running_mean
+    tensor([0., 0.])
+    """
+    before = [(module, name, buffer) for module in modules for name, buffer in module._buffers.items()]
+    yield
+    replaced = [(module, name, buffer) for module, name, buffer in before if module._buffers[name] is not buffer]
+    for module, name, buffer in replaced:
+        module._buffers[name] = buffer
+    if replaced:
+        raise RuntimeError(f"the backbone replaces its buffer {replaced[0][1]!r}; it must change it in place")
 
 
 @cache
