@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ConstantLR, LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
 from spcl import checkpoint
 from spcl.checkpoint import DTYPES, read_checkpoint, read_newest, write_checkpoint
@@ -65,7 +67,7 @@ def any_bits(draw: st.DrawFn) -> Tensor:
     return torch.frombuffer(raw, dtype=dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
 
 
-KEYS = st.text(max_size=4) | st.sampled_from(["$tensor", "$float", "$", "$$x"])
+KEYS = st.text(max_size=4) | st.sampled_from(["$tensor", "$float", "$", "$$x", "5", "$5", "-5"]) | st.integers()
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | any_bits()
 STATES = st.dictionaries(
     KEYS,
@@ -84,6 +86,49 @@ def test_every_state_comes_back_bit_for_bit(tmp_path_factory: pytest.TempPathFac
     path = tmp_path_factory.mktemp("state") / "c"
     write_checkpoint(path, state)
     assert_identical(read_checkpoint(path), state)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: MultiStepLR(optimizer, [2, 5, 5]),
+        lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+        lambda optimizer: OneCycleLR(optimizer, max_lr=0.5, total_steps=20),
+        lambda optimizer: SequentialLR(optimizer, [ConstantLR(optimizer), MultiStepLR(optimizer, [1, 3])], [3]),
+        lambda optimizer: ReduceLROnPlateau(optimizer, patience=1),
+    ],
+    ids=["multi-step", "lambda", "one-cycle", "sequential", "plateau"],
+)
+def test_a_schedule_goes_on_identically(tmp_path: Path, make: Callable[[SGD], Any]) -> None:
+    def rates(optimizer: SGD, schedule: Any, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            schedule.step(*[1.0] * isinstance(schedule, ReduceLROnPlateau))
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    def begun() -> tuple[SGD, Any]:
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.grad = torch.ones(1)
+        optimizer = SGD([weight], lr=0.1, momentum=0.9)
+        return optimizer, make(optimizer)
+
+    optimizer, schedule = begun()
+    rates(optimizer, schedule, 4)
+    write_checkpoint(tmp_path / "c", {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()})
+    saved = read_checkpoint(tmp_path / "c")
+    other, continued = begun()
+    other.load_state_dict(saved["optimizer"])
+    continued.load_state_dict(saved["schedule"])
+    assert rates(other, continued, 10) == rates(optimizer, schedule, 10)
+    assert_identical(other.state_dict()["state"], optimizer.state_dict()["state"])
+
+
+def test_keys_of_the_first_checkpoints_mean_what_they_meant(tmp_path: Path) -> None:
+    structure = json.dumps({"$$5": 1, "5": 2, "$$$x": 3, "": {"$float": "inf"}})
+    checkpoint._write_file(tmp_path / "c", structure, {})
+    assert read_checkpoint(tmp_path / "c") == {"$5": 1, "5": 2, "$$x": 3, "": math.inf}
 
 
 def test_awkward_tensors_come_back(tmp_path: Path) -> None:
@@ -129,7 +174,8 @@ def test_the_file_is_a_standard_safetensors_file_with_aligned_tensors(tmp_path: 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({1: 2}, r"state\['v'\] has the key 1: keys .* must be strings"),
+        ({1.5: 2}, r"state\['v'\] has the key 1\.5: keys .* must be strings or whole numbers"),
+        ({True: 2}, r"state\['v'\] has the key True: keys"),
         ([{"deep": {3}}], r"state\['v'\]\[0\]\['deep'\] is a set"),
         (Path("x"), r"state\['v'\] is a .*Path"),
         (torch.zeros(1, dtype=torch.complex128), r"state\['v'\] .* torch.complex128"),
@@ -150,6 +196,47 @@ def test_the_checkpoint_before_stays_as_previous(tmp_path: Path) -> None:
     assert read_checkpoint(path) == {"version": 2}
     assert read_checkpoint(tmp_path / "c.previous") == {"version": 1}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "c.previous"]
+
+
+@pytest.mark.parametrize("links", [1, 2])
+def test_a_link_stays_and_the_file_it_leads_to_is_replaced(tmp_path: Path, links: int) -> None:
+    (tmp_path / "real").mkdir()
+    target = Path("real/c")
+    for number in range(links):
+        (tmp_path / f"link {number}").symlink_to(target)
+        target = Path(f"link {number}")
+    link = tmp_path / target
+    for version in range(3):
+        write_checkpoint(link, {"version": version})
+    assert all((tmp_path / f"link {number}").is_symlink() for number in range(links))
+    assert read_checkpoint(link) == read_checkpoint(tmp_path / "real" / "c") == {"version": 2}
+    assert sorted(file.name for file in tmp_path.rglob("c*")) == ["c", "c.previous"]
+    damage(tmp_path / "real" / "c")
+    with pytest.raises(CheckpointError, match=r"previous checkpoint is valid: load .*real/c\.previous"):
+        read_checkpoint(link)
+    with pytest.warns(RuntimeWarning, match=r"going back to .*real/c\.previous"):
+        assert read_newest(link)[0] == {"version": 1}
+
+
+@pytest.mark.parametrize("name", ["c", "c.previous"])
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name)])
+def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+    if name == "c.previous":
+        write_checkpoint(tmp_path / "c", {"version": 0})
+    make(tmp_path / name)
+    before = {file.name: file.lstat() for file in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match=rf"^cannot write checkpoint .*{name} exists and is no regular file; .*$"):
+        write_checkpoint(tmp_path / "c", {"version": 1})
+    assert {file.name: file.lstat() for file in tmp_path.iterdir()} == before
+
+
+def test_a_link_to_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "c").symlink_to("pipe")
+    with pytest.raises(CheckpointError, match=r"pipe exists and is no regular file"):
+        write_checkpoint(tmp_path / "c", {})
+    assert (tmp_path / "c").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_without_hard_links_the_checkpoint_before_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

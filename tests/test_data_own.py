@@ -243,6 +243,23 @@ def test_folder_is_decoded_once_but_changes_count(tmp_path: Path) -> None:
     assert second.train_y.sum() + second.test_y.sum() == 4
 
 
+@pytest.mark.parametrize("variable", ["SPCL_CACHE", "HOME"])
+def test_folder_without_a_cache_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    write_pictures(tmp_path / "pets", 5)
+    expected = from_folder(tmp_path / "pets")
+    (tmp_path / "file").touch()
+    for other in ("SPCL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "folder"))
+    with pytest.warns(RuntimeWarning, match=rf"{tmp_path}/file/folder/.*Not a directory.* SPCL_CACHE") as warned:
+        data = from_folder(tmp_path / "pets")
+    assert len(warned) == 1
+    assert data.train_x.equal(expected.train_x)
+    assert data.test_y.equal(expected.test_y)
+
+
 def test_folders_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
         from_folder(tmp_path / "nowhere")
@@ -254,7 +271,11 @@ def test_folders_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"green: expected pictures"):
         from_folder(tmp_path / "pets")
     (tmp_path / "pets" / "green" / "bad.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"bad.png: expected a picture"):
+    with pytest.raises(DataError, match=r"bad\.png: expected a picture, .* does not decode \(no known format\)$"):
+        from_folder(tmp_path / "pets")
+    content = (tmp_path / "pets" / "red" / "0.png").read_bytes()
+    (tmp_path / "pets" / "green" / "bad.png").write_bytes(content[:50])
+    with pytest.raises(DataError, match=r"bad\.png: expected a picture, .* does not decode \(.*truncated.*\)$"):
         from_folder(tmp_path / "pets")
 
 

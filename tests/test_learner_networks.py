@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.optim import lr_scheduler as schedules
 
 from _learning import TinyResNet, assert_same, batch, complete_state, images
+from spcl.checkpoint import read_checkpoint
 from spcl.errors import CheckpointError
 from spcl.learner import Learner, Method
 from spcl.memory import BalancedCoreset, Reservoir
@@ -266,6 +267,30 @@ def test_a_schedule_made_before_the_first_batch_covers_the_heads(kind: str) -> N
         theirs.step()
         assert [group["lr"] for group in learner.optimizer.param_groups] == [plain.param_groups[0]["lr"]] * 2
     assert learner.optimizer.param_groups[-1]["tasks"] == ["a", "b"]
+
+
+def test_a_schedule_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    def made(learner: Learner) -> schedules.MultiStepLR:
+        return schedules.MultiStepLR(learner.optimizer, milestones=[2, 4], gamma=0.5)
+
+    def go_on(learner: Learner, schedule: schedules.MultiStepLR) -> list[float]:
+        rates = []
+        for _ in range(4):
+            train(learner, 1)
+            schedule.step()
+            rates += [group["lr"] for group in learner.optimizer.param_groups]
+        return rates
+
+    learner = two_tasks(TinyResNet())
+    schedule = made(learner)
+    train(learner, 1)
+    schedule.step()
+    learner.save(tmp_path / "c", schedule=schedule)
+    loaded = Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1))
+    again = made(loaded)
+    again.load_state_dict(read_checkpoint(tmp_path / "c")["sources"]["schedule"])
+    assert go_on(loaded, again) == go_on(learner, schedule)
+    assert_same(complete_state(loaded), complete_state(learner))
 
 
 def test_an_optimiser_whose_step_takes_nothing() -> None:

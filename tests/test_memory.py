@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
-from spcl.memory import BalancedCoreset, Memory, Rehearsal, Reservoir
+from spcl.memory import BalancedCoreset, Memory, Rehearsal, Reservoir, Shelf
 
 POLICIES = [BalancedCoreset, Reservoir]
 both = pytest.mark.parametrize("policy", POLICIES)
@@ -160,6 +160,27 @@ def test_an_own_policy_is_a_small_class(sizes: list[int], budget: int) -> None:
         memory.observe("a", *numbered(first, size, 3))
         first += size
         assert sorted(drawn(memory)["a"]) == list(range(max(0, first - budget), first))
+
+
+class KeepsAll(Memory):
+    def choose(self) -> dict[str, NDArray[np.bool_]]:
+        return {}
+
+
+class KeepsAllFinished(KeepsAll):
+    def replayable(self, shelf: Shelf) -> bool:
+        return not shelf.running
+
+
+def test_a_policy_that_keeps_more_than_the_budget_is_told_so() -> None:
+    memory = KeepsAll(10)
+    fill(memory, {"a": 2, "b": 2}, batches=1, size=5)
+    with pytest.raises(SpclError, match=r"KeepsAll\.choose left 11 replayable samples in a memory of 10"):
+        memory.observe("b", *numbered(0, 1, 2))
+    later = KeepsAllFinished(10)
+    fill(later, {"a": 2}, batches=1, size=11)
+    with pytest.raises(SpclError, match=r"KeepsAllFinished\.choose left 11 replayable samples in a memory of 10"):
+        later.finish("a")
 
 
 # The whole life of a memory, against plain Python

@@ -1,4 +1,5 @@
 import logging
+import math
 import queue
 import threading
 import time
@@ -178,6 +179,24 @@ def test_an_error_raised_by_the_callback_reaches_the_loop() -> None:
         list(stream)
 
 
+def test_every_failure_is_reported_once_even_if_the_callback_raises() -> None:
+    reports: list[tuple[str, int]] = []
+
+    def give_up(name: str, failure: Failure) -> None:
+        reports.append((name, failure.count))
+        raise RuntimeError("alarm")
+
+    with LiveStream({"a": failing_after(0), "b": failing_after(0)}, patience=LONG, on_failure=give_up) as stream:
+        wait_until(lambda: set(stream.failed) == {"a", "b"})
+        stream.restart("a", failing_after(0))  # before anyone has heard of its first failure
+        wait_until(lambda: stream.failures["a"].count == 2)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="alarm"):
+                list(stream)
+        assert list(stream) == []
+    assert sorted(reports) == [("a", 1), ("a", 2), ("b", 1)]
+
+
 @pytest.mark.parametrize(
     "yielded",
     [
@@ -283,8 +302,20 @@ def test_bad_calls_are_named_and_change_nothing() -> None:
             stream.add("b", counting(1))
     with pytest.raises(SpclError, match="the stream is closed: source 'd' cannot join"):
         stream.add("d", counting(1))
-    with pytest.raises(SpclError, match="capacity is 0"):
-        LiveStream(capacity=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sources", [[]]),
+        *(("capacity", value) for value in (0, 1.5, math.nan, "4", None)),
+        *(("patience", value) for value in (-1, math.nan, math.inf, "1")),
+        ("on_failure", None),
+    ],
+)
+def test_arguments_are_checked_when_the_stream_is_made(name: str, value: Any) -> None:
+    with pytest.raises(SpclError, match=rf"^{name} is "):
+        LiveStream(**{"sources": {"a": counting(1)}, name: value})
 
 
 def test_patience_leaves_an_idle_loop_which_can_go_on() -> None:

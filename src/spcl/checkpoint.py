@@ -47,9 +47,11 @@ DTYPES = {
 def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write ``state`` to ``path``, keeping the checkpoint that was there as ``<path>.previous``.
 
-    A state is nested dicts (with ``str`` keys) and lists of ``None``, ``bool``, ``int``, ``float``, ``str`` and
-    tensors. Everything comes back bit for bit, except that tuples come back as lists, tensors of other devices on the
-    host, and tensors that share memory as separate ones.
+    A state is nested dicts (with ``str`` or ``int`` keys) and lists of ``None``, ``bool``, ``int``, ``float``, ``str``
+    and tensors. Everything comes back bit for bit, except that tuples come back as lists, other mappings as dicts,
+    tensors of other devices on the host, and tensors that share memory as separate ones.
+
+    A link stays a link: the file it leads to is replaced, and the one before lies beside that file.
 
     The file is complete and on the disk before it takes the name ``path``: whenever the process or the machine stops,
     ``path`` or ``<path>.previous`` is a valid checkpoint. What a killed writer leaves behind, the next one removes.
@@ -64,13 +66,14 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> 
     1
 
     Raises:
-        CheckpointError: if the state holds anything else, or the disk is full, read-only or absent. The checkpoints
-            that were there stay as they were.
+        CheckpointError: if the state holds anything else, the disk is full, read-only or absent, or what lies at
+            ``path`` is no regular file. The checkpoints that were there stay as they were.
     """
-    path = Path(path)
+    path = _behind_links(Path(path))
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, "state", tensors))
     try:
+        _check_replaceable(path)
         _remove_leftovers(path)
         with _scratch(path) as new, _scratch(path) as old:
             _write_file(new, structure, tensors)
@@ -132,7 +135,12 @@ def read_newest(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Path]:
         return state, previous
 
 
+def _behind_links(path: Path) -> Path:
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def _previous(path: Path) -> Path:
+    path = _behind_links(path)
     return path.with_name(f"{path.name}.previous")
 
 
@@ -150,7 +158,8 @@ def _way_back(path: Path) -> str:
 def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """Turn ``value`` into what JSON can hold, moving its tensors into ``tensors``.
 
-    A reference is a dict whose key starts with one ``$``; the user's own keys that start with ``$`` get another one.
+    A key that starts with one ``$`` is ours: of a reference, or ``$5`` for the number 5. The user's own keys that start
+    with ``$`` get another one.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -172,8 +181,12 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _pack_key(key: Any, place: str) -> str:
+    if isinstance(key, int) and not isinstance(key, bool):
+        return f"${int(key)}"
     if not isinstance(key, str):
-        raise CheckpointError(f"{place} has the key {key!r}: keys in a checkpoint must be strings; use str(key)")
+        raise CheckpointError(
+            f"{place} has the key {key!r}: keys in a checkpoint must be strings or whole numbers; use str(key)"
+        )
     return f"${key}" if key.startswith("$") else key
 
 
@@ -184,11 +197,16 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case {"$float": text}:
             return float(text)
         case dict():
-            return {key.removeprefix("$"): _unpack(item, tensors) for key, item in value.items()}
+            return {_unpack_key(key): _unpack(item, tensors) for key, item in value.items()}
         case list():
             return [_unpack(item, tensors) for item in value]
         case _:
             return value
+
+
+def _unpack_key(key: str) -> str | int:
+    own = key.removeprefix("$")
+    return own if own == key or own.startswith("$") else int(own)
 
 
 def _in_file_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
@@ -242,6 +260,14 @@ def _scratch(path: Path) -> Iterator[Path]:
         yield scratch
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _check_replaceable(path: Path) -> None:
+    for place in path, _previous(path):
+        if os.path.lexists(place) and not place.is_file():
+            raise CheckpointError(
+                f"cannot write checkpoint {path}: {place} exists and is no regular file; choose another path"
+            )
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,7 +17,6 @@ import torch
 
 from spcl.benchmarks.image_data import ImageData
 from spcl.benchmarks.places import cache_dir
-from spcl.errors import DataError
 
 __all__ = ["cached"]
 
@@ -27,7 +28,8 @@ def cached(name: str, identity: object, make: Callable[[], ImageData], *, renew:
     """The data set made earlier for this `identity` (any JSON value), or a new one from `make`, kept for the next time.
 
     A cache that is missing or damaged is made again, as it is with `renew`. Any number of processes may do so at
-    once: they write the same bytes, and every file appears complete or not at all.
+    once: they write the same bytes, and every file appears complete or not at all. Where nothing can be kept, a
+    :class:`RuntimeWarning` says so, and the new data set is returned all the same.
     """
     safe_name = re.sub(r"[^\w.-]", "_", name)
     folder = cache_dir() / "decoded" / f"{safe_name}-{_digest(identity)}"
@@ -37,7 +39,14 @@ def cached(name: str, identity: object, make: Callable[[], ImageData], *, renew:
     try:
         _write(folder, made)
     except OSError as error:
-        raise DataError(f"cannot write the cache {folder} ({error}); set SPCL_CACHE to a folder with room") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        warnings.warn(
+            f"cannot write the cache {folder} ({error.strerror or error}), so {name} will be made again next time; "
+            "set SPCL_CACHE to a folder that can be written and has room",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return made
     opened = _open(folder, name)
     return made if opened is None else opened
 

@@ -5,7 +5,7 @@ import warnings
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 
 from spcl.errors import DataError
@@ -35,7 +35,9 @@ def decode_picture(content: bytes, origin: str, mode: Mode, size: int | None = N
     except DataError:
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on damaged files
-        raise DataError(f"{origin}: expected a picture, found something that does not decode ({error})") from error
+        unknown = isinstance(error, UnidentifiedImageError)  # its own text shows an address in memory
+        reason = "no known format" if unknown else error
+        raise DataError(f"{origin}: expected a picture, found something that does not decode ({reason})") from error
     if size is not None:
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)

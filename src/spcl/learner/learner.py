@@ -399,7 +399,7 @@ class Learner:
 
         Args:
             path: the file.
-            sources: streams and whatever else has ``state_dict()``, to be saved under that name.
+            sources: streams, schedules and whatever else has ``state_dict()``, to be saved under that name.
         """
         _check_names(sources)
         write_checkpoint(
@@ -427,7 +427,8 @@ class Learner:
             optimizer: needed only if it is not one of ``torch.optim``.
             memory: needed only if it is not one of ``spcl.memory``.
             heads: head and loss of every task that was added with its own, by name.
-            sources: what was saved along, each to be set back by its ``load_state_dict``.
+            sources: what was saved along, each to be set back by its ``load_state_dict``. A schedule needs the loaded
+                learner's optimiser: make it afterwards and hand it ``read_checkpoint(path)["sources"][name]``.
         """
         saved = read_checkpoint(path)
         return states.restored(cls, saved, backbone, method, optimizer, memory, heads or {}, sources)

@@ -222,6 +222,11 @@ class Memory(ABC):
                 shelf.retain(np.ones(len(shelf.ranks), dtype=bool) if mask is None else mask, batch)
             elif mask is not None and not mask.all():
                 shelf.retain(mask, {})
+        if len(self) > self.budget:
+            raise SpclError(
+                f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}: "
+                f"its masks must leave at most {self.budget} of all tasks together"
+            )
 
     def _rehearsal(self, task: str, slots: NDArray[np.int64]) -> Rehearsal:
         shelf = self.shelves[task]

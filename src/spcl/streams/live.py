@@ -89,8 +89,14 @@ class LiveStream:
         keep_open: bool = False,
         on_failure: Callable[[str, Failure], None] = _log_failure,
     ) -> None:
-        if capacity < 1:
-            raise SpclError(f"capacity is {capacity}: a source needs room for at least 1 batch")
+        if not isinstance(sources, Mapping | None):
+            raise SpclError(f"sources is a {type(sources).__name__}: give a dict of iterables by name")
+        if not isinstance(capacity, int) or capacity < 1:
+            raise SpclError(f"capacity is {capacity!r}: it must be a whole number of batches, at least 1")
+        if patience is not None and not _can_be_waited(patience):
+            raise SpclError(f"patience is {patience!r}: give a number of seconds, or None to wait as long as it takes")
+        if not callable(on_failure):
+            raise SpclError(f"on_failure is {on_failure!r}: give a function of the source's name and its Failure")
         self.capacity = capacity
         self.patience = patience
         self.keep_open = keep_open
@@ -99,7 +105,7 @@ class LiveStream:
         self.delivered: dict[str, int] = {}
         self._sources: dict[str, _Source] = {}
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has said so
-        self._unreported: list[str] = []
+        self._unreported: deque[tuple[str, Failure]] = deque()
         self._threads: list[threading.Thread] = []
         self._step = 0
         self._closed = False
@@ -240,8 +246,8 @@ class LiveStream:
             if error is not None and not source.stopped:
                 source.failed = True
                 count = self.failures[source.name].count + 1 if source.name in self.failures else 1
-                self.failures[source.name] = Failure(error, time.time(), count)
-                self._unreported.append(source.name)
+                failure = self.failures[source.name] = Failure(error, time.time(), count)
+                self._unreported.append((source.name, failure))
             if source.exhausted and not source.stopped:
                 self._end(source)
             self._changed.notify_all()
@@ -250,11 +256,10 @@ class LiveStream:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_news, self.patience)
-                failed, self._unreported = self._unreported, []
-                if not failed or self._closed:
+                if not self._unreported or self._closed:
                     return self._collect()
-            for name in failed:
-                self.on_failure(name, self.failures[name])
+                name, failure = self._unreported.popleft()  # one at a time: the call may raise, the others stay
+            self.on_failure(name, failure)
 
     def _has_news(self) -> bool:
         sources = self._sources.values()
@@ -288,6 +293,10 @@ class LiveStream:
         """Leave the source out from now on; the next moment says so if one has said that it started."""
         del self._sources[source.name]
         self._ended[source.name] = not source.started
+
+
+def _can_be_waited(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and 0 <= seconds <= threading.TIMEOUT_MAX
 
 
 def _checked(batch: Any) -> Batch:
