@@ -370,6 +370,13 @@ def test_command_draws_lists_and_explains(base: Path, tmp_path: Path) -> None:
         ("rehearsal", "--runs", str(memory_runs(base)), "--out", "x.pdf"): "written as .png or .svg",
         ("toy", "--runs", str(memory_runs(base))): "spcl grid --benchmark toy-cifar10",
         ("toy", "--runs", "absent"): "there is no folder absent",
+        (
+            "toy",
+            "--runs",
+            str(memory_runs(base)),
+            "--where",
+            "nonsense",
+        ): "--where takes name=value, but got 'nonsense'",
         ("toy", "--protocol", "x.json"): "--protocol is for the figure 'timeline'",
     }.items():
         outcome = run(app, ["figure", *words])

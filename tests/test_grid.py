@@ -22,6 +22,7 @@ from spcl.experiments.grid_view import LiveGridView, PlainGridView, grid_picture
 from spcl.experiments.index import read_runs
 from spcl.experiments.plan import (
     Job,
+    check_data,
     check_folders,
     parse_methods,
     parse_numbers,
@@ -52,7 +53,7 @@ class RecordingView:
     def tick(self, state: GridState) -> None:
         self.act(state)
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float) -> None:
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None:
         self.finished_jobs.append(job.name)
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
@@ -237,6 +238,20 @@ def test_workers_that_cannot_start_are_one_clear_error(
         run_jobs(plan(benchmark, tmp_path / "out"), pool, RecordingView())
 
 
+def test_the_command_and_its_table_say_where_tasks_were_left_out(benchmark: Path, tmp_path: Path) -> None:
+    words = [*command_line(benchmark, tmp_path, jobs=1), "--methods", "er", "--scenarios", "task", "--configs", "0"]
+    outcome = CliRunner().invoke(app, [*words, "--sweep", "learning_rate=0.001,1e30"])
+    assert outcome.exit_code == 0, outcome.output
+    good, bad = sorted(line for line in outcome.output.splitlines() if "/seed-0: accuracy" in line)
+    assert "left out" not in good
+    (result,) = (tmp_path / "task/er").glob("learning_rate=1e+30/*/*/result.json")
+    times = sum(json.loads(result.read_text())["left_out"].values())
+    assert times > 0
+    assert f"tasks were left out of steps {times} times (loss or gradient not finite)" in bad
+    table = CliRunner().invoke(app, ["table", str(tmp_path), "--format", "markdown"]).output
+    assert "not finite, in 1 of 1 runs of er (learning\\_rate=1e+30) on clusters." in table
+
+
 # -- planning
 
 
@@ -296,6 +311,9 @@ def test_sweeps_multiply_the_grid(tmp_path: Path) -> None:
         (["--scenarios", "tusk"], "scenario = 'tusk'"),
         (["--configs", "0-9"], "there is no configuration 9"),
         (["--configs", "8-0"], "'8-0' is not a list of numbers"),
+        (["--seeds", "99999999999999999999999"], "seed = 99999999999999999999999"),
+        (["--sweep", "tasks=100,2"], "cannot split 6 classes into 100 tasks"),
+        (["--sweep", "validation=0.0001,0.5"], "leaves nothing to validate on"),
         (["--set", "method.sigma=1"], "method 'er': there is no setting 'sigma'"),
         (["--set", "seed=3"], "seed has an option of its own"),
         (["--sweep", "method.sigma"], "--sweep takes name=value"),
@@ -310,6 +328,18 @@ def test_mistakes_are_found_before_anything_runs(
     assert isinstance(outcome.exception, SpclError), outcome.output
     assert message in str(outcome.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_data_is_loaded_once_to_check_all_that_is_made_of_it(
+    benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps = [parse_sweep("tasks=2,3"), parse_sweep("batch_size=4,8"), parse_sweep("validation=0,0.5")]
+    base = {"benchmark": str(benchmark)}
+    jobs = plan_grid(tmp_path, base, methods=["er"], scenarios=["task"], configs=[0, 1], seeds=[0, 1], sweeps=sweeps)
+    loaded, load = [], np.load
+    monkeypatch.setattr(np, "load", lambda *given, **named: (loaded.append(given), load(*given, **named))[1])
+    check_data(jobs)
+    assert len(loaded) == 2  # with a part held out, and without
 
 
 def test_names_and_numbers() -> None:
@@ -333,17 +363,24 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
 
     plain = Console(file=io.StringIO(), width=60)
     with PlainGridView(plain) as view:
-        view.finished(job, state, 81.234, -3.0)
+        view.finished(job, state, 81.234, -3.0, 0)
+        view.finished(job, state, 81.234, -3.0, 7)
         view.failed(job, state, "[bold] reason", again=False)
     assert plain.file.getvalue().splitlines() == [
         " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, about 0:00:45 left",
+        " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, "
+        "tasks were left out of steps 7 times (loss or gradient not finite), about 0:00:45 left",
         " 4/10  task/er/config-0/seed-0: failed: [bold] reason",
     ]
 
     live = Console(file=io.StringIO(), width=120, force_terminal=True)
     with LiveGridView(live) as view:
         view.tick(state)
+        view.finished(job, state, 81.234, -3.0, 0)
+        assert "left out" not in live.file.getvalue()
+        view.finished(job, state, 81.234, -3.0, 7)
         view.failed(job, state, "[bold] reason", again=True)
+    assert "seed-0: tasks were left out of steps 7 times" in live.file.getvalue()
     assert "will be tried again" in live.file.getvalue()
     assert "[bold] reason" in live.file.getvalue()
     picture = Console(file=io.StringIO(), width=120)

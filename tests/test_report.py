@@ -176,6 +176,17 @@ def test_unfinished_and_damaged_runs_are_shown_as_such(base: Path, tmp_path: Pat
     assert "is damaged" in by_seed[2]["problem"]
 
 
+def test_tasks_that_were_left_out_of_steps_are_told(base: Path, tmp_path: Path) -> None:
+    copy_run(two_task_runs(base) / "soro/0", tmp_path / "good")
+    copy_run(two_task_runs(base) / "soro/0", tmp_path / "bad", seed=1)
+    (tmp_path / "bad/result.json").write_text(json.dumps(result(tmp_path / "bad") | {"left_out": {"task-1": 4}}))
+    page = Page(write_report([tmp_path], tmp_path / "report.html"))
+    assert "because a loss or gradient was not finite, in 1 of 2 runs of soro on tiny." in page.text
+    found = {details["settings"]["seed"]: details["left_out"] for details in page.details()}
+    assert found == {0: {}, 1: {"task-1": 4}}
+    assert "not finite" not in Page(write_report([tmp_path / "good"], tmp_path / "good.html")).text
+
+
 @pytest.mark.parametrize("content", ["[1, 2]", "3", "{}", '{"accuracy": 80.0}'])
 def test_a_damaged_result_is_shown_as_unfinished(base: Path, tmp_path: Path, content: str) -> None:
     copy_run(two_task_runs(base) / "soro/0", tmp_path / "whole")

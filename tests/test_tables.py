@@ -127,6 +127,7 @@ DAMAGED_RESULTS = [
     '{"accuracy": "80", "forgetting": 1.0, "tasks": {}}',
     '{"accuracy": 80.0, "forgetting": 1.0, "tasks": {"task-0": {}}}',
     '{"accuracy": 80.0, "forgetting": 1.0, "tasks": {}, "seconds": 3}',
+    '{"accuracy": 80.0, "forgetting": 1.0, "tasks": {}, "left_out": 3}',
 ]
 
 
@@ -496,6 +497,36 @@ def test_the_terminal_shows_every_number_and_marks_the_best(table: ResultTable) 
         assert found == expected_numbers(table.cells[row.label, "ps-emnist"])
     mean = f"{table.cells['soro', 'ps-emnist'].accuracy.mean:.2f}"
     assert f"\x1b[1m{mean}" in console.export_text(styles=True)
+
+
+def test_all_formats_say_in_how_many_runs_tasks_were_left_out(folder: Path, tmp_path: Path) -> None:
+    write_run(folder / "x", benchmark="[b]_c.npz", accuracy=1.0)
+    (before,) = make_tables(read_runs(folder))
+    for run in ("er/config-0/seed-0", "er/config-1/seed-2", "soro/config-3/seed-0", "x"):
+        result = folder / run / "result.json"
+        result.write_text(json.dumps(json.loads(result.read_text()) | {"left_out": {"task-0": 3}}))
+    (table,) = make_tables(read_runs(folder))
+    said = "Tasks were left out of steps, because a loss or gradient was not finite, in "
+    counts = "2 of 12 runs of er on ps-emnist, 1 of 12 runs of soro on ps-emnist."
+    assert table.not_finite_note == f"{said}1 of 1 runs of er on [b]_c, {counts}"
+    assert table.only("ps-emnist").not_finite_note == said + counts
+
+    console = Console(width=500, file=io.StringIO())
+    console.print(terminal_table(table))
+    assert " ".join(table.not_finite_note.split()) in " ".join(console.file.getvalue().split())
+    assert markdown_text(table) == markdown_text(before).replace(
+        "underlined</u>.\n", f"underlined</u>. {said}1 of 1 runs of er on [b]\\_c, {counts}\n"
+    )
+    assert latex_text(table).startswith(latex_text(before))
+    assert latex_text(table).endswith(f"\\par{{\\footnotesize {said}1 of 1 runs of er on [b]\\_c, {counts}}}\n")
+    lines = csv.DictReader(io.StringIO(csv_text([table])))
+    found = {(line["method"], line["benchmark"]): int(line["not_finite"]) for line in lines}
+    assert found == {
+        ("er", "[b]_c"): 1,
+        ("er", "ps-emnist"): 2,
+        ("mgda", "ps-emnist"): 0,
+        ("soro", "ps-emnist"): 1,
+    }
 
 
 def test_the_command_prints_all_formats(folder: Path) -> None:

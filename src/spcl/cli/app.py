@@ -8,7 +8,7 @@ from rich.text import Text
 
 from spcl import __version__
 from spcl.cli import compare, data, figure, grid, methods, report, run, table, timeline, tune
-from spcl.cli.consoles import plain_console
+from spcl.cli.consoles import careful_output, plain_console
 from spcl.errors import SpclError
 
 __all__ = ["app", "main"]
@@ -52,7 +52,8 @@ def main() -> None:
 
     warnings.showwarning = lambda message, *_, **__: say("warning", "yellow", message)
     try:
-        app()
+        with careful_output():
+            app()
     except SpclError as error:
         say("error", "red", error)
         sys.exit(1)

@@ -9,7 +9,7 @@ from rich.text import Text
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.errors import SpclError
-from spcl.experiments.run import execute, resume_settings
+from spcl.experiments.run import InterruptedRunError, execute, resume_settings
 from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
 from spcl.experiments.trackers import TensorBoardTracker, Tracker, WandbTracker
 from spcl.experiments.view import LiveView, PlainView, View
@@ -62,7 +62,11 @@ def run(
         trackers.append(TensorBoardTracker(out / "tensorboard"))
     if wandb:
         trackers.append(WandbTracker(wandb, chosen.model_dump(mode="json")))
-    execute(chosen, out, resume=resume, view=view, trackers=tuple(trackers))
+    try:
+        execute(chosen, out, resume=resume, view=view, trackers=tuple(trackers))
+    except InterruptedRunError as stopped:
+        console.print(str(stopped), soft_wrap=True)
+        raise typer.Exit(130) from None
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
 
 

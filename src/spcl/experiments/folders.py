@@ -1,6 +1,7 @@
 """Whether a folder holds the run that is asked for."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from spcl.experiments.index import BOOKKEEPING, flat_settings
 from spcl.experiments.record import RunFolder
 from spcl.experiments.settings import RunSettings
 
-__all__ = ["check_folder", "recorded_settings"]
+__all__ = ["check_folder", "first_difference", "recorded_settings"]
 
 
 def recorded_settings(out: Path) -> dict[str, Any] | None:
@@ -23,15 +24,28 @@ def recorded_settings(out: Path) -> dict[str, Any] | None:
 
 def check_folder(out: Path, settings: RunSettings) -> None:
     """Raise an error if the folder holds a run with other settings."""
-    recorded = flat_settings(recorded_settings(out) or {})
-    for name, value in flat_settings(settings.model_dump(mode="json")).items():
-        if name not in recorded or name in BOOKKEEPING:
+    if found := first_difference(recorded_settings(out) or {}, settings.model_dump(mode="json")):
+        name, recorded, asked = found
+        raise SpclError(
+            f"{out} holds a run with {name} = {recorded}, but {asked} is asked for; "
+            f"choose another --out, or remove that folder"
+        )
+
+
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """A setting that makes two runs different ones, by dotted name, and its two values; None if there is none.
+
+    >>> first_difference({"seed": 0, "method": {"name": "er"}}, {"seed": 0, "method": {"name": "soro"}})
+    ('method.name', 'er', 'soro')
+    >>> first_difference({"device": "cpu", "protocol": "/here/a.json"}, {"device": "cuda", "protocol": "/there/a.json"})
+    """
+    first, second = flat_settings(one), flat_settings(other)
+    for name in second:
+        if name not in first or name in BOOKKEEPING:
             continue
-        if _comparable(name, recorded[name]) != _comparable(name, value):
-            raise SpclError(
-                f"{out} holds a run with {name} = {recorded[name]}, but {value} is asked for; "
-                f"choose another --out, or remove that folder"
-            )
+        if _comparable(name, first[name]) != _comparable(name, second[name]):
+            return name, first[name], second[name]
+    return None
 
 
 def _comparable(name: str, value: Any) -> Any:

@@ -63,8 +63,8 @@ class GridView(Protocol):
         """Some time has passed."""
         ...
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float) -> None:
-        """A run is complete."""
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None:
+        """A run is complete; so often a task was left out of a step, because something was not finite."""
         ...
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
@@ -121,7 +121,7 @@ class _Grid:
         del self.state.running[job.name]
         match message.event:
             case "done":
-                self._done(job, values["accuracy"], values["forgetting"])
+                self._done(job, values["accuracy"], values["forgetting"], values["left_out"])
             case "busy":
                 self.state.busy.add(job.name)
                 self.later.append((time.monotonic() + BUSY_SECONDS, job))
@@ -130,11 +130,11 @@ class _Grid:
             case "failed":
                 self._failed(job, values["reason"], values["details"], values["mendable"])
 
-    def _done(self, job: Job, accuracy: float, forgetting: float) -> None:
+    def _done(self, job: Job, accuracy: float, forgetting: float, left_out: int) -> None:
         self.state.done += 1
         self.state.busy.discard(job.name)
         _tidy(job)
-        self.view.finished(job, self.state, accuracy, forgetting)
+        self.view.finished(job, self.state, accuracy, forgetting, left_out)
 
     def _failed(self, job: Job, reason: str, details: str, mendable: bool) -> None:
         self.failures[job.name] += 1

@@ -21,6 +21,11 @@ def time_left(state: GridState) -> str:
     return "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
 
 
+def left_out_note(times: int) -> str:
+    """How often a task was left out, for people."""
+    return f"tasks were left out of steps {times} times (loss or gradient not finite)" if times else ""
+
+
 class PlainGridView:
     """A line for every run that ends, for logs and pipes."""
 
@@ -36,9 +41,10 @@ class PlainGridView:
     def tick(self, state: GridState) -> None:
         """Nothing."""
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float) -> None:
-        """The run, its two numbers, and how long the rest will take."""
-        self._print(state, f"{job.name}: accuracy {accuracy:.2f} %, forgetting {forgetting:+.2f} %, {time_left(state)}")
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None:
+        """The run, its two numbers, whether tasks were left out, and how long the rest will take."""
+        facts = [f"accuracy {accuracy:.2f} %", f"forgetting {forgetting:+.2f} %", left_out_note(left_out)]
+        self._print(state, f"{job.name}: {', '.join(filter(None, [*facts, time_left(state)]))}")
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """The run and the reason."""
@@ -47,7 +53,7 @@ class PlainGridView:
     def _print(self, state: GridState, line: str) -> None:
         width = len(str(state.total))
         self._console.print(
-            f"{state.done:>{width}}/{state.total}  {line}".removesuffix(", "),
+            f"{state.done:>{width}}/{state.total}  {line}",
             highlight=False,
             markup=False,
             soft_wrap=True,
@@ -55,7 +61,7 @@ class PlainGridView:
 
 
 class LiveGridView:
-    """Overall progress, time left, a line for every job that runs; failures stay above."""
+    """Overall progress, time left, a line for every job that runs; what went wrong stays above."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,8 +78,11 @@ class LiveGridView:
         """Draw again."""
         self._live.update(grid_picture(state))
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float) -> None:
-        """The picture shows it."""
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None:
+        """The picture shows it, and a line that stays if tasks were left out."""
+        if left_out:
+            line = Text.assemble(("not finite", "yellow"), f": {job.name}: {left_out_note(left_out)}")
+            self._console.print(line, soft_wrap=True)
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """A line that stays."""

@@ -88,6 +88,11 @@ class RunRecord:
         return tuple((first, last) for first, last in (self.result or {}).get("timeline", ()))
 
     @property
+    def not_finite(self) -> bool:
+        """Whether a task was left out of a step, because its loss or gradient was not finite."""
+        return bool((self.result or {}).get("left_out"))
+
+    @property
     def paradigm(self) -> str:
         """``parallel``, ``joint`` or ``serial``."""
         return str(self.settings["paradigm"])

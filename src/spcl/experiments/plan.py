@@ -1,6 +1,7 @@
 """What a grid has to do: every combination of methods, scenarios, configurations, seeds and swept settings as a job."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,9 +13,10 @@ import torch
 from spcl.errors import SpclError
 from spcl.experiments.folders import check_folder, recorded_settings
 from spcl.experiments.index import flat_settings
-from spcl.experiments.problem import make_problem
+from spcl.experiments.problem import DATA_SETTINGS, LAYOUT_SETTINGS, lay_out, load_samples
 from spcl.experiments.record import RunFolder
 from spcl.experiments.settings import RunSettings, parse_assignments, resolve_settings
+from spcl.learner.method import validated
 from spcl.methods import METHODS
 
 __all__ = [
@@ -124,7 +126,8 @@ def plan_grid(
     for seed, config in product(seeds, configs):
         for folder, template in templates.items():
             name = f"{folder}/config-{config}/seed-{seed}"
-            jobs.append(Job(name, template.model_copy(update={"config": config, "seed": seed}), out / name))
+            settings = validated(RunSettings, template.model_dump() | {"config": config, "seed": seed}, "settings")
+            jobs.append(Job(name, settings, out / name))
     return jobs
 
 
@@ -166,7 +169,15 @@ def check_folders(jobs: Iterable[Job]) -> None:
 
 
 def check_data(jobs: Iterable[Job]) -> None:
-    """Raise an error if the data is missing, or a configuration does not fit it."""
-    by_config = {job.settings.config: job.settings for job in jobs}
-    for config in sorted(by_config):
-        make_problem(by_config[config], torch.device("cpu"))
+    """Raise an error if data is missing, or what is to be made of it does not fit it; all data is loaded once."""
+    by_data: dict[tuple[Any, ...], dict[tuple[Any, ...], RunSettings]] = defaultdict(dict)
+    for job in jobs:
+        by_data[_values(job.settings, DATA_SETTINGS)][_values(job.settings, LAYOUT_SETTINGS)] = job.settings
+    for layouts in by_data.values():
+        data = load_samples(next(iter(layouts.values())))
+        for settings in layouts.values():
+            lay_out(settings, data, torch.device("cpu"))
+
+
+def _values(settings: RunSettings, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(getattr(settings, name) for name in names)

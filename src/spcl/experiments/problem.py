@@ -19,9 +19,29 @@ from spcl.streams import ParallelStream
 if TYPE_CHECKING:
     from spcl.experiments.settings import RunSettings
 
-__all__ = ["Problem", "load_benchmark", "make_backbone", "make_memory", "make_problem", "pick_device"]
+__all__ = [
+    "DATA_SETTINGS",
+    "LAYOUT_SETTINGS",
+    "Problem",
+    "lay_out",
+    "load_benchmark",
+    "load_samples",
+    "make_backbone",
+    "make_memory",
+    "make_problem",
+    "pick_device",
+]
 
 SAMPLE_FOR_NORMALISATION = 10_000
+
+DATA_SETTINGS = ("benchmark", "data_dir", "validation")
+"""The settings that decide what :func:`load_samples` gives."""
+
+LAYOUT_SETTINGS = (
+    *("protocol", "protocol_seed", "config", "tasks", "batch_size"),
+    *("fit", "paradigm", "overlap", "gap"),
+)
+"""The settings that decide whether :func:`lay_out` can lay out these samples in time."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +90,17 @@ def _named_arrays(path: Path) -> dict[str, np.ndarray]:
 
 def make_problem(settings: "RunSettings", device: torch.device) -> Problem:
     """Data, protocol and stream as the settings say, the data on the device."""
+    return lay_out(settings, load_samples(settings), device)
+
+
+def load_samples(settings: "RunSettings") -> ImageData:
+    """The data that the settings name, split once more where they hold some of it out."""
     data = load_benchmark(settings.benchmark, settings.data_dir)
-    if settings.validation:
-        data = hold_out(data, settings.validation)
+    return hold_out(data, settings.validation) if settings.validation else data
+
+
+def lay_out(settings: "RunSettings", data: ImageData, device: torch.device) -> Problem:
+    """Protocol and stream of this data as the settings say."""
     configuration = _configuration(settings, data)
     stream = ParallelStream(
         data.train_x.to(device),
@@ -175,7 +203,7 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=device).item()  # there are devices that have tensors, but no numbers in them
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise SpclError(f"cannot use device {name!r}: {str(error).splitlines()[0]}; try --device cpu") from error
     return device

@@ -77,7 +77,8 @@ def is_result(content: Any) -> TypeGuard[dict[str, Any]]:
     """
     if not isinstance(content, dict) or not _is_number(content.get("accuracy")):
         return False
-    tasks, parts = content.get("tasks"), [content.get(name, {}) for name in ("seconds", "filters", "confusion")]
+    tasks = content.get("tasks")
+    parts = [content.get(name, {}) for name in ("seconds", "filters", "confusion", "left_out")]
     return (
         _is_number(content.get("forgetting"))
         and isinstance(tasks, dict)

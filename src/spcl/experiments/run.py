@@ -23,6 +23,7 @@ from spcl.checkpoint import read_newest
 from spcl.errors import NoMemoryError, SpclError, lacks_memory
 from spcl.experiments.evaluation import average_accuracy, confusions, forgetting, own_share
 from spcl.experiments.folders import check_folder
+from spcl.experiments.origin import Origin
 from spcl.experiments.problem import Problem, make_backbone, make_memory, make_problem, pick_device
 from spcl.experiments.record import MetricsFile, Recorder, RunFolder, finite, write_json, write_text
 from spcl.experiments.settings import RunSettings, load_settings_file, resolve_settings, settings_text
@@ -67,18 +68,20 @@ def execute(
 ) -> dict[str, Any]:
     """Train and evaluate as the settings say, leaving everything in the folder ``out``; gives the result.
 
-    A finished run is not run again, and it is an error if its settings were others. With ``resume`` an unfinished one
-    goes on where it was saved; without, a folder that holds one is refused.
+    A finished run is not run again. With ``resume`` an unfinished one goes on where it was saved; without, a folder
+    that holds one is refused. It is an error if the settings of either, or the data of the latter, were others.
     """
     folder = RunFolder(out)
     with folder.locked():
-        finished = folder.read_result()
-        if finished is not None:
-            check_folder(out, settings)
-            return finished
-        if not resume and folder.has_checkpoint():
+        finished, begun = folder.read_result(), folder.has_checkpoint()
+        if begun and finished is None and not resume:
             raise SpclError(f"{out} holds an unfinished run; continue it with --resume, or choose another --out")
-        write_text(folder.settings, settings_text(settings))
+        if begun or finished is not None:
+            check_folder(out, settings)
+        if finished is not None:
+            return finished
+        if not (begun and folder.settings.exists()):
+            write_text(folder.settings, settings_text(settings))
         with _plain_memory_errors():
             return _Run(settings, folder, view or SilentView(), trackers).to_the_end()
 
@@ -127,6 +130,7 @@ class _Run:
         if threads := settings.threads or (1 if self.device.type == "cuda" else None):
             torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
         self.problem: Problem = make_problem(settings, self.device)
+        self.origin = Origin(folder.path, settings, self.problem.data)
         self.progress = Progress()
         self.tables: dict[str, NDArray[np.int64]] = {}
         self.learner = self._learner()
@@ -137,7 +141,9 @@ class _Run:
     def _learner(self) -> Learner:
         if not self.folder.has_checkpoint():
             return make_learner(self.settings, self.problem.data, self.device)
-        _, used = read_newest(self.folder.checkpoint)
+        saved, used = read_newest(self.folder.checkpoint)
+        if origin := saved.get("sources", {}).get("origin"):  # older checkpoints have none
+            self.origin.load_state_dict(origin)
         backbone = make_backbone(self.settings, self.problem.data, self.device)
         return Learner.load(used, backbone=backbone, stream=self.problem.stream, progress=self.progress)
 
@@ -211,7 +217,9 @@ class _Run:
         if not stop and time.monotonic() - self._saved_at < self.settings.checkpoint_seconds:
             return
         self.progress.metrics_position = self.recorder.position()
-        self.learner.save(self.folder.checkpoint, stream=self.problem.stream, progress=self.progress)
+        self.learner.save(
+            self.folder.checkpoint, stream=self.problem.stream, progress=self.progress, origin=self.origin
+        )
         self._saved_at = time.monotonic()
         if stop:
             self._show()

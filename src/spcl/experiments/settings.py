@@ -24,7 +24,7 @@ PATHS = ("benchmark", "protocol", "data_dir")
 class RunSettings(BaseModel):
     """Everything that decides a run. ``settings.json`` of a run folder holds one of these, and can be run again."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     benchmark: str = Field("ps-glyphs", description="a known benchmark, a folder of pictures or an .npz file")
     preset: PresetName = Field("default", description="default, or paper: network details as published")
@@ -32,7 +32,7 @@ class RunSettings(BaseModel):
     method: dict[str, Any] = Field(default={"name": "soro"}, description="its name, and its own settings")
 
     config: int = Field(0, ge=0, description="which label set and timeline: 3 × label set + timeline")
-    seed: int = Field(0, ge=0, description="of the weights, the order of the data and the memory")
+    seed: int = Field(0, ge=0, lt=2**32, description="of the weights, the order of the data and the memory")
     protocol: str | None = Field(None, description="a protocol file; drawn by protocol_seed if not given")
     protocol_seed: int = Field(0, ge=0, description="of the label sets and timelines")
     fit: bool = Field(False, description="rescale a timeline that does not fit the data")
@@ -62,7 +62,7 @@ class RunSettings(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda, …")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward and backward passes")
     capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")
-    threads: int | None = Field(None, ge=1, description="CPU threads; PyTorch's choice if not given")
+    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's choice if not given")
     data_dir: str | None = Field(None, description="where the publishers' files are")
 
 
@@ -93,8 +93,8 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     return settings.model_copy(update={"method": complete})
 
 
-def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """``name=value`` pairs, as given by ``--set``; names may be dotted, values are YAML.
+def parse_assignments(assignments: Sequence[str], option: str = "--set") -> dict[str, Any]:
+    """``name=value`` pairs, as given by an option; names may be dotted, values are YAML.
 
     >>> parse_assignments(["method.sigma=50", "learning_rate=1e-2"])
     {'method': {'sigma': 50}, 'learning_rate': 0.01}
@@ -103,7 +103,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name:
-            raise SpclError(f"--set takes name=value, but got {assignment!r}; for example --set method.sigma=50")
+            raise SpclError(f"{option} takes name=value, but got {assignment!r}; for example {option} method.sigma=50")
         *parents, last = name.split(".")
         inner: dict[str, Any] = {last: _value(text)}
         for parent in reversed(parents):

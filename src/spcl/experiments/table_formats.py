@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Literal
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +23,7 @@ SIGNIFICANT = 0.05
 CSV_COLUMNS = (
     *("scenario", "benchmark", "method", "type", "over"),
     *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std", "forgetting_rank"),
-    *("runs", "missing"),
+    *("runs", "missing", "not_finite"),
     *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
     *("against", "gain", "p_value"),
 )
@@ -42,13 +43,15 @@ def headings(table: ResultTable) -> list[str]:
     ]
 
 
-def notes(table: ResultTable, best: str, second: str) -> str:
-    """What the marks in a table mean."""
+def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
+    """What the marks in a table mean, and what else to know of its numbers."""
     sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
     if table.parts:
         sentences.append(table.parts_note)
     if any(cell.missing for cell in table.cells.values()):
         sentences.append("Cells with missing runs are not ranked.")
+    if table.not_finite_note:
+        sentences.append(escape(table.not_finite_note))
     if table.against:
         sentences.append(
             f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, "
@@ -115,9 +118,10 @@ def _lines(table: ResultTable, style: Style) -> Iterator[tuple[Row, list[str]]]:
 def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     """The table as a picture for the terminal; without styles, signs mark the best and second best."""
     style = _terminal_style if styled else _plain_style
+    best, second = style("bold" if styled else "", 1), style("underlined" if styled else "", 2)
     drawn = Table(
         title=table.title,
-        caption=notes(table, style("bold" if styled else "", 1), style("underlined" if styled else "", 2)),
+        caption=Text.from_markup(notes(table, best, second, escape), style="table.caption", emoji=False),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -166,7 +170,7 @@ def markdown_text(table: ResultTable) -> str:
             for row, entries in _lines(table, _markdown_style)
         ),
         "",
-        notes(table, "**bold**", "<u>underlined</u>"),
+        notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
     ]
     return "\n".join(lines) + "\n"
 
@@ -196,7 +200,9 @@ def latex_text(table: ResultTable) -> str:
         for row in rows:
             entries = [entry for name in table.benchmarks for entry in _entries(table, row, name, _latex_style)]
             lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *map(_latex_symbols, entries)])} \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    note = table.not_finite_note
+    below = [rf"\par{{\footnotesize {_latex_escape(note)}}}"] if note else []
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below]) + "\n"
 
 
 def _latex_style(text: str, rank: int | None) -> str:
@@ -238,6 +244,7 @@ def _csv_cell(table: ResultTable, cell: Cell) -> list[object]:
         *(value for measure in (cell.accuracy, cell.forgetting) for value in (measure.mean, measure.std, measure.rank)),
         cell.runs,
         cell.missing,
+        cell.not_finite,
         *published,
         table.against,
         cell.gain,

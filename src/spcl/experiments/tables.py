@@ -44,6 +44,7 @@ class Cell:
         forgetting: F, in per cent.
         runs: how many complete runs there are.
         missing: how many more the fullest cell of the benchmark has.
+        not_finite: in how many of the runs a task was left out of a step, because its loss or gradient was not finite.
         paper: what the paper reports.
         p_value: of the accuracy's difference from the reference method's, corrected for the number of methods.
         gain: the mean of that difference.
@@ -53,6 +54,7 @@ class Cell:
     forgetting: Measure
     runs: int
     missing: int
+    not_finite: int = 0
     paper: PaperResult | None = None
     p_value: float | None = None
     gain: float | None = None
@@ -100,6 +102,23 @@ class ResultTable:
     def parts_note(self) -> str:
         """Which benchmarks had only a part of the published data; empty if none."""
         return " ".join(f"{name} had only a part of the published data: {part}." for name, part in self.parts.items())
+
+    @property
+    def not_finite_note(self) -> str:
+        """Which methods left tasks out of steps, and in how many runs; empty if none.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, not_finite=2)
+        >>> ResultTable("task", ("toy",), (Row("er", "er", "SCL"),), {("er", "toy"): cell}, "seeds").not_finite_note
+        'Tasks were left out of steps, because a loss or gradient was not finite, in 2 of 3 runs of er on toy.'
+        """
+        told = [
+            f"{cell.not_finite} of {cell.runs} runs of {row.label} on {benchmark}"
+            for benchmark in self.benchmarks
+            for row in self.rows
+            if (cell := self.cells.get((row.label, benchmark))) and cell.not_finite
+        ]
+        reason = "because a loss or gradient was not finite"
+        return f"Tasks were left out of steps, {reason}, in {', '.join(told)}." if told else ""
 
     def only(self, benchmark: str) -> "ResultTable":
         """The part that is about one benchmark."""
@@ -198,7 +217,8 @@ def _column(column: Mapping[str, Sequence[RunRecord]], over: Over) -> dict[str, 
     for label, records in column.items():
         accuracy, forgetting = _values(records, "accuracy"), _values(records, "forgetting")
         runs = len(accuracy)
-        cells[label] = Cell(_measure(accuracy, over), _measure(forgetting, over), runs, missing=wanted - runs)
+        not_finite = len({(record.config, record.seed) for record in records if record.not_finite})
+        cells[label] = Cell(_measure(accuracy, over), _measure(forgetting, over), runs, wanted - runs, not_finite)
     return _ranked(cells)
 
 

@@ -92,7 +92,8 @@ def _make_run(settings: RunSettings, out: Path, send: Send) -> bool:
         reason = f"{type(error).__name__}: {error}"
         send("failed", reason=reason, details=traceback.format_exc(), mendable=False)
     else:
-        send("done", accuracy=result["accuracy"], forgetting=result["forgetting"])
+        left_out = sum(result.get("left_out", {}).values())
+        send("done", accuracy=result["accuracy"], forgetting=result["forgetting"], left_out=left_out)
         return True
     return False
 

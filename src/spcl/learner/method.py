@@ -28,7 +28,7 @@ S = TypeVar("S", bound=BaseModel)
 class MethodSettings(BaseModel):
     """Settings that every method has; unknown names and values out of range are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     alpha: float = Field(0.0, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4); 0 is off")
     decoupled: bool = Field(

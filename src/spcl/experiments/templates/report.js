@@ -332,11 +332,13 @@
         make("tbody", {}, ...Object.entries(settings).map(row))));
   }
 
-  function facts(run, { environment, path }) {
+  function facts(run, { environment, path, left_out: leftOut }) {
+    const leftOutOf = Object.entries(leftOut ?? {}).map(([task, steps]) => `${task}: ${steps}`).join(", ");
     const entries = {
       Accuracy: run.accuracy === null ? "unfinished" : `${fixed(run.accuracy)} %`,
       Forgetting: run.forgetting === null ? "–" : `${signed(run.forgetting)} %`,
       Steps: run.steps ?? "–",
+      ...(leftOutOf && { "Left out of steps (not finite)": leftOutOf }),
       Training: duration(run.seconds),
       Device: environment?.device ?? "–",
       Folder: path,

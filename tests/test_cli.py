@@ -1,0 +1,86 @@
+"""What a user sees of mistakes, of an output that takes nothing, and of a terminal with few characters."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from _runs import write_run
+from spcl.cli.app import app
+from spcl.errors import SpclError
+
+PROGRAM = [sys.executable, "-c", "from spcl.cli import main; main()"]
+SMALL = ["--device", "cpu", *(word for name in ("tasks=3", "batch_size=8", "threads=1") for word in ("--set", name))]
+
+
+def told(*arguments: object) -> str:
+    """The one line that the command ends with."""
+    outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(outcome.exception, SpclError), outcome.output
+    assert "\n" not in str(outcome.exception)
+    return str(outcome.exception)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("seed=99999999999999999999999", "seed = 99999999999999999999999: Input should be less than"),
+        ("threads=100000", "threads = 100000: Input should be less than or equal to 1024"),
+        ("learning_rate=inf", "learning_rate = 'inf': Input should be a finite number"),
+        ("learning_rate=1e999", "learning_rate = inf: Input should be a finite number"),
+        ("checkpoint_seconds=.nan", "checkpoint_seconds = nan: Input should be a finite number"),
+        ("method.alpha=inf", "alpha = 'inf': Input should be a finite number"),
+    ],
+)
+def test_numbers_that_no_run_can_have_are_refused(
+    benchmark: Path, tmp_path: Path, assignment: str, message: str
+) -> None:
+    said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", "--set", assignment)
+    assert message in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_largest_seed_runs(benchmark: Path, tmp_path: Path) -> None:
+    words = ["run", "--benchmark", str(benchmark), "--out", str(tmp_path / "run"), "--seed", str(2**32 - 1), *SMALL]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
+@pytest.mark.parametrize("device", ["meta", "hpu", "nonsense"])
+def test_a_device_that_cannot_compute_is_named(benchmark: Path, tmp_path: Path, device: str) -> None:
+    said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
+    assert f"cannot use device '{device}'" in said
+    assert "try --device cpu" in said
+
+
+@pytest.mark.parametrize("command", [["table", "runs"], ["table", "runs", "--format", "csv"], ["methods"]])
+def test_an_output_without_room_is_one_clear_line(tmp_path: Path, command: list[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no output here that is always full")
+    write_run(tmp_path / "runs/er")
+    shell = ["sh", "-c", f"exec {shlex.join([*PROGRAM, *command])} > /dev/full"]
+    done = subprocess.run(shell, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write the output: No space left on device; send it somewhere else\n"
+
+
+def ascii_output(*arguments: object) -> Any:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    return subprocess.run([*PROGRAM, *map(str, arguments)], env=environment, capture_output=True, encoding="ascii")
+
+
+def test_a_terminal_with_few_characters_gets_what_it_can_show(benchmark: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs/er")
+    data = ["--benchmark", benchmark]
+    for command, shown in {
+        ("run", *data, *SMALL, "--out", tmp_path / "run"): "step 1/",
+        ("table", tmp_path / "runs"): "80.00",
+        ("timeline", *data, "--set", "tasks=3", "--set", "batch_size=8"): "task-0 (2 classes) ???",
+    }.items():
+        done = ascii_output(*command)
+        assert done.returncode == 0, done.stderr
+        assert shown in done.stdout
