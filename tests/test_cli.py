@@ -50,6 +50,13 @@ def test_the_largest_seed_runs(benchmark: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
+def test_a_run_that_is_there_already_is_told(benchmark: Path, tmp_path: Path) -> None:
+    words = ["run", "--benchmark", str(benchmark), "--out", str(tmp_path / "run"), *SMALL]
+    first, second = (CliRunner().invoke(app, words).output for _ in range(2))
+    assert "complete already" not in first
+    assert second.startswith("this run was complete already: accuracy ")
+
+
 @pytest.mark.parametrize("device", ["meta", "hpu", "nonsense"])
 def test_a_device_that_cannot_compute_is_named(benchmark: Path, tmp_path: Path, device: str) -> None:
     said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)

@@ -152,17 +152,19 @@ def test_an_index_that_believed_a_damaged_result_is_not_believed(folder: Path) -
     assert read_runs(folder) == before
 
 
-def test_packed_runs_are_unpacked_by_the_command_in_the_error(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["grid", "some where"])
+def test_packed_runs_are_unpacked_by_the_command_in_the_error(folder: Path, tmp_path: Path, name: str) -> None:
     packed = tmp_path / "some where"
     packed.mkdir()
     with tarfile.open(packed / "records.tar.gz", "w:gz") as archive:
-        archive.add(folder, "grid")
+        archive.add(folder, name)
     for folders in ([packed], [folder, packed]):
         outcome = CliRunner().invoke(app, ["table", *map(str, folders)])
         assert isinstance(outcome.exception, SpclError)
     command = next(line.strip() for line in str(outcome.exception).splitlines() if line.strip().startswith("tar "))
     subprocess.run(shlex.split(command), check=True)
     assert len(read_runs(packed)) == 36
+    assert (packed / "er/config-0/seed-0").is_dir() == (name == packed.name), "where a grid goes on with them"
 
 
 def test_metrics_are_read_without_a_last_half_line(tmp_path: Path) -> None:
@@ -172,6 +174,30 @@ def test_metrics_are_read_without_a_last_half_line(tmp_path: Path) -> None:
     line = json.dumps({"kind": "step", "name": "a\u2028b"}, ensure_ascii=False)
     (tmp_path / "x/metrics.jsonl").write_text(f'{line}\n{{"kind": "st', encoding="utf-8")
     assert run.metrics() == [{"kind": "step", "name": "a\u2028b"}]
+
+
+def test_methods_run_in_different_circumstances_say_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", method="er", tasks=3)
+    write_run(tmp_path / "b", method="soro", tasks=2, method_sigma=1.0)
+    assert [run.label for run in read_runs(tmp_path)] == ["er (tasks=3)", "soro (tasks=2)"]
+
+
+def test_files_that_were_moved_make_no_variants(tmp_path: Path) -> None:
+    for seed, place in enumerate(("here", "there")):
+        moved = {"benchmark": f"/{place}/own.npz", "protocol": f"/{place}/protocol.json"}
+        write_run(tmp_path / place, method="er", seed=seed, **moved)
+    (table,) = make_tables(read_runs(tmp_path))
+    assert [(key, cell.runs, cell.missing) for key, cell in table.cells.items()] == [(("er", "own"), 2, 0)]
+
+
+def test_held_out_accuracies_are_neither_ranked_nor_tested_beside_test_accuracies(folder: Path) -> None:
+    (before,) = make_tables(read_runs(folder), against="er", paper=True)
+    for seed in range(3):
+        write_run(folder / f"held/{seed}", method="rlw", seed=seed, accuracy=99.0, validation=0.2)
+    (table,) = make_tables(read_runs(folder), against="er", paper=True)
+    held = table.cells["rlw (validation=0.2)", "ps-emnist"]
+    assert (held.accuracy.rank, held.p_value, held.paper) == (None, None, None)
+    assert {key: table.cells[key] for key in before.cells} == before.cells
 
 
 def test_variants_are_labelled_by_what_differs(tmp_path: Path) -> None:
@@ -358,6 +384,17 @@ def test_own_data_of_one_name_but_not_the_same_is_refused(tmp_path: Path) -> Non
     assert str(other) in str(caught.value)
 
 
+def test_own_data_that_looks_the_same_is_told_apart_by_its_checksum(tmp_path: Path) -> None:
+    for method, fingerprint in (("er", "0a"), ("soro", "0b"), ("mgda", None)):
+        write_run(tmp_path / method, method=method, benchmark=f"{method}/own.npz")
+        file = tmp_path / method / "result.json"
+        noted = {"data": "ImageData('own': 8 + 2 samples)"} | ({"fingerprint": fingerprint} if fingerprint else {})
+        file.write_text(json.dumps(json.loads(file.read_text()) | noted))
+    make_tables(read_runs(tmp_path / "er", tmp_path / "mgda"))  # made before checksums were noted
+    with pytest.raises(SpclError, match=r"8 \+ 2 samples\), checksum 0a and .* checksum 0b; look at each"):
+        make_tables(read_runs(tmp_path / "er", tmp_path / "soro"))
+
+
 def test_own_data_of_one_name_and_size_never_hides_a_run(tmp_path: Path) -> None:
     for place, accuracy in (("da", 70.0), ("db", 20.0)):
         write_run(tmp_path / "runs" / place, benchmark=f"{place}/data.npz", accuracy=accuracy)
@@ -517,8 +554,9 @@ def test_all_formats_say_in_how_many_runs_tasks_were_left_out(folder: Path, tmp_
     assert markdown_text(table) == markdown_text(before).replace(
         "underlined</u>.\n", f"underlined</u>. {said}1 of 1 runs of er on [b]\\_c, {counts}\n"
     )
-    assert latex_text(table).startswith(latex_text(before))
-    assert latex_text(table).endswith(f"\\par{{\\footnotesize {said}1 of 1 runs of er on [b]\\_c, {counts}}}\n")
+    assert latex_text(table) == latex_text(before).replace(
+        "underlined}.}\n", f"underlined}}. {said}1 of 1 runs of er on [b]\\_c, {counts}}}\n"
+    )
     lines = csv.DictReader(io.StringIO(csv_text([table])))
     found = {(line["method"], line["benchmark"]): int(line["not_finite"]) for line in lines}
     assert found == {

@@ -9,6 +9,7 @@ from rich.text import Text
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.errors import SpclError
+from spcl.experiments.record import RunFolder
 from spcl.experiments.run import InterruptedRunError, execute, resume_settings
 from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
 from spcl.experiments.trackers import TensorBoardTracker, Tracker, WandbTracker
@@ -62,11 +63,15 @@ def run(
         trackers.append(TensorBoardTracker(out / "tensorboard"))
     if wandb:
         trackers.append(WandbTracker(wandb, chosen.model_dump(mode="json")))
+    was_complete = RunFolder(out).read_result() is not None
     try:
-        execute(chosen, out, resume=resume, view=view, trackers=tuple(trackers))
+        result = execute(chosen, out, resume=resume, view=view, trackers=tuple(trackers))
     except InterruptedRunError as stopped:
         console.print(str(stopped), soft_wrap=True)
         raise typer.Exit(130) from None
+    if was_complete:
+        numbers = f"accuracy {result['accuracy']:.2f} %, forgetting {result['forgetting']:+.2f} %"
+        console.print(f"this run was complete already: {numbers}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
 
 

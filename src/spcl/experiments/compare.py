@@ -92,7 +92,7 @@ def comparison_table(comparison: Comparison) -> Table:
         drawn.add_column(Text(str(run.path)), justify="right", overflow="fold")
     _add(drawn, "{}", comparison.settings.items())
     _add(drawn, "{}, %", comparison.results.items())
-    _add(drawn, "{} at the end, %", comparison.tasks.items())
+    _add(drawn, "{}, final accuracy, %", comparison.tasks.items())
     _add(drawn, "{}, mean", comparison.stability.items())
     return drawn
 

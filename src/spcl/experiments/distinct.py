@@ -7,7 +7,7 @@ from typing import Any
 
 from spcl.benchmarks.presets import PRESETS
 from spcl.errors import SpclError
-from spcl.experiments.index import BOOKKEEPING, RunRecord, flat_settings
+from spcl.experiments.index import RunRecord, decisive_settings
 
 __all__ = ["check_distinct"]
 
@@ -35,18 +35,28 @@ def _check_data(records: Iterable[RunRecord]) -> None:
     """Own data is called by the name of its file, which others may share."""
     known: dict[tuple[str, Any], RunRecord] = {}
     for record in records:
-        if record.settings["benchmark"] in PRESETS or _data(record) is None:
+        if record.settings["benchmark"] in PRESETS:
             continue
         other = known.setdefault((record.benchmark, record.settings.get("validation")), record)
-        if _data(other) != _data(record):
+        if not _is_same_data(other, record):
             raise SpclError(
                 f"the data of {other.path} and {record.path} are both called {record.benchmark!r}, but they are not "
-                f"the same: {_data(other)} and {_data(record)}; look at each of them by itself"
+                f"the same: {_shown(other)} and {_shown(record)}; look at each of them by itself"
             )
 
 
-def _data(record: RunRecord) -> Any:
-    return (record.result or {}).get("data")
+def _is_same_data(one: RunRecord, other: RunRecord) -> bool:
+    """By what it looks like and, where both runs have noted it, by its checksum."""
+    return all(mine == theirs or None in (mine, theirs) for mine, theirs in zip(_data(one), _data(other), strict=True))
+
+
+def _data(record: RunRecord) -> tuple[Any, Any]:
+    result = record.result or {}
+    return result.get("data"), result.get("fingerprint")
+
+
+def _shown(record: RunRecord) -> str:
+    return ", checksum ".join(str(part) for part in _data(record) if part is not None)
 
 
 def _is_same_run(one: RunRecord, other: RunRecord) -> bool:
@@ -54,7 +64,9 @@ def _is_same_run(one: RunRecord, other: RunRecord) -> bool:
 
 
 def _is_asked_for(one: RunRecord, other: RunRecord) -> bool:
-    return _outside_sweeps(one.path) == _outside_sweeps(other.path) and _decisive(one) == _decisive(other)
+    return _outside_sweeps(one.path) == _outside_sweeps(other.path) and (
+        decisive_settings(one.settings) == decisive_settings(other.settings)
+    )
 
 
 def _outside_sweeps(path: Path) -> tuple[str, ...]:
@@ -63,10 +75,6 @@ def _outside_sweeps(path: Path) -> tuple[str, ...]:
     ('/', 'x', 'task', 'soro', 'config-0', 'seed-0')
     """
     return tuple(part for part in path.resolve().parts if "=" not in part and not re.fullmatch(r"trial-\d+", part))
-
-
-def _decisive(record: RunRecord) -> dict[str, Any]:
-    return {name: value for name, value in flat_settings(record.settings).items() if name not in BOOKKEEPING}
 
 
 def _told_twice(one: RunRecord, other: RunRecord) -> SpclError:

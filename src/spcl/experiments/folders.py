@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.experiments.index import BOOKKEEPING, flat_settings
+from spcl.experiments.index import decisive_settings
 from spcl.experiments.record import RunFolder
 from spcl.experiments.settings import RunSettings
 
@@ -39,15 +39,8 @@ def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[
     ('method.name', 'er', 'soro')
     >>> first_difference({"device": "cpu", "protocol": "/here/a.json"}, {"device": "cuda", "protocol": "/there/a.json"})
     """
-    first, second = flat_settings(one), flat_settings(other)
+    first, second = decisive_settings(one), decisive_settings(other)
     for name in second:
-        if name not in first or name in BOOKKEEPING:
-            continue
-        if _comparable(name, first[name]) != _comparable(name, second[name]):
+        if name in first and first[name] != second[name]:
             return name, first[name], second[name]
     return None
-
-
-def _comparable(name: str, value: Any) -> Any:
-    """Files may be moved: of their paths only the name counts."""
-    return Path(value).name if name in {"benchmark", "protocol"} and isinstance(value, str) else value

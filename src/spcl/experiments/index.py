@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import tarfile
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 from spcl.errors import SpclError
 from spcl.experiments.record import RunFolder, is_result, write_text
 
-__all__ = ["BOOKKEEPING", "RunRecord", "flat_settings", "read_runs"]
+__all__ = ["BOOKKEEPING", "RunRecord", "decisive_settings", "flat_settings", "read_runs"]
 
 INDEX = "index.json"
 ARCHIVE = "records.tar.gz"
@@ -35,6 +36,8 @@ BOOKKEEPING = frozenset(
 )
 """Settings that say how a run is made and recorded, not what it is."""
 
+FILES = frozenset({"benchmark", "protocol"})
+
 TELLING = {"paradigm": "parallel", "validation": 0.0}  # what is said of a run unless it has this value
 
 IDENTITY = frozenset({"benchmark", "scenario", "method.name", "config", "seed"})
@@ -48,8 +51,9 @@ class RunRecord:
         path: its folder.
         settings: the content of ``settings.json``.
         result: the content of ``result.json`` but for the confusion tables; None while the run is not complete.
-        variant: the settings, by dotted name, in which the runs of this method on this benchmark differ; also a
-            paradigm other than ``parallel``, and an evaluation on held-out training data.
+        variant: the settings, by dotted name, that tell it from other runs on this benchmark: those of its method
+            that vary, and all others that do; also a paradigm other than ``parallel``, and an evaluation on held-out
+            training data.
     """
 
     path: Path
@@ -174,6 +178,19 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def decisive_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a run, by dotted name; of files, which may be moved, only the name counts.
+
+    >>> decisive_settings({"seed": 0, "device": "cuda", "protocol": "/somewhere/ps-emnist.json"})
+    {'seed': 0, 'protocol': 'ps-emnist.json'}
+    """
+    return {
+        name: Path(value).name if name in FILES and isinstance(value, str) else value
+        for name, value in flat_settings(settings).items()
+        if name not in BOOKKEEPING
+    }
+
+
 # -- one folder and its index
 
 
@@ -216,8 +233,19 @@ def _check_unpacked(folder: Path) -> None:
     archives = sorted(folder.rglob(ARCHIVE))
     if not archives:
         return
-    commands = "\n".join(f"  {shlex.join(['tar', 'xzf', str(path), '-C', str(path.parent)])}" for path in archives)
-    raise SpclError(f"the runs in {folder} are packed in {ARCHIVE}; unpack them first:\n{commands}")
+    commands = [shlex.join(["tar", "xzf", str(path), "-C", str(_place(path))]) for path in archives]
+    raise SpclError("\n  ".join([f"the runs in {folder} are packed in {ARCHIVE}; unpack them first:", *commands]))
+
+
+def _place(archive: Path) -> Path:
+    """Where to unpack, so that the runs are in the archive's folder, directly if it has the name of the packed one."""
+    try:
+        with tarfile.open(archive) as packed:
+            first = packed.next()
+    except (OSError, EOFError, tarfile.TarError):
+        first = None
+    has_its_name = first is not None and Path(first.name).parts[0] == archive.parent.name
+    return archive.parent.parent if has_its_name else archive.parent
 
 
 def _stamp(run: Path) -> list[int]:
@@ -281,23 +309,29 @@ def _write_index(folder: Path, entries: Mapping[str, _Entry]) -> None:
 
 
 def _variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each run the settings in which runs of its method on its benchmark differ.
+    """For each run the settings of its method in which the method's runs on its benchmark differ, and the other
+    settings in which any runs on that benchmark do.
 
     >>> a = {"benchmark": "b", "method": {"name": "soro", "sigma": 1.0}, "seed": 0}
     >>> b = {"benchmark": "b", "method": {"name": "soro", "sigma": 9.0}, "seed": 1}
     >>> _variants([a, b])
     [{'method.sigma': 1.0}, {'method.sigma': 9.0}]
     """
-    flat = [flat_settings(settings) for settings in runs]
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    flat = [decisive_settings(settings) for settings in runs]
+    by_benchmark: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_method: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for settings in flat:
-        groups[settings["benchmark"], settings["method.name"]].append(settings)
-    varying = {group: _varying(members) for group, members in groups.items()}
+        by_benchmark[settings["benchmark"]].append(settings)
+        by_method[settings["benchmark"], settings["method.name"]].append(settings)
+    of_benchmark = {key: _varying(members) - TELLING.keys() for key, members in by_benchmark.items()}
+    of_method = {key: _varying(members) for key, members in by_method.items()}
     return [
         {
             name: value
             for name, value in settings.items()
-            if name in varying[settings["benchmark"], settings["method.name"]] or TELLING.get(name, value) != value
+            if name in of_method[settings["benchmark"], settings["method.name"]]
+            or (name in of_benchmark[settings["benchmark"]] and not name.startswith("method."))
+            or TELLING.get(name, value) != value
         }
         for settings in flat
     ]
@@ -306,7 +340,7 @@ def _variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _varying(members: Sequence[Mapping[str, Any]]) -> set[str]:
     """The settings that all members have, and not all with the same value."""
     first, *others = members
-    shared = [name for name in first if name not in BOOKKEEPING | IDENTITY and all(name in other for other in others)]
+    shared = [name for name in first if name not in IDENTITY and all(name in other for other in others)]
     return {name for name in shared if any(other[name] != first[name] for other in others)}
 
 

@@ -19,16 +19,20 @@ MOST_BYTES = 8 << 20
 
 
 class Origin:
-    """The settings and the data of the run in the folder ``out``; a source of a learner's checkpoint."""
+    """The settings and the data of the run in the folder ``out``; a source of a learner's checkpoint.
+
+    Attributes:
+        data: the fingerprint of the data.
+    """
 
     def __init__(self, out: Path, settings: RunSettings, data: ImageData) -> None:
         self._out = out
         self._settings = settings.model_dump(mode="json")
-        self._data = fingerprint(data)
+        self.data = fingerprint(data)
 
     def state_dict(self) -> dict[str, Any]:
         """Both, as plain data."""
-        return {"settings": self._settings, "data": self._data}
+        return {"settings": self._settings, "data": self.data}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise an error if this is the state of other settings, or of other data."""
@@ -38,10 +42,10 @@ class Origin:
                 f"the run in {self._out} was saved with {name} = {saved}, but its settings.json now says {now}; "
                 f"set it back to go on, or begin a run of its own with another --out"
             )
-        if state["data"] != self._data:
+        if state["data"] != self.data:
             raise SpclError(
                 f"the data of {self._settings['benchmark']} has changed since the run in {self._out} was saved "
-                f"(its fingerprint is {self._data}, and was {state['data']}); put the data back to go on, "
+                f"(its fingerprint is {self.data}, and was {state['data']}); put the data back to go on, "
                 f"or begin again with another --out"
             )
 

@@ -119,7 +119,7 @@ def _table(table: ResultTable) -> dict[str, Any]:
     published = {benchmark for (_, benchmark), cell in table.cells.items() if cell.paper}
     return {
         "title": table.title,
-        "note": f"{table.parts_note} {table.not_finite_note}".strip(),
+        "note": " ".join(table.remarks),
         "scenario": table.scenario,
         "benchmarks": [{"name": name, "paper": name in published} for name in table.benchmarks],
         "rows": [

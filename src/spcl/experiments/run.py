@@ -257,6 +257,7 @@ class _Run:
             "filters": self._filters(),
             "left_out": {task.name: task.left_out for task in self.learner.tasks.values() if task.left_out},
             "steps": self.learner.steps,
+            "fingerprint": self.origin.data,
             "timeline": [list(span) for span in self.problem.configuration.timeline.spans],
             "environment": _environment(self.device),
             "seconds": {"training": self.progress.trained_seconds},

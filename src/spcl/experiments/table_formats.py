@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Literal
 
@@ -28,6 +28,8 @@ CSV_COLUMNS = (
     *("against", "gain", "p_value"),
 )
 
+LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
+
 Style = Callable[[str, int | None], str]
 """Marks a number by its rank: best, second best or neither."""
 
@@ -46,16 +48,11 @@ def headings(table: ResultTable) -> list[str]:
 def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
     """What the marks in a table mean, and what else to know of its numbers."""
     sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
-    if table.parts:
-        sentences.append(table.parts_note)
-    if any(cell.missing for cell in table.cells.values()):
-        sentences.append("Cells with missing runs are not ranked.")
-    if table.not_finite_note:
-        sentences.append(escape(table.not_finite_note))
+    sentences += map(escape, table.remarks)
     if table.against:
         sentences.append(
-            f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, "
-            f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
+            escape(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
+            + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
         )
     return " ".join(sentences)
 
@@ -163,7 +160,7 @@ def markdown_text(table: ResultTable) -> str:
     lines = [
         f"### {table.title}",
         "",
-        f"| {' | '.join(columns)} |",
+        f"| {' | '.join(map(_markdown_escape, columns))} |",
         f"|{'|'.join([':--', ':--', *['--:'] * (len(columns) - 2)])}|",
         *(
             f"| {' | '.join([_markdown_escape(row.label), row.family, *entries])} |"
@@ -200,9 +197,8 @@ def latex_text(table: ResultTable) -> str:
         for row in rows:
             entries = [entry for name in table.benchmarks for entry in _entries(table, row, name, _latex_style)]
             lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *map(_latex_symbols, entries)])} \\")
-    note = table.not_finite_note
-    below = [rf"\par{{\footnotesize {_latex_escape(note)}}}"] if note else []
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *below]) + "\n"
+    legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
 
 
 def _latex_style(text: str, rank: int | None) -> str:
@@ -219,7 +215,10 @@ def _latex_symbols(text: str) -> str:
     >>> print(_latex_symbols("-1.50 ± 0.25"), _latex_symbols("<0.001 ▲"))
     $-$1.50 $\\pm$ 0.25 $<$0.001 $\\uparrow$
     """
-    signs = {"-": "$-$", "±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
+    return _replaced(text, LATEX_SIGNS | {"-": "$-$"})
+
+
+def _replaced(text: str, signs: Mapping[str, str]) -> str:
     return "".join(signs.get(character, character) for character in text)
 
 

@@ -104,6 +104,13 @@ class ResultTable:
         return " ".join(f"{name} had only a part of the published data: {part}." for name, part in self.parts.items())
 
     @property
+    def remarks(self) -> list[str]:
+        """What is to be known of the numbers, in sentences."""
+        incomplete = any(cell.missing for cell in self.cells.values())
+        unranked = "Cells with missing runs are not ranked." if incomplete else ""
+        return [sentence for sentence in (self.parts_note, unranked, self.not_finite_note) if sentence]
+
+    @property
     def not_finite_note(self) -> str:
         """Which methods left tasks out of steps, and in how many runs; empty if none.
 
@@ -148,10 +155,12 @@ def make_tables(
 def family_of(method: str) -> str:
     """``MTL``, ``SCL`` or ``PCL`` as in the paper's tables; ``TorchJD`` for the aggregators of that library.
 
-    >>> family_of("er"), family_of("torchjd:UPGrad")
-    ('SCL', 'TorchJD')
+    >>> family_of("er"), family_of("torchjd:UPGrad"), family_of("mine")
+    ('SCL', 'TorchJD', 'own')
     """
-    return METHODS[method].family if method in METHODS else "TorchJD"
+    if method in METHODS:
+        return METHODS[method].family
+    return "TorchJD" if method.startswith("torchjd:") else "own"
 
 
 def method_order(method: str) -> tuple[int, int, str]:
@@ -219,7 +228,15 @@ def _column(column: Mapping[str, Sequence[RunRecord]], over: Over) -> dict[str, 
         runs = len(accuracy)
         not_finite = len({(record.config, record.seed) for record in records if record.not_finite})
         cells[label] = Cell(_measure(accuracy, over), _measure(forgetting, over), runs, wanted - runs, not_finite)
-    return _ranked(cells)
+    return {label: cell for labels in _evaluated_alike(column) for label, cell in _ranked(cells, labels).items()}
+
+
+def _evaluated_alike(column: Mapping[str, Sequence[RunRecord]]) -> Iterable[list[str]]:
+    """The labels in groups that may be compared: accuracies on held-out training data are not test accuracies."""
+    groups: dict[float, list[str]] = defaultdict(list)
+    for label, records in column.items():
+        groups[records[0].settings["validation"]].append(label)
+    return groups.values()
 
 
 def _values(records: Iterable[RunRecord], name: str) -> dict[Key, float]:
@@ -246,9 +263,9 @@ def _measure(values: Mapping[Key, float], over: Over) -> Measure:
     return Measure(float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else None)
 
 
-def _ranked(cells: Mapping[str, Cell]) -> dict[str, Cell]:
-    """The cells with the best and second best marked; an incomplete cell cannot win."""
-    complete = {label: cell for label, cell in cells.items() if not cell.missing}
+def _ranked(cells: Mapping[str, Cell], labels: Sequence[str]) -> dict[str, Cell]:
+    """These cells with the best and second best marked; an incomplete cell cannot win."""
+    complete = {label: cells[label] for label in labels if not cells[label].missing}
     accuracy = _ranks({label: cell.accuracy.mean for label, cell in complete.items()})
     forgetting = _ranks({label: cell.forgetting.mean for label, cell in complete.items()})
     return {
@@ -257,7 +274,7 @@ def _ranked(cells: Mapping[str, Cell]) -> dict[str, Cell]:
             accuracy=replace(cell.accuracy, rank=accuracy.get(label)),
             forgetting=replace(cell.forgetting, rank=forgetting.get(label)),
         )
-        for label, cell in cells.items()
+        for label, cell in ((label, cells[label]) for label in labels)
     }
 
 
@@ -272,8 +289,8 @@ def _ranks(means: Mapping[str, float]) -> dict[str, int]:
 
 
 def _with_paper(cell: Cell, record: RunRecord) -> Cell:
-    """The cell with the paper's value, which is about parallel training."""
-    if record.paradigm != "parallel":
+    """The cell with the paper's value, which is about parallel training and test data."""
+    if record.paradigm != "parallel" or record.settings["validation"]:
         return cell
     return replace(cell, paper=paper_result(record.scenario, record.benchmark, record.method))
 
@@ -282,8 +299,10 @@ def _with_significance(
     cells: Mapping[str, Cell], column: Mapping[str, Sequence[RunRecord]], against: str
 ) -> dict[str, Cell]:
     """The cells with their difference from the reference method, all p-values of the column corrected together."""
-    accuracies = {label: _values(records, "accuracy") for label, records in column.items()}
-    reference = accuracies.get(_reference(column, against), {})
+    named = _reference(column, against)
+    alike = next((labels for labels in _evaluated_alike(column) if named in labels), [])
+    accuracies = {label: _values(column[label], "accuracy") for label in alike}
+    reference = accuracies.get(named, {})
     p_values = {
         label: p_value
         for label, values in accuracies.items()

@@ -28,7 +28,10 @@ class SmallCNN(nn.Module):
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
         if min(rows, columns) < 1:
-            raise SpclError(f"images of {height}×{width} are too small: three convolutions need at least 18×18")
+            raise SpclError(
+                f"images of {height}×{width} are too small: three convolutions need at least 18×18; "
+                "use an MLP (on the command line --set backbone=mlp)"
+            )
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),

@@ -1,12 +1,14 @@
 """Which runs may be compared: those that differ in nothing but what is compared."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from spcl.experiments.figures.curves import grouped
-from spcl.experiments.index import BOOKKEEPING, RunRecord, flat_settings
+from spcl.experiments.index import RunRecord, decisive_settings
 from spcl.experiments.tables import method_order
 
-__all__ = ["circumstances", "comparable", "identity"]
+__all__ = ["circumstances", "comparable", "identity", "left_out_note"]
+
+MOST_NAMED = 4
 
 Key = tuple[tuple[str, str], ...]
 
@@ -18,8 +20,8 @@ def identity(run: RunRecord, *ignored: str) -> Key:
     >>> identity(RunRecord(Path(), {"seed": 0, "gap": 1, "method": {"name": "er"}}, None), "seed")
     (('gap', '1'), ('method.name', "'er'"))
     """
-    flat = flat_settings(run.settings)
-    return tuple((name, repr(value)) for name, value in sorted(flat.items()) if name not in BOOKKEEPING | {*ignored})
+    decisive = decisive_settings(run.settings)
+    return tuple((name, repr(value)) for name, value in sorted(decisive.items()) if name not in ignored)
 
 
 def circumstances(run: RunRecord, *ignored: str) -> Key:
@@ -37,6 +39,16 @@ def comparable(runs: Sequence[RunRecord], *ignored: str) -> dict[str, list[RunRe
     cell = max(cells, key=lambda cell: (len({run.method for run in cell}), len(cell)), default=[])
     methods = grouped(sorted(cell, key=lambda run: method_order(run.method)), lambda run: run.method)
     return {method: _largest(group, lambda run: identity(run, *ignored)) for method, group in methods.items()}
+
+
+def left_out_note(runs: Sequence[RunRecord], shown: Iterable[Mapping[str, Sequence[RunRecord]]]) -> str:
+    """What a caption says of runs that :func:`comparable` has not chosen; empty if there are none."""
+    chosen = {run.path for cell in shown for group in cell.values() for run in group}
+    others = sorted({run.label for run in runs if run.path not in chosen})
+    if not others:
+        return ""
+    named = ", ".join([*others[:MOST_NAMED], *([f"{len(others) - MOST_NAMED} more"] if others[MOST_NAMED:] else [])])
+    return f" Not shown, as their settings are others: {named}; choose runs with --where."
 
 
 def _largest(runs: Iterable[RunRecord], key: Callable[[RunRecord], Hashable]) -> list[RunRecord]:

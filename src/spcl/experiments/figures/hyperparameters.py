@@ -27,24 +27,25 @@ def draw_hyperparameters(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         raise MissingRunsError(f"none of {len(ours)} runs by soro and soro+dbt differ in just one of them")
     figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
     panels = figure.subplots(1, len(lines), squeeze=False, sharey=True)[0]
+    limits = []
     for number, (axes, (name, line)) in enumerate(zip(panels, lines.items(), strict=True)):
         values, means, deviations = line.points()
         axes.errorbar(values, means, deviations, color=VERMILLION, marker="o", capsize=2.5, label="accuracy")
         _logarithmic(axes, values)
         axes.set_xlabel(SYMBOLS[name])
         letter(axes, number, f"{SYMBOLS[name]} ({name.removeprefix('method.').rstrip('_')})")
-        _draw_limit(axes, line, ours)
+        limits.append(_draw_limit(axes, line, ours))
     panels[0].set_ylabel("accuracy (%)")
     panels[0].legend()
     run = lines[next(iter(lines))].first
     return figure, (
-        f"{run.benchmark}, {run.scenario}-incremental, {display(run.method)}; mean and standard deviation over seeds. "
-        "Dashed: strict orthogonality, ĜᵀĜ = I."
+        f"{run.benchmark}, {run.scenario}-incremental, {display(run.method)}; mean and standard deviation over seeds."
+        f"{' Dashed: strict orthogonality, ĜᵀĜ = I.' if any(limits) else ''}"
     )
 
 
-def _draw_limit(axes: Axes, line: SweepLine, runs: Sequence[RunRecord]) -> None:
-    """The accuracy of Ĝ = UVᵀ, where the descent of Algorithm 1 starts: runs without any iteration."""
+def _draw_limit(axes: Axes, line: SweepLine, runs: Sequence[RunRecord]) -> bool:
+    """The accuracy of Ĝ = UVᵀ, where the descent of Algorithm 1 starts, if there are runs without any iteration."""
     varied = ("seed", "config", "method.iterations", *SYMBOLS)
     strict = [
         run
@@ -53,6 +54,7 @@ def _draw_limit(axes: Axes, line: SweepLine, runs: Sequence[RunRecord]) -> None:
     ]
     if strict:
         axes.axhline(mean_accuracy(strict)[0], color=BLACK, linestyle="--", label="strict orthogonality")
+    return bool(strict)
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:

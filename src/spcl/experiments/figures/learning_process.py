@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spcl.experiments.figures.alike import comparable
+from spcl.experiments.figures.alike import comparable, left_out_note
 from spcl.experiments.figures.curves import Array, Curves, counted, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter
@@ -43,7 +43,11 @@ def draw_learning_process(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
         axes.remove()
     legend_below(figure, 5)
     counts = (len(group) for cell in cells.values() for group in cell.values())
-    return figure, f"Mean of {counted(counts, 'run')} a line."
+    held_out = any(run.settings["validation"] for cell in cells.values() for group in cell.values() for run in group)
+    return figure, (
+        f"{'Accuracies are of held-out training data. ' if held_out else ''}Mean of {counted(counts, 'run')} a line."
+        f"{left_out_note(usable, cells.values())}"
+    )
 
 
 def mean_at_ends(runs: Sequence[RunRecord]) -> Array:
@@ -57,8 +61,8 @@ LEARNING_PROCESS = FigureSpec(
     name="learning-process",
     number="Figure 2",
     title="Learning process",
-    caption="The learning process: each point is the end of a task's training, showing the average test accuracy of "
-    "all tasks seen by then.",
+    caption="The learning process: each point is the end of a task's training, showing the average accuracy of all "
+    "tasks seen by then.",
     needs="runs of two tasks or more that evaluate all tasks seen whenever one ends",
     recipes=(Recipe("ps-emnist", "all", scenarios="task,class", configs="0-8"),),
     draw=draw_learning_process,
