@@ -23,7 +23,7 @@ MOST_HALVINGS = 80
 
 
 class SOROSettings(TypedDict, total=False):
-    """The settings of :func:`solve_soro`, where they and their defaults (those of the paper) are explained."""
+    """The settings of :func:`solve_soro`, where they and their defaults (the paper's, but for η) are explained."""
 
     sigma: float
     lambda_: float
@@ -247,7 +247,7 @@ class SOROWeighting(Weighting[PSDMatrix]):
 
     @classmethod
     def paper(cls, **changes: Unpack[SOROSettings]) -> Self:
-        """The settings of the paper (§4.3 and appendix, "Hyperparameter selection"), which are the defaults."""
+        """The settings of the paper (§4.3 and appendix, "Hyperparameter selection"), and our η: the defaults."""
         return cls(**changes)
 
     @classmethod
@@ -299,7 +299,7 @@ class SORO(GramianWeightedAggregator):
 
     @classmethod
     def paper(cls, **changes: Unpack[SOROSettings]) -> Self:
-        """The settings of the paper, which are the defaults."""
+        """The settings of the paper, and our η: the defaults."""
         return cls(**changes)
 
     @classmethod

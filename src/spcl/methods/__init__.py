@@ -1,4 +1,4 @@
-"""Methods for parallel continual learning, one file each."""
+"""Methods for parallel continual learning, each in a file of its own."""
 
 from spcl.methods.agem import AGEM
 from spcl.methods.costs import Cost, cost_of
