@@ -74,14 +74,19 @@ def grid(
     )
     check_folders(planned)
     console = plain_console()
+    if dry_run:
+        _list(planned, console)
+        return
     missing = [job for job in planned if not job.is_done()]
     check_data(missing)
-    if dry_run:
-        for job in missing:
-            console.print(f"{job.out}{' (continues)' if job.is_begun() else ''}", soft_wrap=True)
-        console.print(f"{len(missing)} of {len(planned)} runs would be made")
-    else:
-        _tell(_run(planned, jobs, retries, console), out, console)
+    _tell(_run(planned, jobs, retries, console), out, console)
+
+
+def _list(planned: Sequence[Job], console: Console) -> None:
+    missing = [job for job in planned if not job.is_done()]
+    for job in missing:
+        console.print(f"{job.out}{' (continues)' if job.is_begun() else ''}", soft_wrap=True)
+    console.print(f"{len(missing)} of {len(planned)} runs would be made")
 
 
 def _run(planned: Sequence[Job], jobs: int, retries: int, console: Console) -> GridState:
