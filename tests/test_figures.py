@@ -338,6 +338,7 @@ def test_runs_in_other_circumstances_are_not_mixed_in(base: Path) -> None:
     alone = drawn("learning-process", grid_runs(base))
     mixed = drawn("learning-process", grid_runs(base), memory_runs(base))
     assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings are others: er (tasks=2, ")
+    assert "memory_budget=12) task-incrementally, " in mixed.caption
     assert mixed.svg().replace(mixed.caption, alone.caption) == alone.svg()
 
 

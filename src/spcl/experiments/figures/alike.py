@@ -44,7 +44,7 @@ def comparable(runs: Sequence[RunRecord], *ignored: str) -> dict[str, list[RunRe
 def left_out_note(runs: Sequence[RunRecord], shown: Iterable[Mapping[str, Sequence[RunRecord]]]) -> str:
     """What a caption says of runs that :func:`comparable` has not chosen; empty if there are none."""
     chosen = {run.path for cell in shown for group in cell.values() for run in group}
-    others = sorted({run.label for run in runs if run.path not in chosen})
+    others = sorted({f"{run.label} {run.scenario}-incrementally" for run in runs if run.path not in chosen})
     if not others:
         return ""
     named = ", ".join([*others[:MOST_NAMED], *([f"{len(others) - MOST_NAMED} more"] if others[MOST_NAMED:] else [])])

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from spcl.experiments.figures.alike import circumstances
-from spcl.experiments.figures.curves import Array, grouped
+from spcl.experiments.figures.curves import Array, counted, grouped
 from spcl.experiments.figures.drawing import FigureSpec, MissingRunsError
 from spcl.experiments.figures.panels import legend_below, letter, logarithmic
 from spcl.experiments.figures.recipe import Recipe
@@ -42,8 +42,9 @@ def draw_convolutions(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
     legend_below(figure, 2)
     without, with_ = sides[False], sides[True]
     return figure, (
-        f"{with_[0].benchmark}; means over {len(without)} runs without DBT ({display(without[0].method)}) and "
-        f"{len(with_)} with it ({display(with_[0].method)}); convolutions in the order of the network."
+        f"{with_[0].benchmark}; means over {counted([len(without)], 'run')} without DBT "
+        f"({display(without[0].method)}) and {len(with_)} with it ({display(with_[0].method)}); "
+        "convolutions in the order of the network."
     )
 
 
