@@ -45,13 +45,13 @@ def headings(table: ResultTable) -> list[str]:
     ]
 
 
-def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
+def notes(table: ResultTable, best: str, second: str, escaped: Callable[[str], str]) -> str:
     """What the marks in a table mean, and what else to know of its numbers."""
     sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
-    sentences += map(escape, table.remarks)
+    sentences += map(escaped, table.remarks)
     if table.against:
         sentences.append(
-            escape(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
+            escaped(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
             + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
         )
     return " ".join(sentences)

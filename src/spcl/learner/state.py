@@ -211,7 +211,7 @@ def _restore_optimizer(learner: "Learner", saved: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint was made with {saved['class']}, but the optimiser is {type(learner.optimizer).__name__}"
         )
-    for task in saved["groups"][-1]["tasks"]:
+    for task in saved["groups"][-1].get("tasks", []):  # an optimiser put in later may name none
         learner._optimise(learner.tasks[task])
     groups = [
         _tuples(group) | {key: group[key] for key in ("params", "tasks") if key in group} for group in saved["groups"]
