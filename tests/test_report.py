@@ -16,7 +16,7 @@ from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.experiments.index import RunRecord, read_runs
 from spcl.experiments.report import write_report
-from spcl.experiments.report_runs import run_details
+from spcl.experiments.report_runs import run_details, run_row
 from tiny_runs import entries, grid_runs, result, two_task_runs
 
 MEASURES = ("condition_number", "cosine", "magnitude_similarity")
@@ -25,6 +25,12 @@ MEASURES = ("condition_number", "cosine", "magnitude_similarity")
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp()
+
+
+def test_the_list_of_runs_has_the_numbers_of_the_tables() -> None:
+    settings = {"benchmark": "b", "scenario": "task", "method": {"name": "er"}, "config": 0, "seed": 0}
+    found = run_row(RunRecord(Path("x"), settings, {"accuracy": 900 / 13 + 0.155, "forgetting": -0.5}))
+    assert (found["accuracy"], found["forgetting"]) == (pytest.approx(900 / 13 + 0.155, rel=1e-11), -0.5)
 
 
 class Page(HTMLParser):

@@ -36,8 +36,8 @@ def run_row(run: RunRecord) -> dict[str, Any]:
         "method": display(run.label),
         "config": run.config,
         "seed": run.seed,
-        "accuracy": _rounded(result.get("accuracy")),
-        "forgetting": _rounded(result.get("forgetting")),
+        "accuracy": _rounded(result.get("accuracy"), digits=12),  # rounded twice it would differ from the tables
+        "forgetting": _rounded(result.get("forgetting"), digits=12),
         "steps": result.get("steps"),
         "seconds": _rounded(result.get("seconds", {}).get("training")),
     }
@@ -97,13 +97,13 @@ def _places(count: int, most: int) -> list[int]:
     return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
 
 
-def _rounded(value: float | None) -> float | None:
+def _rounded(value: float | None, digits: int = 5) -> float | None:
     """Five digits suffice to look at.
 
     >>> _rounded(91.062499), _rounded(float("inf"))
     (91.062, None)
     """
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+    return float(f"{value:.{digits}g}") if value is not None and math.isfinite(value) else None
 
 
 def pack(content: Mapping[str, Any]) -> str:
