@@ -138,7 +138,7 @@ def run_number(reader: Reader, benchmark: str, run: Path) -> int:
     """Which of the runs in the report this is, by its accuracy."""
     rows = json.loads(reader.script("return document.getElementById('data').textContent"))["rows"]
     found = list(zip(rows["benchmark"], rows["accuracy"], strict=True))
-    return found.index((benchmark, float(f"{result(run)['accuracy']:.5g}")))
+    return found.index((benchmark, float(f"{result(run)['accuracy']:.12g}")))
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
