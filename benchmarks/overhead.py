@@ -18,8 +18,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl.learner import Learner, Method
-from spcl.methods import ER, SORO
+from spcl.learner import Learner
+from spcl.methods import ER, SORO, Method
 from spcl.models import MLP, Backbone, Normalise, ResNet18
 
 BATCH, CLASSES = 128, 10

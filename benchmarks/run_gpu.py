@@ -18,9 +18,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spcl.experiments import RunSettings, resolve_settings
-from spcl.experiments.problem import Problem, make_problem
-from spcl.experiments.run import make_learner
+from spcl.runs import RunSettings, resolve_settings
+from spcl.runs.problem import Problem, make_problem
+from spcl.runs.run import make_learner
 
 GPU = torch.device("cuda")
 CAPTURED, EAGER, DBT = "SORO", "SORO, eager", "SORO+DBT"

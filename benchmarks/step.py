@@ -26,8 +26,8 @@ from torch.nn.functional import cross_entropy
 from torchjd.autojac import jac_to_grad, mtl_backward
 
 import spcl.aggregation
-from spcl.learner import Learner, Method
-from spcl.methods import ER, SORO
+from spcl.learner import Learner
+from spcl.methods import ER, SORO, Method
 from spcl.models import ResNet18, SmallCNN
 
 TASKS, BATCH, CLASSES = 4, 32, 10

@@ -20,9 +20,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl.learner import Learner, Method
+from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
-from spcl.methods import ER, SORO
+from spcl.methods import ER, SORO, Method
 from spcl.models import MLP, Backbone, Normalise, ResNet18
 
 GPU = torch.device("cuda")

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from spcl.learner import Columns, Learner, Method, Weights
+from spcl.learner import Learner
 from spcl.learner.state import learner_state
+from spcl.methods import Gradients, Method, Weights
 
 
 class TinyResNet(nn.Module):
@@ -41,13 +42,13 @@ class Preferences(Method):
     """A weighted sum with weights known beforehand, drawn from a generator of its own; they do not add up to one."""
 
     name = "preferences"
-    fold = "sum"
+    reduction = "sum"
 
     def __init__(self, **settings: float) -> None:
         super().__init__(**settings)
         self.generator = np.random.default_rng(0)
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, columns: Gradients) -> Weights:
         return Weights(torch.from_numpy(1 + self.generator.random(len(columns.names))))
 
     def state_dict(self) -> dict[str, object]:

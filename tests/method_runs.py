@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from spcl.learner import Batch, Learner, Method, Scenario, StepReport
+from spcl.learner import Batch, Learner, Scenario, StepReport
 from spcl.memory import BalancedCoreset, Memory
+from spcl.methods import Method
 
 CLASSES = {"a": 2, "b": 3, "c": 2}
 SPANS = {"a": (0, 3), "b": (1, 7), "c": (4, 7)}
@@ -63,6 +64,6 @@ def tensors(learner: Learner) -> list[Tensor]:
     """Backbone, heads and memory."""
     heads = [task.head for task in learner.tasks.values() if task.head is not None]
     states = [module.state_dict().values() for module in (learner.model.backbone, *heads)]
-    shelves = learner.memory.shelves.values() if learner.memory is not None else ()
+    shelves = learner.memory.buffers.values() if learner.memory is not None else ()
     stored = [[shelf.fields["x"][: shelf.size], shelf.fields["y"][: shelf.size]] for shelf in shelves]
     return [tensor.detach() for group in (*states, *stored) for tensor in group]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spcl.experiments import RunSettings, resolve_settings
+from spcl.runs import RunSettings, resolve_settings
 
 
 def write_benchmark(path: Path, classes: int = 6, per_class: int = 40, features: int = 8) -> Path:

@@ -13,9 +13,9 @@ from _runs import write_run
 from small_benchmark import small_settings, write_benchmark
 from spcl.cli.app import app
 from spcl.errors import SpclError
-from spcl.experiments import execute
-from spcl.experiments.compare import compare, comparison_table
-from spcl.experiments.index import read_runs
+from spcl.results.compare import compare, comparison_table
+from spcl.results.records import read_runs
+from spcl.runs import execute
 from tiny_runs import grid_runs
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from data_files import emnist_files, random_images, small_emnist, write_files
-from spcl.benchmarks import ImageData, cache_dir, load_data
-from spcl.benchmarks.cache import cached
+from spcl.data import ImageData, cache_dir, load_data
+from spcl.data.cache import cached
 
 FILES = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy", "class_names.json")
 
@@ -143,7 +143,7 @@ def test_the_cache_serves_without_decoding(tmp_path: Path) -> None:
 TWO_AT_ONCE = """
 import sys, time
 from pathlib import Path
-from spcl.benchmarks import load_data
+from spcl.data import load_data
 folder = Path(sys.argv[1])
 expected = load_data("ps-emnist", folder).train_x.clone()
 (folder / f"ready-{sys.argv[2]}").touch()

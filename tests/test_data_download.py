@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spcl.benchmarks.download import download
+from spcl.data.download import download
 from spcl.errors import DataError
 
 CONTENT = bytes(range(256)) * 4000
@@ -68,7 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("spcl.benchmarks.download.PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("spcl.data.download.PAUSES", (0.0, 0.0, 0.0))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

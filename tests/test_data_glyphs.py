@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcl.benchmarks import cache_dir, load_data
-from spcl.benchmarks.glyphs import make_glyphs
+from spcl.data import cache_dir, load_data
+from spcl.data.glyphs import make_glyphs
 from spcl.errors import DataError
 
 
@@ -45,8 +45,8 @@ def test_characters_are_upright_and_different() -> None:
 
 
 def test_load_makes_once_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spcl.benchmarks.glyphs.TRAIN_PER_CLASS", 2)
-    monkeypatch.setattr("spcl.benchmarks.glyphs.TEST_PER_CLASS", 1)
+    monkeypatch.setattr("spcl.data.glyphs.TRAIN_PER_CLASS", 2)
+    monkeypatch.setattr("spcl.data.glyphs.TEST_PER_CLASS", 1)
     data = load_data("ps-glyphs")
     assert repr(data) == "ImageData('ps-glyphs': 124 + 62 samples of 1×28×28, 62 classes)"
     assert "".join(data.class_names[8:12]) == "89AB"

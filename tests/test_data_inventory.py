@@ -16,10 +16,10 @@ from data_files import (
     write_tar,
     write_zip,
 )
-from spcl.benchmarks import DATA_NAMES, check_data, get_data, list_data, load_data
-from spcl.benchmarks.catalogue import DATA_SETS, PUBLISHED, Published
-from spcl.benchmarks.download import file_sha256
 from spcl.cli.data import app
+from spcl.data import DATA_NAMES, check_data, get_data, list_data, load_data
+from spcl.data.catalogue import DATA_SETS, PUBLISHED, Published
+from spcl.data.download import file_sha256
 from spcl.errors import DataError
 
 PUBLISHED_ONES = tuple(name for name in DATA_NAMES if name != "ps-glyphs")
@@ -34,13 +34,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_glyphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spcl.benchmarks.glyphs.TRAIN_PER_CLASS", 2)
-    monkeypatch.setattr("spcl.benchmarks.glyphs.TEST_PER_CLASS", 1)
+    monkeypatch.setattr("spcl.data.glyphs.TRAIN_PER_CLASS", 2)
+    monkeypatch.setattr("spcl.data.glyphs.TEST_PER_CLASS", 1)
 
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spcl.benchmarks.download.PAUSES", ())
+    monkeypatch.setattr("spcl.data.download.PAUSES", ())
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # the discard port: nobody listens
 
 

@@ -16,11 +16,11 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from data_files import random_images
-from spcl.benchmarks import ImageData, from_arrays, from_dataset, from_folder
-from spcl.benchmarks.pictures import decode_picture
+from spcl.data import ImageData, from_arrays, from_dataset, from_folder
+from spcl.data.pictures import decode_picture
 from spcl.errors import DataError
-from spcl.experiments.problem import load_benchmark, make_backbone
-from spcl.experiments.settings import resolve_settings
+from spcl.runs.problem import load_benchmark, make_backbone
+from spcl.runs.settings import resolve_settings
 
 
 @pytest.fixture(autouse=True)

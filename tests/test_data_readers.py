@@ -26,7 +26,7 @@ from data_files import (
     write_tar,
     write_zip,
 )
-from spcl.benchmarks import ImageData, load_data
+from spcl.data import ImageData, load_data
 from spcl.errors import DataError
 
 PickleWriter = Callable[[dict[str, object]], bytes]

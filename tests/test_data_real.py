@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spcl.benchmarks import load_data
+from spcl.data import load_data
 
 UNPACK = Path(__file__).resolve().parents[2] / "shared" / "data" / "unpack.py"
 pytestmark = pytest.mark.skipif(not UNPACK.is_file(), reason="the folder with real data is not here")

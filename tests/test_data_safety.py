@@ -26,13 +26,13 @@ from data_files import (
     write_tar,
     write_zip,
 )
-from spcl.benchmarks import ImageData, load_data
-from spcl.benchmarks import sources as sources_module
-from spcl.benchmarks.cifar_binary import read_cifar100_binary
-from spcl.benchmarks.emnist import read_emnist
-from spcl.benchmarks.plain_pickle import load_plain_pickle
-from spcl.benchmarks.sources import open_source
-from spcl.benchmarks.tiny_imagenet import read_tiny_imagenet
+from spcl.data import ImageData, load_data
+from spcl.data import sources as sources_module
+from spcl.data.cifar_binary import read_cifar100_binary
+from spcl.data.emnist import read_emnist
+from spcl.data.plain_pickle import load_plain_pickle
+from spcl.data.sources import open_source
+from spcl.data.tiny_imagenet import read_tiny_imagenet
 from spcl.errors import DataError
 
 T = TypeVar("T")

@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
-from spcl.benchmarks.protocol import load_protocol
 from spcl.cli.app import app
+from spcl.data.protocol import load_protocol
 from spcl.errors import SpclError
-from spcl.experiments.figures import (
+from spcl.methods import METHODS
+from spcl.results.figures import (
     FIGURES,
     Drawing,
     MissingRunsError,
@@ -26,10 +27,9 @@ from spcl.experiments.figures import (
     save_drawing,
     select_runs,
 )
-from spcl.experiments.figures.curves import MEASURES
-from spcl.experiments.figures.style import looks
-from spcl.experiments.index import read_runs
-from spcl.methods import METHODS
+from spcl.results.figures.curves import MEASURES
+from spcl.results.figures.style import looks
+from spcl.results.records import read_runs
 from tiny_runs import (
     GRID_METHODS,
     entries,

@@ -17,10 +17,8 @@ from typer.testing import CliRunner
 from _runs import PATIENCE, metrics_in, results_in, start_command, wait_for
 from spcl.cli.app import app
 from spcl.errors import SpclError
-from spcl.experiments.grid import GridState, Running, run_jobs
-from spcl.experiments.grid_view import LiveGridView, PlainGridView, grid_picture
-from spcl.experiments.index import read_runs
-from spcl.experiments.plan import (
+from spcl.grids.grid import GridState, Running, run_jobs
+from spcl.grids.plan import (
     Job,
     check_data,
     check_folders,
@@ -29,9 +27,11 @@ from spcl.experiments.plan import (
     parse_sweep,
     plan_grid,
 )
-from spcl.experiments.record import RunFolder
-from spcl.experiments.workers import WorkerPool, threads_per_job
+from spcl.grids.pool import WorkerPool, threads_per_job
+from spcl.grids.view import LiveGridView, PlainGridView, grid_picture
 from spcl.methods import METHODS
+from spcl.results.records import read_runs
+from spcl.runs.record import RunFolder
 
 SMALL = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu", "checkpoint_seconds": 0.0}
 RUNS = 8

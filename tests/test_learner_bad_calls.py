@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from spcl.errors import SpclError, TaskError
-from spcl.learner import Columns, Learner, Method, Weights
+from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Reservoir
-from spcl.methods import ER, SORO
+from spcl.methods import ER, SORO, Gradients, Method, Weights
 
 
 def make_learner(scenario: str = "class") -> Learner:
@@ -139,7 +139,7 @@ def check_refused(learner: Learner, call: Callable[[Learner], object], words: st
         call(learner)
     assert_same(complete_state(learner), before)
     report = learner.step({"lidar": batch(5, 3, 7), "new": batch(4, 2, 8), "speed": (X, torch.zeros(3, 2))})
-    assert not report.dropped  # and it goes on
+    assert not report.skipped  # and it goes on
 
 
 def test_predictions_need_a_task_where_it_is_not_known() -> None:
@@ -169,7 +169,7 @@ def test_new_tasks_must_fit_each_other_where_they_share_a_memory() -> None:
     free = Learner(TinyResNet(), SORO())
     free.add_task("a", classes=2)
     free.add_task("b", classes=2)
-    assert not free.step({"a": (x, y), "b": (torch.randn(4, 2, 6, 6), y)}).dropped
+    assert not free.step({"a": (x, y), "b": (torch.randn(4, 2, 6, 6), y)}).skipped
 
 
 def test_a_memory_of_another_run_is_refused() -> None:
@@ -291,18 +291,18 @@ class Wrong(Method):
         super().__init__()
         self.answer = answer
 
-    def weigh(self, columns: Columns) -> Any:
+    def weigh(self, gradients: Gradients) -> Any:
         return self.answer
 
 
-@pytest.mark.parametrize("fold", ["columns", "mean", "sum"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize(
     ("answer", "found"), [(Weights(torch.ones(5)), r"\(5,\)"), (torch.ones(2), "Tensor"), (None, "NoneType")]
 )
 def test_a_weighting_of_ones_own_must_give_a_weight_for_each_column(
-    answer: object, found: str, fold: str, monkeypatch: pytest.MonkeyPatch
+    answer: object, found: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Wrong, "fold", fold)
+    monkeypatch.setattr(Wrong, "reduction", reduction)
     learner = Learner(TinyResNet(), Wrong(answer))
     learner.add_task("a", classes=2)
     learner.add_task("b", classes=2)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spcl.cuda_graphs.backbone import CapturedBackbone
+from spcl.cuda_graphs.columns import CapturedColumns
+from spcl.cuda_graphs.joint_classifier import JointGradient
+from spcl.cuda_graphs.step import CapturedStep
 from spcl.learner import Learner
-from spcl.learner.captured.backbone import CapturedBackbone
-from spcl.learner.captured.columns import CapturedColumns
-from spcl.learner.captured.joint_classifier import JointGradient
-from spcl.learner.captured.step import CapturedStep
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import make_method
 from spcl.models import MLP, Backbone, Normalise, ResNet18

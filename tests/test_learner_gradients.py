@@ -12,9 +12,9 @@ from torch.nn.functional import conv2d, cross_entropy, mse_loss
 from torchjd.aggregation import PCGradWeighting
 
 from _learning import Agreement, Preferences, TinyResNet, batch
-from spcl.learner import Columns, Learner, Method, Weights
+from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
-from spcl.methods import ER, SORO, SORODBT, make_method
+from spcl.methods import ER, SORO, SORODBT, Gradients, Method, Weights, make_method
 
 RATE = 0.1
 TASKS = {"a": (6, 3), "b": (9, 2), "c": (4, 4)}  # samples in a batch, classes
@@ -190,19 +190,19 @@ class LossWeighted(Method):
     """The mean of the tasks and the memory, weighed by their losses."""
 
     name = "loss-weighted"
-    fold = "mean"
+    reduction = "mean"
     uses_gramian = False
 
-    def weigh(self, columns: Columns) -> Weights:
-        return Weights(torch.from_numpy(columns.losses))
+    def weigh(self, gradients: Gradients) -> Weights:
+        return Weights(torch.from_numpy(gradients.losses))
 
 
 class GramianWeighted(LossWeighted):
     name = "gramian-weighted"
     uses_gramian = True
 
-    def weigh(self, columns: Columns) -> Weights:
-        return Weights(columns.known_gramian().sum(dim=0).sigmoid())
+    def weigh(self, gradients: Gradients) -> Weights:
+        return Weights(gradients.known_gramian().sum(dim=0).sigmoid())
 
 
 SETTINGS = [{}, {"alpha": 0.01}, {"alpha": 0.01, "decoupled": True}]
@@ -226,7 +226,7 @@ def test_folding_on_the_way_gives_the_update_of_the_full_matrix(
         torch.testing.assert_close(dict(module.state_dict()), dict(other.state_dict()), rtol=1e-10, atol=1e-10)
     assert reports[0].losses == pytest.approx(reports[1].losses, rel=1e-10)
     assert reports[0].weights == pytest.approx(reports[1].weights, rel=1e-10)
-    assert list(reports[0].dropped) == list(reports[1].dropped) == ([] if broken == "none" else [name])
+    assert list(reports[0].skipped) == list(reports[1].skipped) == ([] if broken == "none" else [name])
     assert reports[0].before is None
     assert reports[1].before is not None
 
@@ -240,12 +240,12 @@ def test_the_orthogonality_gradient_enters_as_asked(method: type[Method], settin
     shared = reference.orthogonality_gradient(list(reference.backbone.parameters()))
 
     def combine(rows: Tensor, with_memory: bool) -> Tensor:
-        names = ("current", "memory") if rule.fold == "mean" else ("b", "c", "memory")
+        names = ("current", "memory") if rule.reduction == "mean" else ("b", "c", "memory")
         losses = np.array([report.losses[name] for name in ("b", "c", "memory")])
-        if rule.fold == "mean":
+        if rule.reduction == "mean":
             rows = torch.stack([rows[:-1].mean(dim=0), rows[-1]])
             losses = np.array([losses[:-1].mean(), losses[-1]])
-        columns = Columns(names, losses, rows @ rows.T)
+        columns = Gradients(names, losses, rows @ rows.T)
         update = rule.combine(rows) if rule.elementwise else rule.weigh(columns).values.double() @ rows
         return update + alpha * decoupled * shared
 
@@ -283,7 +283,7 @@ def test_the_report_says_what_the_step_did() -> None:
     columns = ["b", "c", "memory"]
     assert report.step == 2
     assert list(report.losses) == list(report.weights) == columns
-    assert report.dropped == {}
+    assert report.skipped == {}
     update = torch.tensor(list(report.weights.values()), dtype=torch.float64) @ rows
     torch.testing.assert_close(update, soro_by_hand(rows, True), rtol=1e-9, atol=1e-12)
     singular = torch.linalg.svdvals(rows)
@@ -310,7 +310,7 @@ def test_a_report_holds_and_needs_nothing_larger_than_the_gramian() -> None:
         assert stability.gramian.untyped_storage().nbytes() == 9 * 8
 
 
-@pytest.mark.parametrize("method", [SORO(), ER(), make_method("rlw")])  # one of every way to fold columns
+@pytest.mark.parametrize("method", [SORO(), ER(), make_method("rlw")])  # one of every reduction
 def test_what_is_to_be_done_meanwhile_is_done_once_and_before_the_update(method: Method) -> None:
     torch.manual_seed(0)
     backbone = nn.Linear(4, 3)
@@ -321,7 +321,7 @@ def test_what_is_to_be_done_meanwhile_is_done_once_and_before_the_update(method:
     x, y = torch.randn(6, 4), torch.arange(6) % 2
     before = backbone.weight.detach().clone()
     report = learner.step({"good": (x, y), "bad": (x * torch.nan, y)}, lambda: seen.append(backbone.weight.clone()))
-    assert list(report.dropped) == ["bad"]
+    assert list(report.skipped) == ["bad"]
     assert len(seen) == 1
     assert torch.equal(seen[0], before)
     assert not torch.equal(backbone.weight, before)

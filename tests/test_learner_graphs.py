@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from spcl.aggregation import gramian
-from spcl.learner.captured.gramian import CapturedGramian
-from spcl.learner.captured.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring, _first
-from spcl.learner.captured.penalty import CapturedPenalty
-from spcl.learner.captured.update import CapturedUpdate
-from spcl.learner.model import SharedModel
-from spcl.learner.rows import GradientRows
+from spcl.cuda_graphs.gramian import CapturedGramian
+from spcl.cuda_graphs.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring, _first
+from spcl.cuda_graphs.penalty import CapturedPenalty
+from spcl.cuda_graphs.update import CapturedUpdate
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import SharedModel
 from spcl.orthogonality import orthogonality_penalty
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
@@ -101,7 +101,7 @@ def test_an_optimiser_with_hooks_or_not_capturable_is_not_replayed(device: str) 
 @everywhere
 def test_the_penalty_follows_the_weights(device: str) -> None:
     model = make_model(device)
-    rows = GradientRows([parameter for parameter in model.backbone.parameters() if parameter.requires_grad])
+    rows = GradientMatrix([parameter for parameter in model.backbone.parameters() if parameter.requires_grad])
     penalty = CapturedPenalty(model, rows, Graphs(model), alpha=0.5)
     for _ in range(4):
         penalty.run()

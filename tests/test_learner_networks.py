@@ -15,9 +15,9 @@ from torch.optim import lr_scheduler as schedules
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from spcl.checkpoint import read_checkpoint
 from spcl.errors import CheckpointError
-from spcl.learner import Learner, Method
+from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Reservoir
-from spcl.methods import ER, SORO, SORODBT
+from spcl.methods import ER, SORO, SORODBT, Method
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
@@ -172,7 +172,7 @@ def test_heads_follow_the_type_of_the_backbone(dtype: torch.dtype) -> None:
     learner = two_tasks(TinyResNet().to(dtype), SORO())
     for seed in range(2):
         report = learner.step({"a": batch(6, 3, seed, dtype), "b": batch(4, 2, seed, dtype)})
-    assert not report.dropped
+    assert not report.skipped
     assert {p.dtype for module in learner.model.modules() for p in module.parameters()} == {dtype}
 
 
@@ -369,7 +369,7 @@ def test_a_bad_task_leaves_no_trace_on_cuda_either(method: type[Method], capture
         train(learner, 2, "cuda")
         bad = {"b": (images(5, 1) * torch.nan, torch.arange(5) % 2)} if extra else {}
         report = learner.step({"a": batch(6, 3, 9), **bad})
-        assert list(report.dropped) == list(bad)
+        assert list(report.skipped) == list(bad)
         state = complete_state(learner)
         del state["tasks"]
         states.append(state)

@@ -13,9 +13,9 @@ from torch.nn.functional import mse_loss
 
 from _learning import Agreement, Preferences, TinyResNet, assert_same, batch, complete_state, images
 from spcl.errors import TaskError
-from spcl.learner import Columns, Learner, LookAhead, Method, Weights
-from spcl.memory import BalancedCoreset, Rehearsal, Reservoir
-from spcl.methods import ER, SORO, SORODBT
+from spcl.learner import Learner
+from spcl.memory import BalancedCoreset, ReplayBatch, Reservoir
+from spcl.methods import ER, SORO, SORODBT, Gradients, LookAhead, Method, Weights
 from test_learner_capture import capture_without_graphs
 
 GOOD, NO_GRADIENT, HUGE_GRADIENT, RAISES, INTERRUPTS = 0.0, 2.0, 3.0, 4.0, 5.0  # what targets ask of the touchy loss
@@ -100,10 +100,10 @@ def test_the_others_train_exactly_as_if_the_bad_task_were_absent(
     bad, reason = BAD[kind]
     learner = make_learner(method(), scenario, memory, captured)
     report = learner.step({**good_batches(3), "touchy": bad})
-    assert list(report.dropped) == ["touchy"]
-    assert reason in report.dropped["touchy"]
+    assert list(report.skipped) == ["touchy"]
+    assert reason in report.skipped["touchy"]
     assert list(report.losses) == ["first", "last", *(["memory"] if memory else [])]
-    assert (learner.tasks["touchy"].left_out, learner.tasks["touchy"].left_out_in_a_row) == (1, 1)
+    assert (learner.tasks["touchy"].skipped, learner.tasks["touchy"].skipped_in_a_row) == (1, 1)
     assert_same(without_counters(complete_state(learner)), state_without(method, scenario, memory, captured))
 
 
@@ -111,7 +111,7 @@ def test_the_others_train_exactly_as_if_the_bad_task_were_absent(
 def state_without(method: Callable[[], Method], scenario: str, memory: bool, captured: bool) -> dict[str, Any]:
     """The state after the same step on the good batches alone."""
     learner = make_learner(method(), scenario, memory, captured)
-    assert not learner.step(good_batches(3)).dropped
+    assert not learner.step(good_batches(3)).skipped
     return without_counters(complete_state(learner))
 
 
@@ -123,7 +123,7 @@ def test_when_all_tasks_are_bad_nothing_changes(method: Callable[[], Method], ki
     report = learner.step(
         {"touchy": BAD[kind][0], "last": (images(4, 1) * torch.nan, torch.zeros(4, dtype=torch.int64))}
     )
-    assert set(report.dropped) == {"touchy", "last"}
+    assert set(report.skipped) == {"touchy", "last"}
     assert (report.losses, report.weights, report.before) == ({}, {}, None)
     after = complete_state(learner)
     assert after["learner"].pop("steps") == before["learner"].pop("steps") + 1
@@ -142,7 +142,7 @@ def test_nothing_ever_becomes_nan(method: Callable[[], Method]) -> None:
         for step in range(12):
             a = batch(5, 2, step)
             learner.step({"a": (a[0] * torch.nan, a[1]) if step % 5 == 2 else a, "b": kinds[step % len(kinds)]})
-    assert (learner.tasks["a"].left_out, learner.tasks["b"].left_out) == (2, 12)
+    assert (learner.tasks["a"].skipped, learner.tasks["b"].skipped) == (2, 12)
     for module in learner.model.modules():
         for name, value in module.state_dict().items():
             assert value.isfinite().all(), name
@@ -155,7 +155,7 @@ def test_several_bad_tasks_are_all_found_whatever_is_wrong_with_them() -> None:
     learner.step({"other": (images(9, 1), target(GOOD)), "touchy": (images(9, 1), target(GOOD))})
     touchy, other = BAD["inputs too large"][0], BAD["a NaN gradient"][0]
     report = learner.step({**good_batches(3), "touchy": touchy, "other": other})
-    assert set(report.dropped) == {"touchy", "other"}
+    assert set(report.skipped) == {"touchy", "other"}
     assert set(report.losses) == {"first", "last", "memory"}
 
 
@@ -176,7 +176,7 @@ def test_a_task_left_out_three_times_in_a_row_is_named_once_in_a_warning() -> No
     (message,) = warned(bad)
     assert message.startswith("task 'touchy' was left out of 3 steps in a row: its loss is inf; ")
     assert warned(bad) == []
-    assert (learner.tasks["touchy"].left_out, learner.tasks["touchy"].left_out_in_a_row) == (6, 4)
+    assert (learner.tasks["touchy"].skipped, learner.tasks["touchy"].skipped_in_a_row) == (6, 4)
 
 
 def test_steps_without_the_task_do_not_break_the_row() -> None:
@@ -191,9 +191,9 @@ def test_steps_without_the_task_do_not_break_the_row() -> None:
 @pytest.mark.parametrize("method", [ER, SORO])
 def test_a_memory_gone_bad_is_left_out_and_reported(method: type[Method]) -> None:
     spoilt = make_learner(method())
-    spoilt.memory.shelves["old"].fields["x"].fill_(torch.nan)
+    spoilt.memory.buffers["old"].fields["x"].fill_(torch.nan)
     with pytest.warns(RuntimeWarning, match="memory was left out of a step: its loss is nan"):
-        assert spoilt.step(good_batches(3)).dropped == {"memory": "its loss is nan"}
+        assert spoilt.step(good_batches(3)).skipped == {"memory": "its loss is nan"}
     without = make_learner(method(), memory=False)
     without.step(good_batches(3))
     assert_same(complete_state(spoilt)["backbone"], complete_state(without)["backbone"])
@@ -210,9 +210,9 @@ def test_a_draw_that_the_model_cannot_take_costs_one_rehearsal_not_the_step(meth
         reports = [
             learner.step({"a": batch(4, 2, seed), "b": (images(4, seed + 30), torch.zeros(4, 1))}) for seed in range(12)
         ]
-    left_out = [report for report in reports if "memory" in report.dropped]
+    left_out = [report for report in reports if "memory" in report.skipped]
     assert 0 < len(left_out) < 11
-    assert all("more than 1 value per channel" in report.dropped["memory"] for report in left_out)
+    assert all("more than 1 value per channel" in report.skipped["memory"] for report in left_out)
     assert all({"a", "b"} <= set(report.losses) for report in reports)
     assert len(caught) == len(left_out)
 
@@ -220,8 +220,8 @@ def test_a_draw_that_the_model_cannot_take_costs_one_rehearsal_not_the_step(meth
 class Broken(Method):
     name = "broken"
 
-    def weigh(self, columns: Columns) -> Weights:
-        return Weights(torch.tensor([torch.nan] * len(columns.names)))
+    def weigh(self, gradients: Gradients) -> Weights:
+        return Weights(torch.tensor([torch.nan] * len(gradients.names)))
 
 
 def test_an_update_that_is_not_finite_is_never_taken() -> None:
@@ -229,7 +229,7 @@ def test_an_update_that_is_not_finite_is_never_taken() -> None:
     learner.method = learner._collector.method = learner._guard._method = Broken()
     before = complete_state(learner)["backbone"]
     report = learner.step(good_batches(3))
-    assert report.dropped == dict.fromkeys(
+    assert report.skipped == dict.fromkeys(
         ["first", "last"], "the update that Broken() gives for this step is not finite"
     )
     assert_same(complete_state(learner)["backbone"], before)
@@ -241,7 +241,7 @@ def test_gradients_too_small_for_float32_weights_do_no_harm() -> None:
         learner.add_task(name, head=nn.Linear(4, 1), loss=lambda output, y: 1e-41 * mse_loss(output, y))
     before = complete_state(learner)["backbone"]
     report = learner.step({name: (images(5, seed)[:, 0, 0], torch.zeros(5, 1)) for seed, name in enumerate("ab")})
-    assert report.dropped == dict.fromkeys("ab", "the update that SORO(scale='unit') gives for this step is not finite")
+    assert report.skipped == dict.fromkeys("ab", "the update that SORO(scale='unit') gives for this step is not finite")
     assert_same(complete_state(learner)["backbone"], before)
 
 
@@ -266,24 +266,24 @@ class Nudge(Method):
     name = "nudge"
     edits_memory = True
 
-    def edit(self, rehearsals: Sequence[Rehearsal], model: LookAhead) -> list[Tensor]:
+    def edit(self, rehearsals: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
         inputs = [part.x for part in rehearsals]
         with model.ahead(0.1), torch.no_grad():
             loss = model.loss(inputs)
         return [x + loss / loss for x in inputs]
 
-    def weigh(self, columns: Columns) -> Weights:
-        return Weights(torch.ones(len(columns.names)))
+    def weigh(self, gradients: Gradients) -> Weights:
+        return Weights(torch.ones(len(gradients.names)))
 
 
-@pytest.mark.parametrize("fold", ["columns", "mean"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 @pytest.mark.parametrize("kind", ["NaN inputs", "a NaN gradient", "inputs too large"])
-def test_edits_of_memory_are_made_once_and_stay_clean(kind: str, fold: str) -> None:
-    method = type("NudgeFolded", (Nudge,), {"fold": fold})()
+def test_edits_of_memory_are_made_once_and_stay_clean(kind: str, reduction: str) -> None:
+    method = type("NudgeReduced", (Nudge,), {"reduction": reduction})()
     learner = make_learner(method)
-    before = learner.memory.shelves["old"].fields["x"].clone()
+    before = learner.memory.buffers["old"].fields["x"].clone()
     learner.step({**good_batches(3), "touchy": BAD[kind][0]})
-    assert torch.equal(learner.memory.shelves["old"].fields["x"], before + 1)
+    assert torch.equal(learner.memory.buffers["old"].fields["x"], before + 1)
 
 
 # -- a step that raises
@@ -369,6 +369,6 @@ def test_a_buffer_that_is_replaced_is_set_back_too(captured: bool) -> None:
         learner.step({"a": batch(6, 3, 0), "b": batch(4, 2, 1)})
     tried, spared = learners
     report = tried.step({"a": batch(6, 3, 2), "b": (images(4, 3) * torch.nan, torch.arange(4) % 2)})
-    assert list(report.dropped) == ["b"]
+    assert list(report.skipped) == ["b"]
     spared.step({"a": batch(6, 3, 2)})
     assert_same(without_counters(complete_state(tried)), without_counters(complete_state(spared)))

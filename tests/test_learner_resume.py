@@ -15,9 +15,9 @@ from torch.nn.functional import mse_loss
 from _learning import Preferences, TinyResNet, assert_same, batch, complete_state, images
 from spcl.checkpoint import write_checkpoint
 from spcl.errors import CheckpointError, SpclError
-from spcl.learner import Learner, Method
+from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Memory, Reservoir
-from spcl.methods import ER, METHODS, SORO, SORODBT, make_method
+from spcl.methods import ER, METHODS, SORO, SORODBT, Method, make_method
 from spcl.streams import ParallelStream, Timeline
 
 ADAM = partial(torch.optim.Adam, lr=0.01)

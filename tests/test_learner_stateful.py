@@ -140,14 +140,14 @@ class Life(RuleBasedStateMachine):
     def note_step(self, batches: dict[str, Any], bad: list[str], rehearses: bool, report: StepReport) -> None:
         trained = [name for name in self.course.tasks if name in batches and name not in bad]
         assert list(report.losses) == trained + ["memory"] * bool(rehearses and trained)
-        assert list(report.dropped) == bad
+        assert list(report.skipped) == bad
         assert report.step == self.course.steps
         self.course.steps += 1
         for name, (x, _) in batches.items():
             task = self.course.tasks[name]
             self.course.features_known |= task.classes is not None
             task.observed += 0 if name in bad else len(x)
-            task.left_out += name in bad
+            task.skipped += name in bad
         for task in self.course.tasks.values():
             task.has_head |= self.course.features_known
 
@@ -232,7 +232,7 @@ class Life(RuleBasedStateMachine):
         for name, expected in self.course.tasks.items():
             task = self.learner.tasks[name]
             assert (task.finished, task.head is not None) == (expected.finished, expected.has_head)
-            assert task.left_out == expected.left_out
+            assert task.skipped == expected.skipped
 
     @invariant()
     def the_memory_is_as_expected(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
-from spcl.memory import BalancedCoreset, Memory, Rehearsal, Reservoir, Shelf
+from spcl.memory import BalancedCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
 
 POLICIES = [BalancedCoreset, Reservoir]
 both = pytest.mark.parametrize("policy", POLICIES)
@@ -29,7 +29,7 @@ def numbered(first: int, count: int, classes: int) -> tuple[Tensor, Tensor]:
     return numbers[:, None].repeat(1, 2), numbers % classes
 
 
-def numbers(rehearsals: list[Rehearsal]) -> list[int]:
+def numbers(rehearsals: list[ReplayBatch]) -> list[int]:
     return [int(number) for rehearsal in rehearsals for number in rehearsal.x[:, 0]]
 
 
@@ -168,8 +168,8 @@ class KeepsAll(Memory):
 
 
 class KeepsAllFinished(KeepsAll):
-    def replayable(self, shelf: Shelf) -> bool:
-        return not shelf.running
+    def replayable(self, buffer: TaskBuffer) -> bool:
+        return not buffer.running
 
 
 def test_a_policy_that_keeps_more_than_the_budget_is_told_so() -> None:
@@ -245,7 +245,7 @@ class Life(RuleBasedStateMachine):
         for rehearsal in rehearsals:
             self.check(rehearsal)
 
-    def check(self, rehearsal: Rehearsal) -> None:
+    def check(self, rehearsal: ReplayBatch) -> None:
         assert rehearsal.x.dtype == torch.int32
         for row, number in enumerate(rehearsal.x[:, 0].tolist()):
             assert rehearsal.y[row].item() == self.seen[rehearsal.task][number]
@@ -263,8 +263,8 @@ class Life(RuleBasedStateMachine):
             first = sum(self.classes[name] or 1 for name in members[: members.index(task)])
             targets = [0 if self.classes[task] is None else target for target in self.seen[task].values()]
             expected = [min(shares[first + label], targets.count(label)) for label in range(self.classes[task] or 1)]
-            shelf = self.memory.shelves[task]
-            assert np.bincount(shelf.labels, minlength=shelf.classes).tolist() == expected
+            buffer = self.memory.buffers[task]
+            assert np.bincount(buffer.labels, minlength=buffer.classes).tolist() == expected
             assert self.memory.counts().get(task, expected) == expected
 
     @invariant()
@@ -273,7 +273,7 @@ class Life(RuleBasedStateMachine):
         assert len(self.memory) == sum(map(sum, self.memory.counts().values()))
         if self.policy is Reservoir:
             assert len(self.memory) == min(self.memory.budget, self.count)
-        stored = [shelf.state_dict()["fields"].values() for shelf in self.memory.shelves.values()]
+        stored = [buffer.state_dict()["fields"].values() for buffer in self.memory.buffers.values()]
         assert self.memory.nbytes == sum(field.numel() * field.element_size() for fields in stored for field in fields)
 
 
@@ -441,9 +441,11 @@ def test_edited_inputs_are_written_back_and_counted() -> None:
 def test_the_storage_shrinks_with_the_shares() -> None:
     memory = BalancedCoreset(100)
     fill(memory, {f"task {number}": 1 for number in range(10)}, batches=10)
-    for task in list(memory.shelves):
+    for task in list(memory.buffers):
         memory.finish(task)
-    held = sum(field.untyped_storage().nbytes() for shelf in memory.shelves.values() for field in shelf.fields.values())
+    held = sum(
+        field.untyped_storage().nbytes() for buffer in memory.buffers.values() for field in buffer.fields.values()
+    )
     assert memory.nbytes == 100 * 3 * 8
     assert held <= 2 * memory.nbytes
 

@@ -30,7 +30,7 @@ def test_runs_while_tasks_come_and_go(name: str, scenario: Scenario) -> None:
         active = {task for task, (start, end) in SPANS.items() if start <= step <= end}
         rehearsed = {"memory"} if step > SPANS["a"][1] else set()
         assert set(report.losses) == active | rehearsed
-        assert not report.dropped
+        assert not report.skipped
         if not learner.method.elementwise:
             assert set(report.weights) == set(report.losses)
     assert all(bool(tensor.isfinite().all()) for tensor in tensors(learner))
@@ -63,10 +63,10 @@ def test_runs_on_a_reservoir_and_without_a_bad_column(name: str) -> None:
     learner.add_task("b", classes=2)
     x, y = torch.randn(6, 6), torch.tensor([0, 1, 0, 1, 0, 1])
     learner.step({"a": (x, y), "b": (x, y)})
-    assert set(learner.step({"a": (x, y), "b": (x + torch.nan, y)}).dropped) == {"b"}
+    assert set(learner.step({"a": (x, y), "b": (x + torch.nan, y)}).skipped) == {"b"}
     report = learner.step({"a": (x, y), "b": (x, y)})
     assert set(report.losses) == {"a", "b", "memory"}
-    assert not report.dropped
+    assert not report.skipped
 
 
 @every_method
@@ -123,7 +123,7 @@ def test_declares_itself(name: str) -> None:
     method = make_method(name)
     assert method.name == name == name.lower()
     assert method.family in ("MTL", "SCL", "PCL")
-    assert (method.fold == "mean") == (method.family == "SCL")
+    assert (method.reduction == "mean") == (method.family == "SCL")
     assert method.summary
     assert method.reference.split(", ")[-1].split()[-1].isdigit() or "TPAMI" in method.reference
     assert all(field.description for field in type(method.settings).model_fields.values())

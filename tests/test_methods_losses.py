@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from spcl.errors import SpclError, TaskError
-from spcl.learner import Learner, Method, Scenario
-from spcl.memory import BalancedCoreset, Memory, Rehearsal, Reservoir
-from spcl.methods import DERPP, ER, GMED, MDMTR, CosineHead
+from spcl.learner import Learner, Scenario
+from spcl.memory import BalancedCoreset, Memory, ReplayBatch, Reservoir
+from spcl.methods import DERPP, ER, GMED, MDMTR, CosineHead, Method
 
 CLASSES = {"a": 2, "b": 3, "c": 2}
 
@@ -75,7 +75,7 @@ def current_loss(learner: Learner, batches: dict[str, tuple[Tensor, Tensor]], jo
     return torch.stack(losses).mean()
 
 
-def replay_loss(learner: Learner, drawn: list[Rehearsal], joint: bool) -> Tensor:
+def replay_loss(learner: Learner, drawn: list[ReplayBatch], joint: bool) -> Tensor:
     losses = [
         cross_entropy(
             logits(learner, part.task, part.x, joint), labels(learner, part.task, part.y, joint), reduction="none"
@@ -203,7 +203,7 @@ def test_mdmtr_has_finite_gradients_where_angles_are_0_or_pi() -> None:
         features = learner.model.backbone(x)
         head.weight[0], head.weight[1] = features[0], -features[0]
     report = learner.step({"b": (x, y)})
-    assert not report.dropped
+    assert not report.skipped
     assert all(bool(parameter.isfinite().all()) for parameter in learner.model.backbone.parameters())
 
 
@@ -221,7 +221,7 @@ def test_mdmtr_refuses_a_task_with_a_head_of_its_own_and_changes_nothing() -> No
 # -- GMED
 
 
-def edited(learner: Learner, drawn: list[Rehearsal], settings: dict[str, float], joint: bool) -> list[Tensor]:
+def edited(learner: Learner, drawn: list[ReplayBatch], settings: dict[str, float], joint: bool) -> list[Tensor]:
     """Eq. 3, sample by sample, with a look-ahead network that is a copy."""
     ahead = deepcopy(learner)
     gradients = shared_gradient(learner, current_loss(learner, BATCHES, joint))
@@ -235,7 +235,7 @@ def edited(learner: Learner, drawn: list[Rehearsal], settings: dict[str, float],
         rows = []
         for x, y, k in zip(part.x, part.y, part.edits.tolist(), strict=True):
             x = x.clone().requires_grad_()
-            sample = Rehearsal(part.task, x[None], y[None], None, part.slots[:1], part.edits[:1])
+            sample = ReplayBatch(part.task, x[None], y[None], None, part.slots[:1], part.edits[:1])
             now, later = (replay_loss(model, [sample], joint) for model in (learner, ahead))
             (slope,) = torch.autograd.grad(later - now - settings["regularisation"] * now, x)
             rows.append(x.detach() + settings["decay"] ** k * settings["stride"] * variance * slope)
@@ -257,7 +257,7 @@ def test_gmed_edits_replays_and_writes_back(scenario: Scenario, policy: Any) -> 
     assert any(part.edits.sum() > 0 for part in drawn), "no sample was edited before"
     inputs = edited(learner, drawn, settings, joint)
     replayed = [
-        Rehearsal(part.task, x, part.y, None, part.slots, part.edits) for part, x in zip(drawn, inputs, strict=True)
+        ReplayBatch(part.task, x, part.y, None, part.slots, part.edits) for part, x in zip(drawn, inputs, strict=True)
     ]
     loss = (current_loss(learner, BATCHES, joint) + replay_loss(learner, replayed, joint)) / 2
     expected = shared_gradient(learner, loss)
@@ -265,7 +265,7 @@ def test_gmed_edits_replays_and_writes_back(scenario: Scenario, policy: Any) -> 
     if policy is BalancedCoreset:  # whose samples keep their slots while no task finishes
         assert learner.memory is not None
         for part, x in zip(drawn, inputs, strict=True):
-            shelf = learner.memory.shelves[part.task]
+            shelf = learner.memory.buffers[part.task]
             torch.testing.assert_close(shelf.fields["x"][part.slots], x)
             assert shelf.edits[part.slots.numpy()].tolist() == (part.edits + 1).tolist()
 
@@ -288,7 +288,7 @@ def test_gmed_edits_alike_in_any_units() -> None:
         learner.step({"a": (units * x, y)})
         learner.finish_task("a")
         assert learner.memory is not None
-        shelf = learner.memory.shelves["a"]
+        shelf = learner.memory.buffers["a"]
         before = shelf.fields["x"][: shelf.size].clone()
         learner.add_task("b", classes=2)
         learner.step({"b": (units * x, y)})
@@ -315,8 +315,8 @@ def test_memory_counts_the_edits_of_every_sample_wherever_it_moves(policy: Any) 
             saved = memory.state_dict()
             memory = policy(30)
             memory.load_state_dict(saved)
-    counted = [shelf.edits for shelf in memory.shelves.values()]
-    told = [(shelf.fields["x"][: shelf.size, 0] // 1000).tolist() for shelf in memory.shelves.values()]
+    counted = [shelf.edits for shelf in memory.buffers.values()]
+    told = [(shelf.fields["x"][: shelf.size, 0] // 1000).tolist() for shelf in memory.buffers.values()]
     assert [edits.tolist() for edits in counted] == told
     assert max(edits.max(initial=0) for edits in counted) > 1
 

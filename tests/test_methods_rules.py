@@ -15,15 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from matrices import normal
 from spcl.aggregation import AGEMWeighting, MaxDOWeighting, emgd_weights, min_norm_weights
 from spcl.errors import SpclError
-from spcl.learner import Columns, Method
-from spcl.methods import AGEM, DWA, EMGD, ER, MEGA, MGDA, RLW, GradDrop, MaxDO, PCGrad
+from spcl.methods import AGEM, DWA, EMGD, ER, MEGA, MGDA, RLW, GradDrop, Gradients, MaxDO, Method, PCGrad
 from spcl.methods.graddrop import CHUNK
 
 
-def columns(G: Tensor, losses: list[float] | None = None, names: tuple[str, ...] | None = None) -> Columns:
+def columns(G: Tensor, losses: list[float] | None = None, names: tuple[str, ...] | None = None) -> Gradients:
     """The columns of a step whose gradients are the rows of G."""
     names = names or tuple(f"task {row}" for row in range(len(G)))
-    return Columns(names, np.array(losses or [1.0] * len(G)), G @ G.T)
+    return Gradients(names, np.array(losses or [1.0] * len(G)), G @ G.T)
 
 
 def update(method: Method, G: Tensor, losses: list[float] | None = None) -> Tensor:
@@ -280,7 +279,7 @@ def test_dwa_by_its_closed_form_while_tasks_come_pause_and_go() -> None:
             known = history.get(name, [])
             exponents.append(known[-1] / known[-2] if len(known) > 1 and known[-2] > 0.0 else 1.0)
         shares = np.exp(np.array(exponents) / 2.0)
-        blank = Columns(tuple(losses), np.full(len(losses), np.nan), None)
+        blank = Gradients(tuple(losses), np.full(len(losses), np.nan), None)
         found = method.weigh(blank).values.tolist()
         assert found == pytest.approx((len(losses) * shares / shares.sum()).tolist())
         method.after_step(losses)

@@ -13,8 +13,8 @@ from torchjd.aggregation import Aggregator
 from matrices import normal
 from method_runs import new_learner, paused, run, tensors
 from spcl.errors import SpclError
-from spcl.learner import Columns, Learner
-from spcl.methods import TorchJD, aggregators, make_method
+from spcl.learner import Learner
+from spcl.methods import Gradients, TorchJD, aggregators, make_method
 
 EXTRAS = {
     "CAGrad": ("cagrad", ["cvxpy", "clarabel"]),
@@ -58,7 +58,7 @@ def native(method: TorchJD, columns: int) -> Aggregator:
 def update(method: TorchJD, J: Tensor, names: tuple[str, ...]) -> Tensor:
     if method.elementwise:
         return method.combine(J.clone())
-    return method.weigh(Columns(names, np.ones(len(J)), J @ J.T)).values @ J
+    return method.weigh(Gradients(names, np.ones(len(J)), J @ J.T)).values @ J
 
 
 @quiet_solvers

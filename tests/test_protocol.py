@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spcl.benchmarks.protocol import (
+from spcl.data.protocol import (
     Configuration,
     Protocol,
     check_fit,

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from spcl.cli.app import app
 from spcl.errors import SpclError
-from spcl.experiments.index import RunRecord, read_runs
-from spcl.experiments.report import write_report
-from spcl.experiments.report_runs import run_details, run_row
+from spcl.results.records import RunRecord, read_runs
+from spcl.results.report.report import write_report
+from spcl.results.report.runs import run_details, run_row
 from tiny_runs import entries, grid_runs, result, two_task_runs
 
 MEASURES = ("condition_number", "cosine", "magnitude_similarity")

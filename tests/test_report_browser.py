@@ -17,7 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from spcl.experiments.report import write_report
+from spcl.results.report.report import write_report
 from test_report import copy_run, make_tuning
 from tiny_runs import entries, grid_runs, result, two_task_runs
 

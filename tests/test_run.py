@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from small_benchmark import small_settings
-from spcl.errors import NoMemoryError, SpclError
-from spcl.experiments import execute, load_settings_file, record, resolve_settings
-from spcl.experiments.problem import hold_out, load_benchmark, make_problem
-from spcl.experiments.record import RunFolder
-from spcl.experiments.run import InterruptedRunError
-from spcl.experiments.view import SilentView
+from spcl.errors import OutOfMemoryError, SpclError
 from spcl.learner import Learner, StepReport
+from spcl.runs import execute, load_settings_file, record, resolve_settings
+from spcl.runs.problem import hold_out, load_benchmark, make_problem
+from spcl.runs.record import RunFolder
+from spcl.runs.run import InterruptedRunError
+from spcl.runs.view import SilentView
 from spcl.streams import ParallelStream
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -213,7 +213,7 @@ def test_a_full_gpu_is_one_clear_line(benchmark: Path, tmp_path: Path) -> None:
     def full() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of …")
 
-    with pytest.raises(NoMemoryError, match=r"^CUDA out of memory. Tried to allocate 2.00 MiB; choose .*--jobs\)$"):
+    with pytest.raises(OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 2.00 MiB; choose .*--jobs\)$"):
         execute(small_settings(benchmark), tmp_path / "run", view=Witness(3, full))
 
 

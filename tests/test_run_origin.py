@@ -14,17 +14,17 @@ import torch
 from typer.testing import CliRunner
 
 from small_benchmark import small_settings, write_benchmark
-from spcl.benchmarks import ImageData
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.cli.app import app
+from spcl.data import ImageData
 from spcl.errors import SpclError
-from spcl.experiments import execute
-from spcl.experiments.origin import MOST_BYTES, fingerprint
-from spcl.experiments.problem import load_benchmark
-from spcl.experiments.record import RunFolder
-from spcl.experiments.run import InterruptedRunError
-from spcl.experiments.view import SilentView
 from spcl.learner import StepReport
+from spcl.runs import execute
+from spcl.runs.problem import load_benchmark
+from spcl.runs.provenance import MOST_BYTES, fingerprint
+from spcl.runs.record import RunFolder
+from spcl.runs.run import InterruptedRunError
+from spcl.runs.view import SilentView
 
 
 class StopAtStep(SilentView):

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from small_benchmark import small_settings, write_benchmark
 from spcl.cli.app import app
 from spcl.errors import DataError, SpclError
-from spcl.experiments import execute, resolve_settings
-from spcl.experiments.problem import load_benchmark, make_backbone, make_problem, pick_device
-from spcl.experiments.trackers import TensorBoardTracker, WandbTracker
-from spcl.experiments.view import REFRESH_SECONDS, LiveView, PlainView
 from spcl.learner import StepReport
+from spcl.runs import execute, resolve_settings
+from spcl.runs.problem import load_benchmark, make_backbone, make_problem, pick_device
+from spcl.runs.trackers import TensorBoardTracker, WandbTracker
+from spcl.runs.view import REFRESH_SECONDS, LiveView, PlainView
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

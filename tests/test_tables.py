@@ -21,13 +21,13 @@ from _runs import write_grid, write_run
 from small_benchmark import small_settings, write_benchmark
 from spcl.cli.app import app
 from spcl.errors import SpclError
-from spcl.experiments import execute
-from spcl.experiments.index import read_runs
-from spcl.experiments.paper_results import paper_methods, paper_result
-from spcl.experiments.significance import holm, paired_p_value
-from spcl.experiments.table_formats import csv_text, latex_text, markdown_text, terminal_table
-from spcl.experiments.tables import Cell, ResultTable, make_tables, method_order
 from spcl.methods import METHODS
+from spcl.results.records import read_runs
+from spcl.results.tables.formats import csv_text, latex_text, markdown_text, terminal_table
+from spcl.results.tables.paper import paper_methods, paper_result
+from spcl.results.tables.significance import holm, paired_p_value
+from spcl.results.tables.tables import Cell, ResultTable, make_tables, method_order
+from spcl.runs import execute
 
 GENERATOR = np.random.default_rng(7)
 VALUES = {name: GENERATOR.normal(80, 3, size=(4, 3)) for name in ("er", "mgda", "soro")}

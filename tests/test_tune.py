@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from _runs import results_in, start_command, wait_for
 from spcl.cli.app import app
 from spcl.errors import SpclError
-from spcl.experiments.grid import GridState
-from spcl.experiments.plan import Job
-from spcl.experiments.record import RunFolder
-from spcl.experiments.tune import Dimension, Trial, Tuning, parse_search, run_command, tune
-from spcl.experiments.workers import WorkerPool
+from spcl.grids.grid import GridState
+from spcl.grids.plan import Job
+from spcl.grids.pool import WorkerPool
+from spcl.grids.tune import Dimension, Trial, Tuning, parse_search, run_command, tune
+from spcl.runs.record import RunFolder
 
 pytest.importorskip("optuna")
 

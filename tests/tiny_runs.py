@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from spcl.experiments.run import execute
-from spcl.experiments.settings import resolve_settings
+from spcl.runs.run import execute
+from spcl.runs.settings import resolve_settings
 
 SIDE = 18  # the smallest image that the small network takes
 TWO_TASKS = {"tasks": 2, "backbone": "cnn", "evaluate_every": 2}

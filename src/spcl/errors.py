@@ -1,6 +1,6 @@
 """The errors a user can mend: the command line prints them as one line, without a traceback."""
 
-__all__ = ["CheckpointError", "DataError", "NoMemoryError", "SpclError", "TaskError", "lacks_memory"]
+__all__ = ["CheckpointError", "DataError", "OutOfMemoryError", "SpclError", "TaskError", "is_out_of_memory"]
 
 NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "not enough memory")
 
@@ -21,16 +21,16 @@ class CheckpointError(SpclError):
     """A checkpoint that is truncated, altered, foreign, or from another version."""
 
 
-class NoMemoryError(SpclError):
+class OutOfMemoryError(SpclError):
     """The GPU, or the host, has no room for a run, perhaps only as long as others share it."""
 
 
-def lacks_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory left; every library has its own words for it.
 
-    >>> lacks_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     True
-    >>> lacks_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    >>> is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     False
     """
     text = str(error).lower()

@@ -7,9 +7,9 @@ import typer
 
 from spcl.cli.consoles import plain_console
 from spcl.errors import SpclError
-from spcl.experiments.compare import compare as compare_runs
-from spcl.experiments.compare import comparison_path, comparison_table
-from spcl.experiments.index import read_runs
+from spcl.results.compare import compare as compare_runs
+from spcl.results.compare import comparison_path, comparison_table
+from spcl.results.records import read_runs
 
 __all__ = ["compare"]
 
@@ -29,7 +29,7 @@ def compare(
     console = plain_console()
     console.print(comparison_table(compare_runs(records)))
     if path is not None:
-        from spcl.experiments.figures import save_comparison  # matplotlib takes a while to import
+        from spcl.results.figures import save_comparison  # matplotlib takes a while to import
 
         save_comparison(records, path)
         console.print(str(path), soft_wrap=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from spcl.benchmarks import DATA_NAMES, Stock, check_data, get_data, list_data
 from spcl.cli.consoles import plain_console
+from spcl.data import DATA_NAMES, DatasetStatus, check_data, get_data, list_data
 
 __all__ = ["app"]
 
@@ -43,7 +43,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _print(stocks: Iterable[Stock]) -> None:
+def _print(stocks: Iterable[DatasetStatus]) -> None:
     table = Table("data set", "training + test images", "classes", "state", Column("where", overflow="fold"))
     for stock in stocks:
         counts = f"{stock.train:,} + {stock.test:,}" if stock.train else ""
@@ -55,7 +55,7 @@ def _print(stocks: Iterable[Stock]) -> None:
             console.print(f"{stock.name}: {stock.problem}")
 
 
-def _state(stock: Stock) -> str:
+def _state(stock: DatasetStatus) -> str:
     if stock.path is None:
         return "not here"
     if stock.problem:

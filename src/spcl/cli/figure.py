@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spcl.benchmarks.protocol import load_protocol
 from spcl.cli.consoles import plain_console
 from spcl.cli.grid import grid
+from spcl.data.protocol import load_protocol
 from spcl.errors import SpclError
-from spcl.experiments.index import read_runs
+from spcl.results.records import read_runs
 
 if TYPE_CHECKING:  # loading matplotlib takes a while, which only those who draw should wait for
-    from spcl.experiments.figures import Drawing, FigureSpec
+    from spcl.results.figures import Drawing, FigureSpec
 
 __all__ = ["figure"]
 
@@ -37,7 +37,7 @@ def figure(
     jobs: Annotated[int, typer.Option(min=1, help="With --make: how many runs at once.")] = 1,
 ) -> None:
     """Draw a figure of the paper from runs, as PNG and SVG."""
-    from spcl.experiments.figures import figure_paths, figure_spec, save_drawing
+    from spcl.results.figures import figure_paths, figure_spec, save_drawing
 
     console = plain_console()
     if name is None:
@@ -56,7 +56,7 @@ def figure(
 
 
 def _list(console: Console) -> None:
-    from spcl.experiments.figures import FIGURES
+    from spcl.results.figures import FIGURES
 
     table = Table("name", "in the paper", "what it shows", "drawn from", box=None, pad_edge=False)
     for spec in FIGURES.values():
@@ -77,13 +77,13 @@ def _make(
 
 
 def _draw(spec: "FigureSpec", folders: list[Path], where: list[str]) -> "Drawing":
-    from spcl.experiments.figures import draw_figure, select_runs
+    from spcl.results.figures import draw_figure, select_runs
 
     return draw_figure(spec, select_runs(read_runs(*folders), where))
 
 
 def _draw_protocol(spec: "FigureSpec", protocol: Path) -> "Drawing":
-    from spcl.experiments.figures import draw_protocol
+    from spcl.results.figures import draw_protocol
 
     if spec.name != "timeline":
         raise SpclError(f"--protocol is for the figure 'timeline', not for {spec.name!r}")

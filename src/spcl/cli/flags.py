@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spcl.experiments.settings import absolute_paths
+from spcl.runs.settings import absolute_paths
 
 __all__ = ["DataDir", "Device", "Fit", "Preset", "Protocol", "settings_from"]
 

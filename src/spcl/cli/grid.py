@@ -10,9 +10,8 @@ from rich.console import Console
 
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
-from spcl.experiments.grid import GridState, run_jobs
-from spcl.experiments.grid_view import LiveGridView, PlainGridView
-from spcl.experiments.plan import (
+from spcl.grids.grid import GridState, run_jobs
+from spcl.grids.plan import (
     Job,
     check_data,
     check_folders,
@@ -21,8 +20,9 @@ from spcl.experiments.plan import (
     parse_sweep,
     plan_grid,
 )
-from spcl.experiments.settings import parse_assignments
-from spcl.experiments.workers import WorkerPool, threads_per_job
+from spcl.grids.pool import WorkerPool, threads_per_job
+from spcl.grids.view import LiveGridView, PlainGridView
+from spcl.runs.settings import parse_assignments
 
 __all__ = ["grid"]
 

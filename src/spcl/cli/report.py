@@ -17,7 +17,7 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file with the settings, tables, figures and every run."""
-    from spcl.experiments.report import write_report  # loading matplotlib and Plotly takes a while
+    from spcl.results.report.report import write_report  # loading matplotlib and Plotly takes a while
 
     console = plain_console()
     with console.status("") as status:

@@ -9,11 +9,11 @@ from rich.text import Text
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
 from spcl.errors import SpclError
-from spcl.experiments.record import RunFolder
-from spcl.experiments.run import InterruptedRunError, execute, resume_settings
-from spcl.experiments.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
-from spcl.experiments.trackers import TensorBoardTracker, Tracker, WandbTracker
-from spcl.experiments.view import LiveView, PlainView, View
+from spcl.runs.record import RunFolder
+from spcl.runs.run import InterruptedRunError, execute, resume_settings
+from spcl.runs.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
+from spcl.runs.trackers import TensorBoardTracker, Tracker, WandbTracker
+from spcl.runs.view import LiveView, PlainView, View
 
 __all__ = ["run"]
 

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from spcl.errors import SpclError
-from spcl.experiments.index import read_runs
-from spcl.experiments.table_formats import TableFormat, format_tables, terminal_table
-from spcl.experiments.tables import Over, ResultTable, make_tables
+from spcl.results.records import read_runs
+from spcl.results.tables.formats import TableFormat, format_tables, terminal_table
+from spcl.results.tables.tables import Over, ResultTable, make_tables
 
 __all__ = ["table"]
 

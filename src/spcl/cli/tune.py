@@ -8,12 +8,12 @@ from rich.console import Console
 
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Device, Fit, Preset, Protocol, settings_from
-from spcl.experiments.grid_view import LiveGridView, PlainGridView
-from spcl.experiments.plan import parse_numbers
-from spcl.experiments.settings import parse_assignments
-from spcl.experiments.tune import Trial, Tuning, parse_search, run_command
-from spcl.experiments.tune import tune as search_settings
-from spcl.experiments.workers import WorkerPool, threads_per_job
+from spcl.grids.plan import parse_numbers
+from spcl.grids.pool import WorkerPool, threads_per_job
+from spcl.grids.tune import Trial, Tuning, parse_search, run_command
+from spcl.grids.tune import tune as search_settings
+from spcl.grids.view import LiveGridView, PlainGridView
+from spcl.runs.settings import parse_assignments
 
 __all__ = ["tune"]
 

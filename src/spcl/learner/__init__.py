@@ -1,25 +1,7 @@
-"""The online engine: one model, any number of sources, tasks that come and go, no known end."""
+"""The online learner: one model, any number of sources, tasks that come and go, no known end."""
 
+from spcl.engine.model import Scenario
 from spcl.learner.learner import Batch, Learner
-from spcl.learner.method import CURRENT, Columns, Fold, LookAhead, Method, MethodSettings, Weights
-from spcl.learner.model import Scenario
 from spcl.learner.report import StepReport
-from spcl.learner.tasks import MEMORY, Loss, Output, Task
 
-__all__ = [
-    "CURRENT",
-    "MEMORY",
-    "Batch",
-    "Columns",
-    "Fold",
-    "Learner",
-    "LookAhead",
-    "Loss",
-    "Method",
-    "MethodSettings",
-    "Output",
-    "Scenario",
-    "StepReport",
-    "Task",
-    "Weights",
-]
+__all__ = ["Batch", "Learner", "Scenario", "StepReport"]

@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from spcl.aggregation.gramians import gramian_and_numbers
-from spcl.errors import SpclError, lacks_memory
-from spcl.learner.captured.columns import CapturedColumns
-from spcl.learner.captured.penalty import CapturedPenalty
-from spcl.learner.captured.step import CapturedStep
-from spcl.learner.guard import StepGuard, size_of
-from spcl.learner.method import CURRENT, Columns, Method, Weights
-from spcl.learner.model import Samples, SharedModel
-from spcl.learner.rows import GradientRows
-from spcl.learner.tasks import MEMORY, Output
-from spcl.memory import Memory, Rehearsal
+from spcl.cuda_graphs.columns import CapturedColumns
+from spcl.cuda_graphs.penalty import CapturedPenalty
+from spcl.cuda_graphs.step import CapturedStep
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import Samples, SharedModel
+from spcl.errors import SpclError, is_out_of_memory
+from spcl.learner.rollback import StepGuard, size_of
+from spcl.memory import Memory, ReplayBatch
+from spcl.methods.base import CURRENT, MEMORY, Gradients, Method, Output, Weights
 from spcl.orthogonality import add_orthogonality_gradient
 
 __all__ = ["Collected", "Collector", "nothing"]
@@ -60,7 +59,7 @@ class Collected:
     faults: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
-    edits: list[tuple[Rehearsal, Tensor]] = field(default_factory=list)
+    edits: list[tuple[ReplayBatch, Tensor]] = field(default_factory=list)
     bound: float = inf
 
     @contextmanager
@@ -83,7 +82,7 @@ class Collector:
         model: SharedModel,
         method: Method,
         memory: Memory | None,
-        rows: GradientRows,
+        rows: GradientMatrix,
         guard: StepGuard,
     ) -> None:
         self.model = model
@@ -111,9 +110,9 @@ class Collector:
             full: whether every column keeps its row in any case.
             meanwhile: what is to be done while a GPU works on the columns.
         """
-        if self.method.fold == "sum":
+        if self.method.reduction == "sum":
             names = [samples.task.name for samples in batches] + [MEMORY] * bool(rehearse)
-            blank = Columns(tuple(names), np.full(len(names), np.nan), None)
+            blank = Gradients(tuple(names), np.full(len(names), np.nan), None)
             result.weights = dict(zip(names, self._weigh(blank).values.tolist(), strict=True))
         if self.penalty is not None:
             self.penalty.run()
@@ -121,10 +120,10 @@ class Collector:
             self.captured.begin()
         if len(self._signs) <= len(batches):
             self._signs = self._signs.new_empty(len(batches) + 1, 3)
-        self._has_own_row = full or self.method.fold == "columns"
+        self._has_own_row = full or self.method.reduction == "none"
         if self._has_own_row:
             columns = self._collect_rows(result, batches, rehearse, meanwhile)
-        elif self.method.fold == "mean":
+        elif self.method.reduction == "mean":
             columns = self._collect_means(result, batches, rehearse, meanwhile)
         else:
             columns = self._collect_sum(result, batches, rehearse, meanwhile)
@@ -182,23 +181,23 @@ class Collector:
             return
         fold, folded_names = self._fold_matrix(result, names)
         losses = np.array([result.losses[name] for name in names])
-        if self.method.fold == "sum":
+        if self.method.reduction == "sum":
             weights = Weights(torch.ones(1, dtype=torch.float64))
         else:
-            weights = self._weigh(Columns(folded_names, fold @ losses, torch.from_numpy(fold @ before @ fold.T)))
+            weights = self._weigh(Gradients(folded_names, fold @ losses, torch.from_numpy(fold @ before @ fold.T)))
         per_column = fold.T @ weights.values.numpy().astype(np.float64)
         per_row = spread.T @ per_column
         if has_penalty and self.method.settings.decoupled:
             per_row[-1] = 1.0
         result.weights = dict(zip(names, per_column.tolist(), strict=True))
-        adjusted = weights if self.method.fold == "columns" else Weights(torch.from_numpy(per_column))
+        adjusted = weights if self.method.reduction == "none" else Weights(torch.from_numpy(per_column))
         result.after = adjusted.adjusted_gramian(result.before)
         sizes = np.abs(per_row)
         result.bound = float(max(sizes.max(), sizes @ np.sqrt(products.diagonal())))
         self.rows.combine(torch.from_numpy(per_row))
 
     def _spread(self, count: int, has_penalty: bool) -> Array:
-        """Columns from rows: the orthogonality gradient, last row of the buffer, is added to each (line 5)."""
+        """Gradients from rows: the orthogonality gradient, last row of the buffer, is added to each (line 5)."""
         spread = np.eye(count, count + has_penalty)
         if has_penalty and not self.method.settings.decoupled:
             spread[:, -1] = 1.0
@@ -206,16 +205,16 @@ class Collector:
 
     def _fold_matrix(self, result: Collected, names: list[str]) -> tuple[Array, tuple[str, ...]]:
         """What the method weighs, from the columns."""
-        if self.method.fold == "columns":
+        if self.method.reduction == "none":
             return np.eye(len(names)), tuple(names)
-        if self.method.fold == "sum":
+        if self.method.reduction == "sum":
             return np.array([list(result.weights.values())]), ("sum",)
         is_memory = np.array([name == MEMORY for name in names])
         groups = [(CURRENT, ~is_memory), (MEMORY, is_memory)]
         present = [(name, mask / mask.sum()) for name, mask in groups if mask.any()]
         return np.stack([row for _, row in present]), tuple(name for name, _ in present)
 
-    def _weigh(self, columns: Columns) -> Weights:
+    def _weigh(self, columns: Gradients) -> Weights:
         weights = self.method.weigh(columns)
         found = tuple(weights.values.shape) if isinstance(weights, Weights) else type(weights).__name__
         if found != (len(columns.names),):
@@ -274,7 +273,7 @@ class Collector:
         fold, _ = self._fold_matrix(result, names)
         losses = fold @ np.array([result.losses[name] for name in names])
         gramian = None if products is None else torch.from_numpy(products)
-        weights = self._weigh(Columns(tuple(folded), losses, gramian)).values.double()
+        weights = self._weigh(Gradients(tuple(folded), losses, gramian)).values.double()
         result.weights = dict(zip(names, (fold.T @ weights.numpy()).tolist(), strict=True))
         self.rows.combine(weights)
 
@@ -332,7 +331,7 @@ class Collector:
         try:
             return [self._rehearsed(result, row, count, direction, signs)]
         except (RuntimeError, ValueError) as error:
-            if isinstance(error, SpclError) or lacks_memory(error):
+            if isinstance(error, SpclError) or is_out_of_memory(error):
                 raise
             result.faults[MEMORY] = f"the model cannot take the samples drawn: {error}"
             return []
@@ -438,7 +437,7 @@ def nothing() -> None:
 
 
 class _LookAhead:
-    """The engine's side of :class:`spcl.learner.method.LookAhead`."""
+    """The engine's side of :class:`spcl.methods.base.LookAhead`."""
 
     def __init__(self, collector: Collector, samples: Sequence[Samples], direction: Callable[[], Tensor]) -> None:
         self.collector = collector

@@ -12,23 +12,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.cuda_graphs.backbone import CapturedBackbone
+from spcl.cuda_graphs.columns import CapturedColumns
+from spcl.cuda_graphs.gramian import CapturedGramian
+from spcl.cuda_graphs.graphs import Graphs, Recurring
+from spcl.cuda_graphs.penalty import CapturedPenalty
+from spcl.cuda_graphs.step import CapturedStep
+from spcl.cuda_graphs.update import CapturedUpdate
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import Samples, Scenario, SharedModel
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.captured.backbone import CapturedBackbone
-from spcl.learner.captured.columns import CapturedColumns
-from spcl.learner.captured.gramian import CapturedGramian
-from spcl.learner.captured.graphs import Graphs, Recurring
-from spcl.learner.captured.penalty import CapturedPenalty
-from spcl.learner.captured.step import CapturedStep
-from spcl.learner.captured.update import CapturedUpdate
 from spcl.learner.columns import Collected, Collector, nothing
-from spcl.learner.guard import StepGuard
-from spcl.learner.method import Method
-from spcl.learner.model import Samples, Scenario, SharedModel
 from spcl.learner.report import StepReport
-from spcl.learner.rows import GradientRows
-from spcl.learner.tasks import MEMORY, Loss, Task, classifier_task, describe_samples
+from spcl.learner.rollback import StepGuard
 from spcl.memory import Memory
+from spcl.methods.base import MEMORY, Loss, Method, Task, classifier_task, describe_samples
 from spcl.stability import Stability
 
 __all__ = ["Batch", "Learner"]
@@ -88,8 +87,8 @@ class Learner:
         _check_types(backbone, method, memory)
         if memory_batch is not None and memory_batch < 1:
             raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
-        if memory is not None and memory.shelves:
-            raise SpclError(f"the memory holds samples of {list(memory.shelves)} already; give the learner a new one")
+        if memory is not None and memory.buffers:
+            raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
         self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
         self._trainable = {parameter: parameter.requires_grad for parameter in backbone.parameters()}
         shared = [parameter for parameter, trainable in self._trainable.items() if trainable]
@@ -103,7 +102,7 @@ class Learner:
         self.optimizer = _made(optimizer or torch.optim.Adam, shared)
         self._head_group()  # now: a schedule must know it before there is a head
         self._guard = StepGuard(self.model, method, memory)
-        rows = GradientRows(shared)
+        rows = GradientMatrix(shared)
         self._collector = Collector(self.model, method, memory, rows, self._guard)
         self._graphs = Graphs(self.model)
         self._update: Callable[[Optimizer], object] = lambda optimizer: optimizer.step()
@@ -336,11 +335,11 @@ class Learner:
             warnings.warn(f"memory was left out of a step: {dropped[MEMORY]}", RuntimeWarning, stacklevel=3)
         for task in (group.task for group in samples):
             if task.name not in dropped:
-                task.left_out_in_a_row = 0
+                task.skipped_in_a_row = 0
                 continue
-            task.left_out += 1
-            task.left_out_in_a_row += 1
-            if task.left_out_in_a_row == WARN_AFTER:
+            task.skipped += 1
+            task.skipped_in_a_row += 1
+            if task.skipped_in_a_row == WARN_AFTER:
                 warnings.warn(
                     f"task {task.name!r} was left out of {WARN_AFTER} steps in a row: {dropped[task.name]}; "
                     f"check its data and the learning rate",
@@ -355,7 +354,7 @@ class Learner:
             weights=collected.weights,
             before=None if collected.before is None else Stability(collected.before),
             after=None if collected.after is None else Stability(collected.after),
-            dropped=dropped,
+            skipped=dropped,
             seconds=collected.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
         )
@@ -431,7 +430,24 @@ class Learner:
                 learner's optimiser: make it afterwards and hand it ``read_checkpoint(path)["sources"][name]``.
         """
         saved = read_checkpoint(path)
-        return states.restored(cls, saved, backbone, method, optimizer, memory, heads or {}, sources)
+        return cls.from_state(
+            saved, backbone=backbone, method=method, optimizer=optimizer, memory=memory, heads=heads, **sources
+        )
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        *,
+        backbone: nn.Module,
+        method: Method | None = None,
+        optimizer: MakeOptimizer | None = None,
+        memory: Memory | None = None,
+        heads: Mapping[str, tuple[nn.Module, Loss]] | None = None,
+        **sources: states.Stateful,
+    ) -> Self:
+        """Restore the learner from a checkpoint that has been read; the arguments are those of :meth:`load`."""
+        return states.restored(cls, state, backbone, method, optimizer, memory, heads or {}, sources)
 
     # -- small help
 

@@ -17,7 +17,7 @@ class StepReport:
         weights: the weight each column's gradient got in the update; empty where the method is no weighting.
         before: stability of the columns as they were; None when the method needed no Gramian and none was asked for.
         after: stability of the adjusted columns.
-        dropped: the columns left out of the step, and why.
+        skipped: the columns left out of the step, and why.
         seconds: how long each phase took (on a GPU: until its work was handed over); ``capture``, where CUDA
             graphs were made in this step, is part of the others.
         memory_bytes: what the rehearsal memory holds now.
@@ -28,6 +28,6 @@ class StepReport:
     weights: dict[str, float]
     before: Stability | None
     after: Stability | None
-    dropped: dict[str, str]
+    skipped: dict[str, str]
     seconds: dict[str, float]
     memory_bytes: int

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 import spcl.memory
 from spcl.errors import CheckpointError, SpclError
-from spcl.learner.method import Method
-from spcl.learner.tasks import Loss, Task, classifier_task, describe
 from spcl.memory import Memory
+from spcl.methods import make_method
+from spcl.methods.base import Loss, Method, Task, classifier_task, describe
 
 if TYPE_CHECKING:
     from spcl.learner.learner import Learner
@@ -55,8 +55,8 @@ def learner_state(learner: "Learner") -> dict[str, Any]:
                 "classes": task.classes,
                 "finished": task.finished,
                 "signature": task.signature,
-                "left_out": task.left_out,
-                "left_out_in_a_row": task.left_out_in_a_row,
+                "left_out": task.skipped,
+                "left_out_in_a_row": task.skipped_in_a_row,
                 "head": None if task.head is None else task.head.state_dict(),
             }
             for task in learner.tasks.values()
@@ -163,7 +163,7 @@ def _restored_task(
         )
     task.finished = saved["finished"]
     task.signature = None if saved["signature"] is None else tuple(saved["signature"])
-    task.left_out, task.left_out_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
+    task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
     return task
 
 
@@ -238,8 +238,6 @@ def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen_method(method: Method | None, saved: Mapping[str, Any]) -> Method:
-    from spcl.methods import make_method  # the recipes know the learner, not the other way round
-
     if method is not None and method.name != saved["name"]:
         raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
     try:

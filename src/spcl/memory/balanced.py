@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.memory.base import Memory
-from spcl.memory.shelf import Shelf
+from spcl.memory.task_buffer import TaskBuffer
 
 __all__ = ["BalancedCoreset"]
 
@@ -45,20 +45,20 @@ class BalancedCoreset(Memory):
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Keep the lowest ranks of every class, up to its share."""
         kept = {}
-        finished = sum(shelf.classes for shelf in self.shelves.values() if not shelf.running)
+        finished = sum(buffer.classes for buffer in self.buffers.values() if not buffer.running)
         before = 0
-        for task, shelf in self.shelves.items():
-            total = finished + (shelf.classes if shelf.running else 0)
-            places = before + np.arange(shelf.classes)
-            if len(shelf.ranks) > shelf.size or finished != self._shared_by:  # otherwise nothing has changed
-                kept[task] = _lowest(shelf.ranks, shelf.labels, self.budget // total + (places < self.budget % total))
-            before += 0 if shelf.running else shelf.classes
+        for task, buffer in self.buffers.items():
+            total = finished + (buffer.classes if buffer.running else 0)
+            places = before + np.arange(buffer.classes)
+            if len(buffer.ranks) > buffer.size or finished != self._shared_by:  # otherwise nothing has changed
+                kept[task] = _lowest(buffer.ranks, buffer.labels, self.budget // total + (places < self.budget % total))
+            before += 0 if buffer.running else buffer.classes
         self._shared_by = finished
         return kept
 
-    def replayable(self, shelf: Shelf) -> bool:
+    def replayable(self, buffer: TaskBuffer) -> bool:
         """Only finished tasks are replayed."""
-        return not shelf.running
+        return not buffer.running
 
     def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
         """Offer a training batch of a running task; logits are not kept, they would be out of date at its end."""
@@ -68,7 +68,7 @@ class BalancedCoreset(Memory):
         """Make the samples of ``task`` replayable, with the logits that ``describe`` gives for them."""
         super().finish(task)
         if describe is not None:
-            self.shelves[task].describe(describe)
+            self.buffers[task].describe(describe)
 
 
 def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArray[np.int64]) -> NDArray[np.bool_]:

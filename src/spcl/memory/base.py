@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.errors import CheckpointError, SpclError, TaskError
-from spcl.memory.shelf import Shelf
+from spcl.memory.task_buffer import TaskBuffer
 
-__all__ = ["Memory", "Rehearsal"]
+__all__ = ["Memory", "ReplayBatch"]
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class ReplayBatch:
     """The samples of one task in a drawn batch.
 
     Attributes:
@@ -51,8 +51,8 @@ class Memory(ABC):
     ...         return -arrivals.astype(float)
     ...
     ...     def choose(self):
-    ...         share = self.budget // len(self.shelves)
-    ...         return {task: shelf.ranks.argsort().argsort() < share for task, shelf in self.shelves.items()}
+    ...         share = self.budget // len(self.buffers)
+    ...         return {task: buffer.ranks.argsort().argsort() < share for task, buffer in self.buffers.items()}
     >>> memory = NewestOfEachTask(4)
     >>> for task, first in ("a", 0), ("b", 10):
     ...     memory.start(task, classes=2)
@@ -67,7 +67,7 @@ class Memory(ABC):
         dtype: the type inputs are kept in; their own by default. Methods that edit inputs need a floating-point one.
 
     Attributes:
-        shelves: the samples of every task, in the order in which tasks started.
+        buffers: the samples of every task, in the order in which tasks started.
         seen: how many samples have been observed.
     """
 
@@ -85,12 +85,12 @@ class Memory(ABC):
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
         self.generator = np.random.default_rng(seed)
-        self.shelves: dict[str, Shelf] = {}
+        self.buffers: dict[str, TaskBuffer] = {}
         self.seen = 0
 
     @abstractmethod
     def choose(self) -> dict[str, NDArray[np.bool_]]:
-        """Say which samples stay, by a mask over ``shelf.ranks``; tasks without a mask keep all.
+        """Say which samples stay, by a mask over ``buffer.ranks``; tasks without a mask keep all.
 
         Called whenever samples have arrived or a task has ended; must leave at most ``budget`` replayable samples.
         """
@@ -99,41 +99,41 @@ class Memory(ABC):
         """Rank new samples, given how many were seen before each of them; the lowest ranks stay longest."""
         return self.generator.random(len(arrivals))
 
-    def replayable(self, shelf: Shelf) -> bool:
+    def replayable(self, buffer: TaskBuffer) -> bool:
         """Say whether the samples of a task may be drawn; the others are candidates outside the budget."""
         return True
 
     def start(self, task: str, classes: int | None) -> None:
         """Begin to keep samples of ``task``, which has this many classes (``None``: it is no classification task)."""
-        if task in self.shelves:
+        if task in self.buffers:
             raise TaskError(f"memory already holds a task {task!r}: give the new task another name")
         if classes is not None and classes < 1:
             raise TaskError(f"task {task!r} has {classes} classes: it needs at least 1, or None if it has no classes")
-        self.shelves[task] = Shelf(classes)
+        self.buffers[task] = TaskBuffer(classes)
 
     def check(self, task: str, x: Tensor, y: Tensor) -> None:
         """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
-        shelf = self._running(task)
+        buffer = self._running(task)
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
             raise TaskError(
                 f"task {task!r}: x ({_kind(x)}) and y ({_kind(y)}) must be equally many samples, at least 1"
             )
         for name, rows, dtype in ("x", x, self.dtype or x.dtype), ("y", y, y.dtype):
-            stored = shelf.fields.get(name)
+            stored = buffer.fields.get(name)
             if stored is not None and (stored.shape[1:], stored.dtype) != (rows.shape[1:], dtype):
                 raise TaskError(f"task {task!r}: {name} ({_kind(rows)}) does not fit the memory's ({_kind(stored)})")
-        if shelf.labelled:
-            _check_labels(task, y, shelf)
+        if buffer.labelled:
+            _check_labels(task, y, buffer)
 
     def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
         """Offer a training batch of a running task to the memory, perhaps with the model's logits for it."""
         self.check(task, x, y)
         if logits is not None and len(logits) != len(x):
             raise TaskError(f"task {task!r}: {len(logits)} logits ({_kind(logits)}) for {len(x)} samples")
-        shelf = self.shelves[task]
-        shelf.prepare("x", x, self.device, self.dtype)
-        shelf.prepare("y", y, torch.device("cpu"), None)
-        shelf.offer(self.rank(np.arange(self.seen, self.seen + len(x))), shelf.labels_of(y))
+        buffer = self.buffers[task]
+        buffer.prepare("x", x, self.device, self.dtype)
+        buffer.prepare("y", y, torch.device("cpu"), None)
+        buffer.offer(self.rank(np.arange(self.seen, self.seen + len(x))), buffer.labels_of(y))
         self.seen += len(x)
         self._settle(task, {"x": x, "y": y} if logits is None else {"x": x, "y": y, "logits": logits})
 
@@ -145,44 +145,44 @@ class Memory(ABC):
         self._running(task).running = False
         self._settle(task, {})
 
-    def draw(self, count: int) -> list[Rehearsal]:
+    def draw(self, count: int) -> list[ReplayBatch]:
         """Draw ``count`` samples (or all, if there are fewer) uniformly without replacement, grouped by task."""
-        shelves = {task: shelf for task, shelf in self.shelves.items() if self.replayable(shelf) and shelf.size}
-        if not shelves:
+        buffers = {task: buffer for task, buffer in self.buffers.items() if self.replayable(buffer) and buffer.size}
+        if not buffers:
             return []
-        starts = np.cumsum([0, *(shelf.size for shelf in shelves.values())])
+        starts = np.cumsum([0, *(buffer.size for buffer in buffers.values())])
         chosen = np.sort(self.generator.choice(starts[-1], min(count, starts[-1]), replace=False, shuffle=False))
         groups = np.split(chosen, np.searchsorted(chosen, starts[1:-1]))
-        drawn = zip(shelves, groups, starts[:-1], strict=True)
+        drawn = zip(buffers, groups, starts[:-1], strict=True)
         return [self._rehearsal(task, rows - start) for task, rows, start in drawn if len(rows)]
 
-    def replace(self, rehearsal: Rehearsal, x: Tensor) -> None:
+    def replace(self, rehearsal: ReplayBatch, x: Tensor) -> None:
         """Write edited inputs back to where they were drawn from, before any further sample is observed."""
         if (x.shape, x.dtype) != (rehearsal.x.shape, rehearsal.x.dtype):
             raise TaskError(
                 f"task {rehearsal.task!r}: edited x ({_kind(x)}) does not fit the memory's ({_kind(rehearsal.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
-        shelf, slots = self.shelves[rehearsal.task], rehearsal.slots.numpy()
-        shelf.overwrite("x", slots, x)
-        shelf.edits[slots] += 1
+        buffer, slots = self.buffers[rehearsal.task], rehearsal.slots.numpy()
+        buffer.overwrite("x", slots, x)
+        buffer.edits[slots] += 1
 
     def __len__(self) -> int:
         """Count the replayable samples."""
-        return sum(shelf.size for shelf in self.shelves.values() if self.replayable(shelf))
+        return sum(buffer.size for buffer in self.buffers.values() if self.replayable(buffer))
 
     def counts(self) -> dict[str, list[int]]:
         """Count the replayable samples of every task, class by class."""
         return {
-            task: np.bincount(shelf.labels, minlength=shelf.classes).tolist()
-            for task, shelf in self.shelves.items()
-            if self.replayable(shelf)
+            task: np.bincount(buffer.labels, minlength=buffer.classes).tolist()
+            for task, buffer in self.buffers.items()
+            if self.replayable(buffer)
         }
 
     @property
     def nbytes(self) -> int:
         """The bytes of all stored samples: inputs, targets and logits, candidates included."""
-        return sum(shelf.nbytes for shelf in self.shelves.values())
+        return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything as plain data; the tensors are views of the stored ones."""
@@ -191,7 +191,7 @@ class Memory(ABC):
             "budget": self.budget,
             "seen": self.seen,
             "generator": self.generator.bit_generator.state,
-            "tasks": [{"name": task, **shelf.state_dict()} for task, shelf in self.shelves.items()],
+            "tasks": [{"name": task, **buffer.state_dict()} for task, buffer in self.buffers.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -203,41 +203,41 @@ class Memory(ABC):
             )
         self.seen = state["seen"]
         self.generator.bit_generator.state = state["generator"]
-        self.shelves = {task["name"]: Shelf.from_state_dict(task, self.device) for task in state["tasks"]}
+        self.buffers = {task["name"]: TaskBuffer.from_state_dict(task, self.device) for task in state["tasks"]}
 
-    def _running(self, task: str) -> Shelf:
-        if task not in self.shelves:
+    def _running(self, task: str) -> TaskBuffer:
+        if task not in self.buffers:
             raise TaskError(
-                f"memory knows no task {task!r}: start it first; known: {', '.join(self.shelves) or 'none'}"
+                f"memory knows no task {task!r}: start it first; known: {', '.join(self.buffers) or 'none'}"
             )
-        if not self.shelves[task].running:
+        if not self.buffers[task].running:
             raise TaskError(f"task {task!r} is finished: memory takes no more samples of it")
-        return self.shelves[task]
+        return self.buffers[task]
 
     def _settle(self, task: str, batch: Mapping[str, Tensor]) -> None:
         kept = self.choose()
-        for name, shelf in self.shelves.items():
+        for name, buffer in self.buffers.items():
             mask = kept.get(name)
             if name == task:
-                shelf.retain(np.ones(len(shelf.ranks), dtype=bool) if mask is None else mask, batch)
+                buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
             elif mask is not None and not mask.all():
-                shelf.retain(mask, {})
+                buffer.retain(mask, {})
         if len(self) > self.budget:
             raise SpclError(
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}: "
                 f"its masks must leave at most {self.budget} of all tasks together"
             )
 
-    def _rehearsal(self, task: str, slots: NDArray[np.int64]) -> Rehearsal:
-        shelf = self.shelves[task]
-        logits = shelf.take("logits", slots) if "logits" in shelf.fields else None
-        return Rehearsal(
+    def _rehearsal(self, task: str, slots: NDArray[np.int64]) -> ReplayBatch:
+        buffer = self.buffers[task]
+        logits = buffer.take("logits", slots) if "logits" in buffer.fields else None
+        return ReplayBatch(
             task,
-            x=shelf.take("x", slots),
-            y=shelf.take("y", slots),
+            x=buffer.take("x", slots),
+            y=buffer.take("y", slots),
             logits=logits,
             slots=torch.from_numpy(slots),
-            edits=torch.from_numpy(shelf.edits[slots]),
+            edits=torch.from_numpy(buffer.edits[slots]),
         )
 
 
@@ -245,10 +245,10 @@ def _kind(rows: Tensor) -> str:
     return f"shape {tuple(rows.shape)}, {rows.dtype}"
 
 
-def _check_labels(task: str, y: Tensor, shelf: Shelf) -> None:
+def _check_labels(task: str, y: Tensor, buffer: TaskBuffer) -> None:
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise TaskError(f"task {task!r}: labels ({_kind(y)}) must be one whole number per sample")
-    labels = shelf.labels_of(y)
-    outside = labels[(labels < 0) | (labels >= shelf.classes)]
+    labels = buffer.labels_of(y)
+    outside = labels[(labels < 0) | (labels >= buffer.classes)]
     if len(outside):
-        raise TaskError(f"task {task!r}: label {outside[0]} is outside 0 … {shelf.classes - 1}")
+        raise TaskError(f"task {task!r}: label {outside[0]} is outside 0 … {buffer.classes - 1}")

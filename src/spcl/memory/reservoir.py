@@ -26,8 +26,8 @@ class Reservoir(Memory):
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Keep the lowest ranks of all."""
-        ranks = np.concatenate([shelf.ranks for shelf in self.shelves.values()])
+        ranks = np.concatenate([buffer.ranks for buffer in self.buffers.values()])
         if len(ranks) <= self.budget:
             return {}
         first_to_go = np.partition(ranks, self.budget)[self.budget]
-        return {task: shelf.ranks < first_to_go for task, shelf in self.shelves.items()}
+        return {task: buffer.ranks < first_to_go for task, buffer in self.buffers.items()}

@@ -1,6 +1,19 @@
 """Methods for parallel continual learning, each in a file of its own."""
 
 from spcl.methods.agem import AGEM
+from spcl.methods.base import (
+    CURRENT,
+    MEMORY,
+    Gradients,
+    LookAhead,
+    Loss,
+    Method,
+    MethodSettings,
+    Output,
+    Reduction,
+    Task,
+    Weights,
+)
 from spcl.methods.costs import Cost, cost_of
 from spcl.methods.derpp import DERPP
 from spcl.methods.dwa import DWA
@@ -20,6 +33,7 @@ from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
 __all__ = [
     "AGEM",
+    "CURRENT",
     "DERPP",
     "DWA",
     "EMGD",
@@ -27,6 +41,7 @@ __all__ = [
     "GMED",
     "MDMTR",
     "MEGA",
+    "MEMORY",
     "METHODS",
     "MGDA",
     "RLW",
@@ -35,9 +50,18 @@ __all__ = [
     "CosineHead",
     "Cost",
     "GradDrop",
+    "Gradients",
+    "LookAhead",
+    "Loss",
     "MaxDO",
+    "Method",
+    "MethodSettings",
+    "Output",
     "PCGrad",
+    "Reduction",
+    "Task",
     "TorchJD",
+    "Weights",
     "aggregators",
     "cost_of",
     "make_method",

@@ -5,7 +5,7 @@ from typing import cast
 from torchjd.linalg import PSDMatrix
 
 from spcl.aggregation import AGEMWeighting
-from spcl.learner import Columns, Method, Weights
+from spcl.methods.base import Gradients, Method, Weights
 
 __all__ = ["AGEM"]
 
@@ -26,8 +26,8 @@ class AGEM(Method):
     family = "SCL"
     summary = "the current tasks' gradient, projected where it conflicts with the memory's"
     reference = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019"
-    fold = "mean"
+    reduction = "mean"
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights of the projection."""
-        return Weights(AGEMWeighting()(cast(PSDMatrix, columns.known_gramian())))
+        return Weights(AGEMWeighting()(cast(PSDMatrix, gradients.known_gramian())))

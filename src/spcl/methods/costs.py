@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spcl.learner import Method
+from spcl.methods.base import Method
 
 __all__ = ["Cost", "cost_of"]
 
@@ -32,7 +32,7 @@ def cost_of(method: Method) -> Cost:
     Cost(columns='2', forwards=1, memory='samples and logits')
     """
     penalty = bool(method.settings.alpha)
-    held = {"columns": f"T + {1 + penalty}", "mean": f"{2 + penalty}", "sum": "2"}[method.fold]
+    held = {"none": f"T + {1 + penalty}", "mean": f"{2 + penalty}", "sum": "2"}[method.reduction]
     forwards = method.draws * (1 + 2 * method.edits_memory) - 1
     memory = "samples" + " as floats" * method.edits_memory + " and logits" * method.stores_logits
     return Cost(held, forwards, memory)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from spcl.learner import Columns, Method, MethodSettings, Output, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Output, Weights
 
 __all__ = ["DERPP"]
 
@@ -36,7 +36,7 @@ class DERPP(Method):
     family = "SCL"
     summary = "replays memory towards the logits it was stored with, and towards its labels"
     reference = "Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020"
-    fold = "mean"
+    reduction = "mean"
     uses_gramian = False
     draws = 2
     stores_logits = True
@@ -49,9 +49,9 @@ class DERPP(Method):
             return self.settings.label_weight * super().memory_loss(outputs, draw)
         return self.settings.logit_weight * torch.cat([_squared_distances(output) for output in outputs]).mean()
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The terms are added as they are."""
-        return Weights(torch.ones(len(columns.names)))
+        return Weights(torch.ones(len(gradients.names)))
 
 
 def _squared_distances(output: Output) -> Tensor:

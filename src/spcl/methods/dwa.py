@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from spcl.learner import Columns, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["DWA"]
 
@@ -36,7 +36,7 @@ class DWA(Method):
     family = "MTL"
     summary = "more weight for tasks whose loss falls slowly"
     reference = "Liu et al., End-to-End Multi-Task Learning with Attention, CVPR 2019"
-    fold = "sum"
+    reduction = "sum"
     uses_gramian = False
     Settings = DWASettings
     settings: DWASettings
@@ -45,9 +45,9 @@ class DWA(Method):
         super().__init__(**settings)
         self._losses: dict[str, list[float]] = {}
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights, from the losses of earlier steps."""
-        ratios = torch.tensor([self._ratio(name) for name in columns.names], dtype=torch.float64)
+        ratios = torch.tensor([self._ratio(name) for name in gradients.names], dtype=torch.float64)
         ratios = ratios.clamp(max=torch.finfo(torch.float64).max) / self.settings.temperature
         return Weights(len(ratios) * ratios.softmax(dim=0))
 

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from spcl.aggregation import emgd_weights
-from spcl.learner import Columns, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["EMGD"]
 
@@ -44,13 +44,13 @@ class EMGD(Method):
         super().__init__(**settings)
         self._norms: dict[str, float] = {}
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights under elastic factors, once the running norms are up to date."""
-        gramian = columns.known_gramian()
-        for name, norm in zip(columns.names, gramian.diagonal().sqrt().tolist(), strict=True):
+        gramian = gradients.known_gramian()
+        for name, norm in zip(gradients.names, gramian.diagonal().sqrt().tolist(), strict=True):
             before = self._norms.get(name, norm)
             self._norms[name] = self.settings.momentum * before + (1.0 - self.settings.momentum) * norm
-        running = torch.tensor([self._norms[name] for name in columns.names], dtype=torch.float64)
+        running = torch.tensor([self._norms[name] for name in gradients.names], dtype=torch.float64)
         return Weights(emgd_weights(gramian, running, self.settings.temperature))
 
     def state_dict(self) -> dict[str, Any]:

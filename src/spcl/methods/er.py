@@ -2,7 +2,7 @@
 
 import torch
 
-from spcl.learner import Columns, Method, Weights
+from spcl.methods.base import Gradients, Method, Weights
 
 __all__ = ["ER"]
 
@@ -22,9 +22,9 @@ class ER(Method):
     family = "SCL"
     summary = "averages the current tasks' gradient with the memory's"
     reference = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
-    fold = "mean"
+    reduction = "mean"
     uses_gramian = False
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """Equal weights."""
-        return Weights(torch.full((len(columns.names),), 1.0 / len(columns.names)))
+        return Weights(torch.full((len(gradients.names),), 1.0 / len(gradients.names)))

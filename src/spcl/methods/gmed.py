@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from spcl.errors import SpclError
-from spcl.learner import LookAhead, MethodSettings, Task
-from spcl.memory import Memory, Rehearsal
+from spcl.memory import Memory, ReplayBatch
+from spcl.methods.base import LookAhead, MethodSettings, Task
 from spcl.methods.er import ER
 
 __all__ = ["GMED"]
@@ -61,7 +61,7 @@ class GMED(ER):
                 f"build it with dtype=torch.float32"
             )
 
-    def edit(self, rehearsals: Sequence[Rehearsal], model: LookAhead) -> list[Tensor]:
+    def edit(self, rehearsals: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
         """The edited inputs."""
         inputs = [part.x.detach().requires_grad_() for part in rehearsals]
         now = torch.autograd.grad(model.loss(inputs), inputs)
@@ -73,6 +73,6 @@ class GMED(ER):
             for part, x, before, after in zip(rehearsals, inputs, now, ahead, strict=True)
         ]
 
-    def _strides(self, part: Rehearsal) -> Tensor:
+    def _strides(self, part: ReplayBatch) -> Tensor:
         strides = self.settings.stride * self.settings.decay ** part.edits.to(part.x)
         return strides.view(-1, *[1] * (part.x.ndim - 1))

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from spcl.learner import Method, MethodSettings
+from spcl.methods.base import Method, MethodSettings
 
 __all__ = ["GradDrop"]
 

@@ -5,7 +5,7 @@ from typing import cast
 from torchjd.linalg import PSDMatrix
 
 from spcl.aggregation import MaxDOWeighting
-from spcl.learner import Columns, Method, Weights
+from spcl.methods.base import Gradients, Method, Weights
 
 __all__ = ["MaxDO"]
 
@@ -29,6 +29,6 @@ class MaxDO(Method):
     summary = "combines gradients so that none is far from what the others would do"
     reference = "Lyu et al., Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning, ICCV 2023"
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights, in T×T."""
-        return Weights(MaxDOWeighting()(cast(PSDMatrix, columns.known_gramian())))
+        return Weights(MaxDOWeighting()(cast(PSDMatrix, gradients.known_gramian())))

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, one_hot
 
 from spcl.errors import TaskError
-from spcl.learner import MethodSettings, Output, Task
 from spcl.memory import Memory
+from spcl.methods.base import MethodSettings, Output, Task
 from spcl.methods.er import ER
 
 __all__ = ["MDMTR", "CosineHead"]
@@ -48,7 +48,7 @@ class MDMTR(ER):
     .. math:: \ell = -\log \frac{e^{s \cos(\theta_y + m_t + m_c)}}{e^{s \cos(\theta_y + m_t + m_c)}
         + \sum_{k \in t, k \ne y} e^{s \cos(\theta_k + m_t)} + \sum_{k \notin t} e^{s \cos\theta_k}}
 
-    Gradients are averaged as in :class:`ER`. Lyu et al., *Multi-Domain Multi-Task Rehearsal for Lifelong Learning*,
+    Gradients are averaged as in :class:`ER`. Lyu et al., *Multi-Domain Multi-Task ReplayBatch for Lifelong Learning*,
     AAAI 2021: its two-level angular margin loss, without the optional episodic distillation. The softmax covers the
     classes of every task seen, task-incrementally as well: among the classes of one task a margin for tasks would mean
     nothing. Tasks with a head of their own cannot take part.
@@ -60,7 +60,7 @@ class MDMTR(ER):
     name = "mdmtr"
     family = "SCL"
     summary = "one cosine classifier over all tasks, with angular margins for task and class"
-    reference = "Lyu et al., Multi-Domain Multi-Task Rehearsal for Lifelong Learning, AAAI 2021"
+    reference = "Lyu et al., Multi-Domain Multi-Task ReplayBatch for Lifelong Learning, AAAI 2021"
     joint_logits = True
     Settings = MDMTRSettings
     settings: MDMTRSettings

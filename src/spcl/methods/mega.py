@@ -3,7 +3,7 @@
 import torch
 from pydantic import Field
 
-from spcl.learner import Columns, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["MEGA"]
 
@@ -30,15 +30,15 @@ class MEGA(Method):
     family = "SCL"
     summary = "adds the memory's gradient, weighted by the ratio of the two losses"
     reference = "Guo et al., Improved Schemes for Episodic Memory-based Lifelong Learning, NeurIPS 2020"
-    fold = "mean"
+    reduction = "mean"
     uses_gramian = False
     Settings = MEGASettings
     settings: MEGASettings
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """1 and ℓ_m/ℓ, or 0 and 1 once the current tasks are learnt."""
-        if len(columns.names) == 1:
+        if len(gradients.names) == 1:
             return Weights(torch.ones(1))
-        current, memory = columns.losses.tolist()
+        current, memory = gradients.losses.tolist()
         weights = [1.0, memory / current] if current > self.settings.epsilon else [0.0, 1.0]
         return Weights(torch.tensor(weights, dtype=torch.float64))

@@ -1,7 +1,7 @@
 """Multiple-gradient descent."""
 
 from spcl.aggregation import min_norm_weights
-from spcl.learner import Columns, Method, Weights
+from spcl.methods.base import Gradients, Method, Weights
 
 __all__ = ["MGDA"]
 
@@ -24,6 +24,6 @@ class MGDA(Method):
     summary = "the shortest convex combination of all gradients, which descends on every task"
     reference = "Sener and Koltun, Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018"
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights of the shortest convex combination."""
-        return Weights(min_norm_weights(columns.known_gramian()))
+        return Weights(min_norm_weights(gradients.known_gramian()))

@@ -5,7 +5,7 @@ from typing import cast
 from torchjd.aggregation import PCGradWeighting
 from torchjd.linalg import PSDMatrix
 
-from spcl.learner import Columns, Method, Weights
+from spcl.methods.base import Gradients, Method, Weights
 
 __all__ = ["PCGrad"]
 
@@ -28,6 +28,6 @@ class PCGrad(Method):
     summary = "takes out of each gradient what conflicts with the others, then adds them"
     reference = "Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020"
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights of the sum of the projected gradients."""
-        return Weights(PCGradWeighting()(cast(PSDMatrix, columns.known_gramian())))
+        return Weights(PCGradWeighting()(cast(PSDMatrix, gradients.known_gramian())))

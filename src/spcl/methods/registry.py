@@ -4,8 +4,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.learner import Method
 from spcl.methods.agem import AGEM
+from spcl.methods.base import Method
 from spcl.methods.derpp import DERPP
 from spcl.methods.dwa import DWA
 from spcl.methods.emgd import EMGD

@@ -3,7 +3,7 @@
 import torch
 from torchjd.aggregation import RandomWeighting
 
-from spcl.learner import Columns, Method, Weights
+from spcl.methods.base import Gradients, Method, Weights
 
 __all__ = ["RLW"]
 
@@ -24,9 +24,9 @@ class RLW(Method):
     family = "MTL"
     summary = "random weights, new in every step"
     reference = "Lin et al., Reasonable Effectiveness of Random Weighting, TMLR 2022"
-    fold = "sum"
+    reduction = "sum"
     uses_gramian = False
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """Random weights that add up to 1."""
-        return Weights(RandomWeighting()(torch.empty(len(columns.names), 0, dtype=torch.float64)))
+        return Weights(RandomWeighting()(torch.empty(len(gradients.names), 0, dtype=torch.float64)))

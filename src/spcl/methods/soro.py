@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from spcl.aggregation import SOROWeighting
-from spcl.learner import Columns, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["SORO", "SORODBT"]
 
@@ -48,9 +48,9 @@ class SORO(Method):
         super().__init__(**settings)
         self._weighting = SOROWeighting(**self.settings.model_dump(exclude={"alpha", "decoupled"}))
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights and the adjusted Gramian of Algorithm 1."""
-        solution = self._weighting.solve(columns.known_gramian())
+        solution = self._weighting.solve(gradients.known_gramian())
         return Weights(solution.weights, solution.adjusted)
 
 

@@ -15,7 +15,7 @@ from torchjd import Stateful
 from torchjd.aggregation import Aggregator, GramianWeightedAggregator, WeightedAggregator
 
 from spcl.errors import SpclError
-from spcl.learner import Columns, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 from spcl.methods.module_state import read_state, write_state
 
 __all__ = ["PREFIX", "TorchJD", "aggregators", "torchjd_method"]
@@ -52,10 +52,10 @@ class TorchJD(Method):
         self._rule: Aggregator | None = None
         self._saved: dict[str, Any] | None = None
 
-    def weigh(self, columns: Columns) -> Weights:
+    def weigh(self, gradients: Gradients) -> Weights:
         """The weights, from the Gramian."""
-        gramian = columns.known_gramian()
-        rule = cast(GramianWeightedAggregator, self._rule_for(list(columns.names), gramian))
+        gramian = gradients.known_gramian()
+        rule = cast(GramianWeightedAggregator, self._rule_for(list(gradients.names), gramian))
         return Weights(self._apply(rule, rule.gramian_weighting, gramian))
 
     def combine(self, rows: Tensor) -> Tensor:

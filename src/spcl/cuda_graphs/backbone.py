@@ -1,0 +1,97 @@
+"""The backbone's passes as CUDA graphs, under heads and losses of any kind."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spcl.cuda_graphs.graphs import MOST_SHAPES, Graphs
+from spcl.engine.gradients import GradientMatrix, write_gradients
+from spcl.engine.model import SharedModel
+
+__all__ = ["CapturedBackbone"]
+
+
+class CapturedBackbone:
+    """The backbone's forward and backward as two CUDA graphs per batch size.
+
+    Between the two the heads run eagerly; the parameters' gradient goes straight to the row that is receiving.
+    """
+
+    def __init__(self, model: SharedModel, rows: GradientMatrix, graphs: Graphs) -> None:
+        self._model = model
+        self._rows = rows
+        self._graphs = graphs
+        self._seen: set[tuple[object, ...]] = set()
+        self._passes: dict[tuple[object, ...], _StaticPass] = {}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The features, through which a backward pass reaches the rows."""
+        static = self._static_pass(x)
+        if static is None:
+            return self._model.backbone(x)  # type: ignore[no-any-return]
+        return _Replay.apply(self._rows.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _static_pass(self, x: Tensor) -> "_StaticPass | None":
+        """None where the backbone must run eagerly: in evaluation, and for the first batch of a size."""
+        if x.requires_grad or not self._model.backbone.training or not torch.is_grad_enabled():
+            return None
+        key = self._graphs.key(len(x), x)
+        if key not in self._passes:
+            is_new, self._seen = key not in self._seen, self._seen | {key}
+            if is_new or self._graphs.refused is not None or len(self._passes) == MOST_SHAPES:
+                return None
+            self._passes[key] = _StaticPass(self._model, self._rows, self._graphs, x)
+        return self._passes[key]
+
+
+class _StaticPass:
+    """Static tensors around one forward and one backward pass of the backbone, and their graphs."""
+
+    def __init__(self, model: SharedModel, rows: GradientMatrix, graphs: Graphs, x: Tensor) -> None:
+        self._model = model
+        self._rows = rows
+        self._x = x.to(model.device, copy=True)
+        self._gradient = torch.zeros(rows.length, dtype=rows.dtype, device=model.device)
+        self._views = rows.views(self._gradient)
+        self._features: Tensor | None = None
+        self._given: Tensor | None = None
+        self._replays = graphs.capture([self._forward_work, self._backward_work])
+        if self._replays is not None and self._features is not None:
+            self._features = self._features.detach()  # else eager passes would share autograd's memory of streams
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._x.copy_(x, non_blocking=True)
+        (self._forward_work if self._replays is None else self._replays[0])()
+        assert self._features is not None
+        return self._features.detach()
+
+    def backward(self, gradient: Tensor) -> None:
+        assert self._given is not None
+        self._given.copy_(gradient)
+        (self._backward_work if self._replays is None else self._replays[1])()
+        self._rows.add(self._gradient)
+
+    def _forward_work(self) -> None:
+        self._features = None
+        with torch.enable_grad(), self._model.precision():
+            self._features = self._model.backbone(self._x)
+        if self._given is None:
+            self._given = torch.zeros_like(self._features, requires_grad=False)
+
+    def _backward_work(self) -> None:
+        assert self._features is not None
+        gradients = torch.autograd.grad(self._features, self._rows.parameters, self._given, allow_unused=True)
+        write_gradients(self._views, gradients)
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _tracked: Tensor, static: _StaticPass, x: Tensor) -> Tensor:
+        ctx.static = static
+        return static.forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.static.backward(gradient)
+        return None, None, None

@@ -1,0 +1,101 @@
+"""The linear heads of all classifiers in one matrix, and where the gradients of a column go."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from spcl.engine.gradients import GradientMatrix, write_gradients
+from spcl.methods.base import Task
+
+__all__ = ["JointClassifier", "JointGradient"]
+
+FIRST_CAPACITY = 128
+
+
+class JointClassifier:
+    """One matrix of which the linear heads of all classifiers are slices, so that one graph serves every task.
+
+    A head keeps its own parameters: only their storage moves into the matrix. Its capacity doubles when it is full.
+    """
+
+    def __init__(self, features: int, class_incremental: bool, like: Tensor) -> None:
+        self._features = features
+        self._class_incremental = class_incremental
+        self._like = like
+        self._adopted: list[Task] = []
+        self.capacity = 0
+
+    def adopt(self, tasks: Sequence[Task]) -> bool:
+        """Take over the heads of tasks that are new; says whether the matrix has moved."""
+        new = tasks[len(self._adopted) :]
+        needed = sum(task.classes or 0 for task in tasks)
+        grows = needed > self.capacity
+        if grows:
+            self._reserve(max(FIRST_CAPACITY, 1 << (needed - 1).bit_length()))
+        for task in tasks if grows else new:
+            self._move_in(task)
+        self._adopted += new
+        return grows
+
+    def _reserve(self, capacity: int) -> None:
+        weight = nn.Parameter(self._like.new_zeros(capacity, self._features))
+        bias = nn.Parameter(self._like.new_zeros(capacity))
+        self._outside = self._like.new_full((capacity, capacity), float("-inf"))
+        self.weight, self.bias, self.capacity = weight, bias, capacity  # now that there is room for all of it
+
+    def _move_in(self, task: Task) -> None:
+        own = own_classes(task)
+        assert isinstance(task.head, nn.Linear)
+        for part, whole in ((task.head.weight, self.weight), (task.head.bias, self.bias)):
+            whole.data[own].copy_(part.data)
+            part.data = whole.data[own]
+        self._outside[0 if self._class_incremental else task.offset, own] = 0.0
+
+    def first_class(self, task: Task) -> int:
+        """Where the classes begin that the softmax of this task's samples covers; it names their range."""
+        return 0 if self._class_incremental else task.offset
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The logits of every class there is room for."""
+        return linear(features, self.weight, self.bias)
+
+    def within(self, logits: Tensor, first: Tensor) -> Tensor:
+        """The logits, infinitely low outside the range of classes that begins at ``first``, for every sample."""
+        return logits + self._outside.index_select(0, first)
+
+
+class JointGradient:
+    """The gradient of a column: that of the shared parameters is written, those of the heads are added up.
+
+    Attributes:
+        whole: the shared parameters', then the matrix's, then the biases'.
+        shared: the first part of it.
+        heads: the rest.
+    """
+
+    def __init__(self, joint: JointClassifier, rows: GradientMatrix) -> None:
+        self._parameters = [*rows.parameters, joint.weight, joint.bias]
+        size = joint.weight.numel()
+        self.whole = rows.buffer.new_zeros(rows.length + size + joint.capacity)
+        self.shared, self.heads = self.whole[: rows.length], self.whole[rows.length :]
+        self._shared_views = rows.views(self.whole)
+        self._head_views = [self.heads[:size].view_as(joint.weight), self.heads[size:]]
+
+    def write(self, loss: Tensor, one: Tensor) -> None:
+        """Differentiate the loss; ``one`` is its gradient by itself."""
+        *shared, weight, bias = torch.autograd.grad(loss, self._parameters, one, allow_unused=True)
+        write_gradients(self._shared_views, shared)
+        torch._foreach_add_(self._head_views, [weight, bias])
+
+    def of_head(self, task: Task) -> list[tuple[nn.Parameter, Tensor]]:
+        """The parameters of a task's head, each with its gradient."""
+        assert task.head is not None
+        own = own_classes(task)
+        return list(zip(task.head.parameters(), (view[own] for view in self._head_views), strict=True))
+
+
+def own_classes(task: Task) -> slice:
+    """The task's own classes among all."""
+    return slice(task.offset, task.offset + (task.classes or 0))

@@ -1,0 +1,71 @@
+"""One column as fixed work on fixed tensors, which a CUDA graph can hold."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient
+from spcl.engine.model import SharedModel
+from spcl.learner.rollback import size_of
+
+__all__ = ["StaticColumn"]
+
+
+class StaticColumn:
+    """The tensors that a graph reads and writes, for batches of one size, and the work between them.
+
+    Attributes:
+        x: the inputs.
+        classes: for every sample its label, and the first class that its softmax covers.
+        gradient: where the gradient goes.
+        signs: loss, norm of the gradient, size of the running averages.
+        logits: of every class there is room for, if they are kept.
+        replay: does the work as a graph, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        joint: JointClassifier,
+        gradient: JointGradient,
+        x: Tensor,
+        classes: Tensor,
+        keeps_logits: bool,
+    ) -> None:
+        like, size = gradient.whole, classes.shape[1]
+        self._model = model
+        self._joint = joint
+        self.gradient = gradient
+        self._averages = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
+        self.x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=like.device)
+        self.classes = classes
+        self._one = like.new_ones(())
+        self.signs = like.new_zeros(3)
+        self.logits = like.new_zeros(size, joint.capacity) if keeps_logits else None
+        self.replay: Callable[[], None] | None = None
+
+    def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
+        """Put in the next batch."""
+        if len(inputs) == 1:
+            self.x.copy_(inputs[0], non_blocking=True)
+        else:
+            torch.cat([part.to(self.x.device, self.x.dtype, non_blocking=True) for part in inputs], out=self.x)
+        self.classes.copy_(classes, non_blocking=True)
+
+    def work(self) -> None:
+        """The column, eagerly."""
+        loss = self._loss()
+        self.gradient.write(loss, self._one)
+        value = loss.detach()
+        torch.stack([value, self.gradient.whole.norm(), size_of(self._averages, value)], out=self.signs)
+
+    def _loss(self) -> Tensor:
+        labels, first = self.classes
+        with self._model.precision():
+            logits = self._joint.logits(self._model.backbone(self.x))
+        logits = logits.float() if logits.dtype == self._model.autocast else logits
+        if self.logits is not None:
+            self.logits.copy_(logits.detach())
+        return cross_entropy(self._joint.within(logits, first), labels)

@@ -1,0 +1,41 @@
+"""Data sets in their publishers' formats, the embedded PS-Glyphs, and your own data as `ImageData`."""
+
+from spcl.data.catalogue import DATA_NAMES, load_data
+from spcl.data.custom import from_arrays, from_dataset, from_folder
+from spcl.data.image_data import ImageData
+from spcl.data.inventory import DatasetStatus, check_data, get_data, list_data
+from spcl.data.paths import cache_dir
+from spcl.data.presets import PRESETS, Preset, preset_for
+from spcl.data.protocol import (
+    Configuration,
+    Protocol,
+    check_fit,
+    draw_protocol,
+    fit,
+    in_paradigm,
+    load_protocol,
+)
+
+__all__ = [
+    "DATA_NAMES",
+    "PRESETS",
+    "Configuration",
+    "DatasetStatus",
+    "ImageData",
+    "Preset",
+    "Protocol",
+    "cache_dir",
+    "check_data",
+    "check_fit",
+    "draw_protocol",
+    "fit",
+    "from_arrays",
+    "from_dataset",
+    "from_folder",
+    "get_data",
+    "in_paradigm",
+    "list_data",
+    "load_data",
+    "load_protocol",
+    "preset_for",
+]

@@ -1,0 +1,40 @@
+"""The binary version of CIFAR: records of one or two label bytes and 3072 pixel bytes."""
+
+from functools import partial
+
+import numpy as np
+
+from spcl.data.cifar import CIFAR10, CIFAR100, PIXELS, Batch, Cifar, assemble
+from spcl.data.image_data import ImageData
+from spcl.data.sources import Source
+from spcl.errors import DataError
+
+__all__ = ["read_cifar10_binary", "read_cifar100_binary"]
+
+
+def read_cifar10_binary(source: Source, name: str) -> ImageData:
+    """Read ``data_batch_1.bin`` … ``data_batch_5.bin`` (those present) and ``test_batch.bin``."""
+    return _read(source, name, CIFAR10, label_bytes=1, names_file="batches.meta.txt")
+
+
+def read_cifar100_binary(source: Source, name: str) -> ImageData:
+    """Read ``train.bin`` and ``test.bin``; of the two label bytes the second, the fine one, counts."""
+    return _read(source, name, CIFAR100, label_bytes=2, names_file="fine_label_names.txt")
+
+
+def _read(source: Source, name: str, cifar: Cifar, label_bytes: int, names_file: str) -> ImageData:
+    lines = source.read(names_file).decode(errors="replace").splitlines() if names_file in source.names else []
+    class_names = [line.strip() for line in lines if line.strip()]
+    return assemble(source, name, cifar, ".bin", partial(_batch, source, label_bytes), class_names)
+
+
+def _batch(source: Source, label_bytes: int, file: str) -> Batch:
+    raw = source.require(file)
+    record = label_bytes + PIXELS
+    if len(raw) % record:
+        raise DataError(
+            f"{source.path}, {file}: expected records of {record} bytes, found {len(raw)} bytes: "
+            f"{len(raw) // record} records and {len(raw) % record} bytes too many"
+        )
+    records = np.frombuffer(raw, np.uint8).reshape(-1, record)
+    return records[:, label_bytes:], records[:, label_bytes - 1]

@@ -1,0 +1,1 @@
+"""What computes a step: the shared model, the gradient matrix, backward passes."""

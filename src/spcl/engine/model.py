@@ -1,0 +1,197 @@
+"""The shared backbone under a growing set of heads."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from spcl.errors import SpclError, TaskError, is_out_of_memory
+from spcl.methods.base import Output, Task, describe
+
+__all__ = ["Samples", "Scenario", "SharedModel"]
+
+Scenario = Literal["task", "class"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of one task on their way through the model."""
+
+    task: Task
+    x: Tensor
+    y: Tensor
+    stored: Tensor | None = None
+
+
+class SharedModel:
+    """One backbone, one head per task; task-incremental or class-incremental logits.
+
+    Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
+    classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
+    task-incrementally.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        scenario: Scenario,
+        make_head: Callable[[int, int], nn.Module],
+        seed: int,
+        autocast: torch.dtype | None,
+        joint_logits: bool = False,
+    ) -> None:
+        if scenario not in ("task", "class"):
+            raise SpclError(f"scenario must be 'task' or 'class', but it is {scenario!r}")
+        if autocast not in (None, torch.bfloat16):
+            raise SpclError(
+                f"autocast must be None or torch.bfloat16, which needs no loss scaling, but it is {autocast}"
+            )
+        self.backbone = backbone
+        self.scenario: Scenario = scenario
+        self._joint = joint_logits or scenario == "class"
+        self.tasks: dict[str, Task] = {}
+        self.feature_dim: int | None = getattr(backbone, "feature_dim", None)
+        self._make_head = make_head
+        self._seed = seed
+        self.autocast = autocast
+        first = next((parameter for parameter in backbone.parameters() if parameter.requires_grad), None)
+        if first is None:
+            raise SpclError("the backbone has no parameter that can be trained")
+        self.device, self.dtype = first.device, first.dtype
+        self._known_heads = 0
+        self._head_parameters: list[nn.Parameter] = []
+
+    @property
+    def classifiers(self) -> list[Task]:
+        """The classification tasks, in the order they were added."""
+        return [task for task in self.tasks.values() if task.classes is not None]
+
+    def build_heads(self, feature_dim: int) -> list[Task]:
+        """Make the classifiers that are still missing, each from its own seed; gives those that were made."""
+        self.feature_dim = feature_dim
+        made = []
+        for index, task in enumerate(self.tasks.values()):
+            if task.head is None and task.classes is not None:
+                with torch.random.fork_rng(devices=[]):
+                    torch.default_generator.manual_seed(self._seed * 1_000_003 + index)
+                    task.head = self._make_head(feature_dim, task.classes).to(self.device, self.dtype)
+                made.append(task)
+        return made
+
+    def outputs(
+        self,
+        samples: Sequence[Samples],
+        inputs: Sequence[Tensor] | None = None,
+        backbone: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Output]:
+        """What the model gives for samples of one or more tasks, in one pass through the backbone or its stand-in."""
+        backbone = self.backbone if backbone is None else backbone
+        inputs = inputs if inputs is not None else [group.x for group in samples]
+        with self.precision():
+            parts = [part.to(self.device, non_blocking=True) for part in inputs]
+            features = backbone(parts[0] if len(parts) == 1 else torch.cat(parts))
+            joint = self._joint_logits(features) if self._is_joint(samples) else None
+            outputs, start = [], 0
+            for group in samples:
+                part = slice(start, start + len(group.x))
+                start = part.stop
+                outputs.append(self._output(group, features[part], None if joint is None else joint[part]))
+        return outputs
+
+    def logits(self, x: Tensor, task: Task | None) -> Tensor:
+        """Logits (or the custom head's output) for evaluation, over all classes seen when ``task`` is None."""
+        with self.precision():
+            features = self.backbone(x.to(self.device, non_blocking=True))
+            return self._joint_logits(features) if task is None else self._head_output(task, features)
+
+    def probe(self, group: Samples) -> int | None:
+        """Try samples of a new kind without training on them: the number of their features, for a classifier.
+
+        An error names the task, and nothing has changed.
+        """
+        with self.naming(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
+            features = self.backbone(group.x.to(self.device))
+            if not isinstance(features, Tensor):
+                raise TaskError(
+                    f"the backbone must give a tensor of features, but it gives a {type(features).__name__}"
+                )
+            if group.task.classes is None:
+                loss = group.task.loss(self._head_output(group.task, features), group.y.to(self.device))
+                if not isinstance(loss, Tensor):
+                    raise TaskError(f"task {group.task.name!r}: its loss must be a tensor, but it is {loss!r:.80}")
+                if loss.ndim != 0:
+                    raise TaskError(
+                        f"task {group.task.name!r}: its loss must be one number, but has shape {tuple(loss.shape)}"
+                    )
+                return None
+        if features.ndim != 2:
+            raise TaskError(
+                f"task {group.task.name!r}: a classifier needs features of shape (batch, features), but the backbone "
+                f"gives {tuple(features.shape)}; pass head= and loss= instead of classes="
+            )
+        return int(features.shape[1])
+
+    def modules(self) -> list[nn.Module]:
+        """The backbone and the heads that exist."""
+        return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters of all heads that exist."""
+        heads = self.modules()[1:]
+        if len(heads) != self._known_heads:
+            self._known_heads = len(heads)
+            self._head_parameters = [parameter for head in heads for parameter in head.parameters()]
+        return self._head_parameters
+
+    @contextmanager
+    def naming(self, task: Task | None, x: Tensor, *targets: Tensor) -> Iterator[None]:
+        """Turn what goes wrong inside the model into an error that names the task and its samples."""
+        try:
+            yield
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, TaskError) or is_out_of_memory(error):
+                raise
+            kind = " with targets ".join(describe(some, 1) for some in (x, *targets))
+            whose = "" if task is None else f"task {task.name!r}: "
+            raise TaskError(f"{whose}the model cannot take {len(x)} samples of {kind}: {error}") from error
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Backbone and heads in evaluation mode for a while."""
+        modes = [(part, part.training) for module in self.modules() for part in module.modules()]
+        for module in self.modules():
+            module.eval()
+        try:
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+    def _is_joint(self, samples: Sequence[Samples]) -> bool:
+        return self._joint and any(group.task.classes is not None for group in samples)
+
+    def _joint_logits(self, features: Tensor) -> Tensor:
+        return torch.cat([self._head_output(task, features) for task in self.classifiers], dim=1)
+
+    def _head_output(self, task: Task, features: Tensor) -> Tensor:
+        if task.head is None:
+            raise TaskError(f"task {task.name!r} has seen no data yet")
+        value: Tensor = task.head(features)
+        return value.float() if value.dtype == self.autocast else value  # losses are computed in full precision
+
+    def _output(self, group: Samples, features: Tensor, joint: Tensor | None) -> Output:
+        task, y = group.task, group.y.to(self.device, non_blocking=True)
+        stored = None if group.stored is None else group.stored.to(self.device, non_blocking=True)
+        if joint is not None and task.classes is not None:
+            own = slice(task.offset, task.offset + task.classes)
+            return Output(task, joint, y + task.offset, own, stored)
+        return Output(task, self._head_output(task, features), y, slice(0, task.classes), stored)
+
+    def precision(self) -> AbstractContextManager[object]:
+        """The context in which forward passes are made; a graph must not capture casts that were made before it."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.autocast, cache_enabled=False)

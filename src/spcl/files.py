@@ -1,0 +1,53 @@
+"""Files that appear complete or not at all, and JSON that may be missing or damaged."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["atomic_write", "read_json", "write_json", "write_text"]
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces ``path`` when the block ends, and is removed when it raises.
+
+    >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
+    >>> with atomic_write(path) as file:
+    ...     _ = file.write(b"1 2 3")
+    >>> path.read_text()
+    '1 2 3'
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write an indented JSON file atomically."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file, or None where it is missing, unreadable or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

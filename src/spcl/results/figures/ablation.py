@@ -1,0 +1,88 @@
+"""The ablation: orthogonal gradients, orthogonal filters, both, or neither."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from spcl.results.figures.comparable import circumstances
+from spcl.results.figures.curves import Curves, counted, grouped, mean_curve
+from spcl.results.figures.drawing import FigureSpec, MissingRunsError
+from spcl.results.figures.panels import legend_below, letter, mark_changes
+from spcl.results.figures.recipe import Recipe
+from spcl.results.figures.style import BLACK, BLUE, GREEN, VERMILLION, WIDTH
+from spcl.results.figures.toy import two_task_runs
+from spcl.results.records import RunRecord
+
+__all__ = ["ABLATION", "condition"]
+
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "none": {"color": BLACK, "linestyle": (0, (1.2, 1.2)), "marker": "v"},
+    "gradients": {"color": BLUE, "linestyle": (0, (5, 1.5)), "marker": "s"},
+    "filters": {"color": GREEN, "linestyle": (0, (5, 1.5, 1.2, 1.5)), "marker": "^"},
+    "both": {"color": VERMILLION, "linestyle": "-", "marker": "o"},
+}
+
+
+def draw_ablation(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
+    """The accuracy of the two tasks over time, a panel each, a line for each condition."""
+    cell = _fullest_cell([run for run in two_task_runs(runs) if run.settings["evaluate_every"]])
+    curves = {name: [Curves(run) for run in group] for name, group in cell.items()}
+    first = curves["both"][0]
+    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    for number, (axes, task) in enumerate(zip(panels, first.tasks, strict=True)):
+        for name, mark in CONDITIONS.items():
+            steps, values = mean_curve([curve.accuracy(task) for curve in curves[name]])
+            axes.plot(steps, values, label=name, markersize=3, markevery=max(1, len(steps) // 12), **mark)
+        mark_changes(axes, first.timeline)
+        letter(axes, number, f"Task {number + 1}")
+        axes.set_xlabel("step")
+    panels[0].set_ylabel("accuracy (%)")
+    legend_below(figure, 4, "orthogonal")
+    run = first.run
+    return figure, (
+        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, "
+        f"mean of {counted(map(len, curves.values()), 'run')} a line."
+    )
+
+
+def condition(run: RunRecord) -> str | None:
+    """Which of the four conditions a run belongs to, if any.
+
+    >>> from pathlib import Path
+    >>> condition(RunRecord(Path(), {"method": {"name": "er", "alpha": 0.001}}, None))
+    'filters'
+    """
+    gradients, filters = run.method in ("soro", "soro+dbt"), run.settings["method"]["alpha"] > 0
+    if not gradients and run.method != "er":
+        return None
+    return {(0, 0): "none", (1, 0): "gradients", (0, 1): "filters", (1, 1): "both"}[gradients, filters]
+
+
+def _fullest_cell(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The runs by condition, of the first configuration that has all four."""
+    found: set[str] = set()
+    for cell in grouped(runs, lambda run: circumstances(run, "seed")).values():
+        groups = grouped(cell, condition)
+        present = {name: groups[name] for name in CONDITIONS if name in groups}
+        if len(present) == len(CONDITIONS):
+            return present
+        found |= present.keys()
+    seen = ", ".join(name for name in CONDITIONS if name in found) or "nothing"
+    raise MissingRunsError(f"no configuration has all of {', '.join(CONDITIONS)} (found {seen})")
+
+
+ABLATION = FigureSpec(
+    name="ablation",
+    number="Figure 3",
+    title="Ablation",
+    caption="Ablation study with two tasks, the second starting at the dashed line and the first ending at the dotted "
+    "one: accuracy over time with orthogonal gradients (SORO), orthogonal filters (DBT), both, or none.",
+    needs="runs of two tasks by er, by soro, by er with α > 0 and by soro+dbt, evaluated along the way",
+    recipes=(
+        Recipe("toy-cifar10", "soro,soro+dbt", assignments=("evaluate_every=10",)),
+        Recipe("toy-cifar10", "er", assignments=("evaluate_every=10",), sweeps=("method.alpha=0,1e-3",)),
+    ),
+    draw=draw_ablation,
+)

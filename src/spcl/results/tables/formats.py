@@ -1,0 +1,251 @@
+"""Result tables for the terminal, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Literal
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from spcl.results.tables.tables import Cell, Measure, ResultTable, Row
+
+__all__ = ["TableFormat", "csv_text", "format_tables", "latex_text", "markdown_text", "terminal_table"]
+
+TableFormat = Literal["terminal", "markdown", "latex", "csv"]
+
+SIGNIFICANT = 0.05
+CSV_COLUMNS = (
+    *("scenario", "benchmark", "method", "type", "over"),
+    *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std", "forgetting_rank"),
+    *("runs", "missing", "not_finite"),
+    *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
+    *("against", "gain", "p_value"),
+)
+
+LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
+
+Style = Callable[[str, int | None], str]
+"""Marks a number by its rank: best, second best or neither."""
+
+
+def headings(table: ResultTable) -> list[str]:
+    """The columns that each benchmark has."""
+    paper = any(cell.paper for cell in table.cells.values())
+    return [
+        "A %",
+        "F %",
+        *(["paper A %", "paper F %"] if paper else []),
+        *([f"p vs {table.against}"] if table.against else []),
+    ]
+
+
+def notes(table: ResultTable, best: str, second: str, escaped: Callable[[str], str]) -> str:
+    """What the marks in a table mean, and what else to know of its numbers."""
+    sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
+    sentences += map(escaped, table.remarks)
+    if table.against:
+        sentences.append(
+            escaped(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
+            + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
+        )
+    return " ".join(sentences)
+
+
+def _number(mean: float, std: float | None) -> str:
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _measure(measure: Measure, style: Style) -> str:
+    return style(_number(measure.mean, measure.std), measure.rank)
+
+
+def _significance(cell: Cell) -> str:
+    if cell.p_value is None or cell.gain is None:
+        return ""
+    sign = ("▲" if cell.gain > 0 else "▼") if cell.p_value < SIGNIFICANT else ""
+    return f"{_p_text(cell.p_value)} {sign}".strip()
+
+
+def _p_text(p_value: float) -> str:
+    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list[str]:
+    """What one method has under one benchmark's columns."""
+    cell = table.cells.get((row.label, benchmark))
+    columns = headings(table)
+    if cell is None:
+        return [""] * len(columns)
+    accuracy = _measure(cell.accuracy, style)
+    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else ""), _measure(cell.forgetting, style)]
+    if "paper A %" in columns:
+        published = cell.paper
+        entries += (
+            [
+                _number(published.accuracy, published.accuracy_std),
+                _number(published.forgetting, published.forgetting_std),
+            ]
+            if published
+            else ["", ""]
+        )
+    return [*entries, _significance(cell)] if table.against else entries
+
+
+def _families(table: ResultTable) -> Iterator[list[Row]]:
+    for _, rows in groupby(table.rows, key=lambda row: row.family):
+        yield list(rows)
+
+
+def _lines(table: ResultTable, style: Style) -> Iterator[tuple[Row, list[str]]]:
+    for row in table.rows:
+        yield row, [entry for name in table.benchmarks for entry in _entries(table, row, name, style)]
+
+
+# -- terminal
+
+
+def terminal_table(table: ResultTable, styled: bool = True) -> Table:
+    """The table as a picture for the terminal; without styles, signs mark the best and second best."""
+    style = _terminal_style if styled else _plain_style
+    best, second = style("bold" if styled else "", 1), style("underlined" if styled else "", 2)
+    drawn = Table(
+        title=table.title,
+        caption=Text.from_markup(notes(table, best, second, escape), style="table.caption", emoji=False),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    drawn.add_column("method", no_wrap=True)
+    drawn.add_column("type")
+    for benchmark in table.benchmarks:
+        for heading in headings(table):
+            drawn.add_column(Text(f"{benchmark}\n{heading}"), justify="right", no_wrap=True)
+    for rows in _families(table):
+        for row in rows:
+            entries = [entry for name in table.benchmarks for entry in _entries(table, row, name, style)]
+            drawn.add_row(Text(row.label), row.family, *entries)
+        drawn.add_section()
+    return drawn
+
+
+def _terminal_style(text: str, rank: int | None) -> str:
+    return {1: f"[bold]{text}[/]", 2: f"[underline]{text}[/]"}.get(rank or 0, text)
+
+
+def _plain_style(text: str, rank: int | None) -> str:
+    return text + {1: "¹", 2: "²"}.get(rank or 0, "")
+
+
+# -- text formats
+
+
+def format_tables(tables: Sequence[ResultTable], form: Literal["markdown", "latex", "csv"]) -> str:
+    """The tables as text."""
+    if form == "csv":
+        return csv_text(tables)
+    return "\n".join((markdown_text if form == "markdown" else latex_text)(table) for table in tables)
+
+
+def markdown_text(table: ResultTable) -> str:
+    """The table in Markdown."""
+    columns = ["method", "type", *(f"{name} {heading}" for name in table.benchmarks for heading in headings(table))]
+    lines = [
+        f"### {table.title}",
+        "",
+        f"| {' | '.join(map(_markdown_escape, columns))} |",
+        f"|{'|'.join([':--', ':--', *['--:'] * (len(columns) - 2)])}|",
+        *(
+            f"| {' | '.join([_markdown_escape(row.label), row.family, *entries])} |"
+            for row, entries in _lines(table, _markdown_style)
+        ),
+        "",
+        notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_style(text: str, rank: int | None) -> str:
+    return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(rank or 0, text)
+
+
+def _markdown_escape(text: str) -> str:
+    return re.sub(r"([\\|*_<>`])", r"\\\1", text)
+
+
+def latex_text(table: ResultTable) -> str:
+    """The table in LaTeX, for the package booktabs."""
+    count = len(headings(table))
+    groups = [rf"\multicolumn{{{count}}}{{c}}{{{_latex_escape(name)}}}" for name in table.benchmarks]
+    names = [_latex_escape(heading) for _ in table.benchmarks for heading in headings(table)]
+    lines = [
+        rf"% {table.title}",
+        rf"\begin{{tabular}}{{ll{'r' * len(names)}}}",
+        r"\toprule",
+        rf" & & {' & '.join(groups)} \\",
+        rf"Method & Type & {' & '.join(names)} \\",
+    ]
+    for rows in _families(table):
+        lines.append(r"\midrule")
+        for row in rows:
+            entries = [entry for name in table.benchmarks for entry in _entries(table, row, name, _latex_style)]
+            lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *map(_latex_symbols, entries)])} \\")
+    legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
+
+
+def _latex_style(text: str, rank: int | None) -> str:
+    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(rank or 0, text)
+
+
+def _latex_escape(text: str) -> str:
+    return re.sub(r"([#$%&_{}])", r"\\\1", text)
+
+
+def _latex_symbols(text: str) -> str:
+    """Numbers in text mode, with signs from mathematics.
+
+    >>> print(_latex_symbols("-1.50 ± 0.25"), _latex_symbols("<0.001 ▲"))
+    $-$1.50 $\\pm$ 0.25 $<$0.001 $\\uparrow$
+    """
+    return _replaced(text, LATEX_SIGNS | {"-": "$-$"})
+
+
+def _replaced(text: str, signs: Mapping[str, str]) -> str:
+    return "".join(signs.get(character, character) for character in text)
+
+
+def csv_text(tables: Sequence[ResultTable]) -> str:
+    """One line for every cell, with all its numbers in full."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        for benchmark in table.benchmarks:
+            for row in table.rows:
+                if cell := table.cells.get((row.label, benchmark)):
+                    writer.writerow([table.scenario, benchmark, row.label, row.family, *_csv_cell(table, cell)])
+    return file.getvalue()
+
+
+def _csv_cell(table: ResultTable, cell: Cell) -> list[object]:
+    paper = cell.paper
+    published = [paper.accuracy, paper.accuracy_std, paper.forgetting, paper.forgetting_std] if paper else [None] * 4
+    return [
+        table.over,
+        *(value for measure in (cell.accuracy, cell.forgetting) for value in (measure.mean, measure.std, measure.rank)),
+        cell.runs,
+        cell.missing,
+        cell.not_finite,
+        *published,
+        table.against,
+        cell.gain,
+        cell.p_value,
+    ]

@@ -1,0 +1,107 @@
+"""What a complete run found: the typed content of ``result.json``."""
+
+import re
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+__all__ = ["DataSummary", "Environment", "RunResult", "TaskResult"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class DataSummary(_Record):
+    """The data of a run: its name, the number of samples, their shape and the number of classes."""
+
+    name: str
+    train: int
+    test: int
+    shape: tuple[int, ...]
+    classes: int
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """Accept the text that earlier versions wrote."""
+        pattern = r"\w+\('(.*)': (\d+) \+ (\d+) samples of ([\d×]+), (\d+) classes\)"
+        if isinstance(value, str) and (found := re.fullmatch(pattern, value)):
+            name, train, test, shape, classes = found.groups()
+            return {"name": name, "train": train, "test": test, "shape": shape.split("×"), "classes": classes}
+        return value
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, self.shape))
+        return f"{self.name}: {self.train} + {self.test} samples of {shape}, {self.classes} classes"
+
+
+class TaskResult(_Record):
+    """The accuracy of a task in per cent, when it ended and at the end of the run."""
+
+    at_end: float
+    final: float
+
+
+class Environment(_Record):
+    """Versions and hardware that a run was made with."""
+
+    spcl: str
+    torch: str
+    python: str
+    device: str
+    threads: int | None = None
+    git: str | None = None
+
+
+class RunResult(_Record):
+    """The result of a complete run; accuracies and forgetting are in per cent.
+
+    Attributes:
+        accuracy: A, the mean final accuracy of all tasks.
+        forgetting: F, the mean difference between a task's final accuracy and that when it ended.
+        tasks: the two accuracies of every task.
+        data: what the data was.
+        fingerprint: checksum of the data.
+        confusion: for every task how often each of its classes (rows) was predicted as each class (columns).
+        filters: statistics of the filters of every convolution (paper, §5.5); None where they are not finite.
+        left_out: the number of steps in which a task was skipped because its loss or gradient was not finite.
+        steps: the number of training steps.
+        timeline: the first and last step of every task.
+        environment: versions and hardware.
+        seconds: the time of every phase.
+
+    Fields that records of earlier versions lack are empty.
+
+    >>> result = RunResult.parse({"accuracy": 80.0, "forgetting": -5.0, "tasks": {"a": {"at_end": 85, "final": 80}}})
+    >>> result.tasks["a"].final
+    80.0
+    >>> RunResult.parse({"accuracy": 80.0})
+    """
+
+    scenario: str | None = None
+    benchmark: str | None = None
+    data: DataSummary | None = None
+    method: str | None = None
+    preset: str | None = None
+    config: int | None = None
+    seed: int | None = None
+    accuracy: float
+    forgetting: float
+    tasks: dict[str, TaskResult]
+    confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
+    filters: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    left_out: dict[str, int] = Field(default_factory=dict)
+    steps: int | None = None
+    fingerprint: str | None = None
+    timeline: tuple[tuple[int, int], ...] = ()
+    environment: Environment | None = None
+    seconds: dict[str, float] = Field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, content: Any) -> Self | None:
+        """Return the result that decoded JSON holds, or None where it holds none."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError:
+            return None

@@ -1,0 +1,171 @@
+"""What a person sees of a run while it goes on: a live picture on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from spcl.learner import StepReport
+
+if TYPE_CHECKING:
+    from spcl.runs.problem import Problem
+    from spcl.runs.settings import RunSettings
+
+__all__ = ["LiveView", "PlainView", "SilentView", "View", "title"]
+
+REFRESH_SECONDS = 0.25
+DRAWING_SHARE = 0.005  # of the time, at the most
+PLAIN_SECONDS = 5.0
+
+
+class View(Protocol):
+    """Told how a run goes."""
+
+    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
+        """The run starts, or goes on after ``done`` steps."""
+        ...
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        """A step was made; accuracies are the latest known."""
+        ...
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """The run is complete."""
+        ...
+
+    def close(self) -> None:
+        """The run is over, complete or not."""
+        ...
+
+
+class SilentView:
+    """Says nothing."""
+
+    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def title(settings: "RunSettings") -> str:
+    """A run in one line."""
+    return (
+        f"{settings.method['name']} on {settings.benchmark}, {settings.scenario}-incremental, {settings.paradigm}, "
+        f"configuration {settings.config}, seed {settings.seed}"
+    )
+
+
+def _condition(report: StepReport) -> str:
+    if report.before is None:
+        return "–"
+    after = "–" if report.after is None else f"{report.after.condition_number:.3g}"
+    return f"{report.before.condition_number:.3g} → {after}"
+
+
+class PlainView:
+    """A line every few seconds and for every evaluation, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._seen: dict[str, float] = {}
+        self._last = 0.0
+        self._total = 0
+
+    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
+        """The title and what is to come."""
+        self._total = len(problem.stream)
+        self._console.print(f"{title(settings)}: {self._total} steps, {done} done", highlight=False, soft_wrap=True)
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        """A line, if something was evaluated or some time has passed."""
+        new = {task: value for task, value in accuracies.items() if self._seen.get(task) != value}
+        now = time.monotonic()
+        if not new and now - self._last < PLAIN_SECONDS:
+            return
+        self._seen, self._last = dict(accuracies), now
+        found = ", ".join(f"{task} {value:.1f} %" for task, value in new.items())
+        line = f"step {report.step + 1}/{self._total}  κ {_condition(report)}  {found}"
+        self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """The two numbers that count."""
+        self._console.print(
+            f"{result['scenario']}-incremental: accuracy {result['accuracy']:.2f} %, "
+            f"forgetting {result['forgetting']:+.2f} %, {result['seconds']['training']:.1f} s of training",
+            highlight=False,
+        )
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+class LiveView:
+    """Progress, the timeline with its tasks, their accuracies, κ before and after, speed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        )
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._draw_after = 0.0
+        self._begun = 0.0
+        self._done_before = 0
+
+    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
+        """Open the picture."""
+        self._settings, self._problem = settings, problem
+        self._bar = self._progress.add_task("training", total=len(problem.stream), completed=done)
+        self._begun, self._done_before = time.monotonic(), done
+        self._live.start()
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        """Draw again, a few times a second or, where drawing is slow, less often."""
+        now = time.monotonic()
+        if now < self._draw_after:
+            return
+        self._progress.update(self._bar, completed=report.step + 1)
+        rate = (report.step + 1 - self._done_before) / max(now - self._begun, 1e-9)
+        self._live.update(self._picture(step, report, accuracies, rate), refresh=True)
+        drawn = time.monotonic()
+        self._draw_after = drawn + max(REFRESH_SECONDS, (drawn - now) / DRAWING_SHARE)
+
+    def _picture(self, step: int, report: StepReport, accuracies: Mapping[str, float], rate: float) -> Group:
+        width = max(20, min(80, self._console.width - 12))
+        timeline = self._problem.configuration.timeline.draw(width, names=self._problem.stream.names, now=step + 1)
+        facts = Table.grid(padding=(0, 3))
+        losses = ", ".join(f"{name} {value:.2f}" for name, value in report.losses.items())
+        facts.add_row("κ before → after", _condition(report))
+        facts.add_row("losses", losses)
+        facts.add_row("accuracy", ", ".join(f"{task} {value:.1f} %" for task, value in accuracies.items()) or "–")
+        facts.add_row("speed", f"{rate:.1f} steps/s, memory {report.memory_bytes / 1e6:.2f} MB")
+        return Group(Text(title(self._settings), style="bold"), self._progress, timeline, facts)
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """The result as a table, which stays."""
+        self._live.stop()
+        table = Table(title=title(self._settings), title_justify="left")
+        for heading in ("task", "accuracy when it ended", "accuracy at the end", "change"):
+            table.add_column(heading, justify="left" if heading == "task" else "right")
+        for task, values in result["tasks"].items():
+            change = values["final"] - values["at_end"]
+            table.add_row(task, f"{values['at_end']:.2f} %", f"{values['final']:.2f} %", f"{change:+.2f}")
+        table.add_section()
+        table.add_row("mean", "", f"{result['accuracy']:.2f} %", f"{result['forgetting']:+.2f}", style="bold")
+        self._console.print(table)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._live.stop()

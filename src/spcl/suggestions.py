@@ -1,0 +1,19 @@
+"""Suggestions for names that are unknown."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the nearest known name as a question, or all known names where none is near.
+
+    >>> did_you_mean("sorro", ["er", "soro"])
+    "did you mean 'soro'?"
+    >>> did_you_mean("x", ["er", "soro"])
+    'choose one of er, soro'
+    """
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    near = get_close_matches(name.lower(), by_lower_case, n=1)
+    return f"did you mean {by_lower_case[near[0]]!r}?" if near else f"choose one of {', '.join(by_lower_case.values())}"
