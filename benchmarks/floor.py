@@ -1,4 +1,4 @@
-"""What a column must do at the least: arithmetic, numbers, operations; forward, loss and backward of 128 samples.
+"""What a gradient takes at the least: arithmetic, numbers, operations; forward, loss and backward of 128 samples.
 
 python benchmarks/floor.py
 """
@@ -45,19 +45,19 @@ def count_activations(net: nn.Module, x: Tensor) -> int:
     return found
 
 
-def column(net: nn.Module, head: nn.Module, x: Tensor) -> None:
+def gradient(net: nn.Module, head: nn.Module, x: Tensor) -> None:
     cross_entropy(head(net(x)), torch.zeros(len(x), dtype=torch.int64)).backward()
 
 
 def main() -> None:
-    table = Table(title=f"A column of {BATCH} samples: forward, loss, backward", title_justify="left")
+    table = Table(title=f"A gradient of {BATCH} samples: forward, loss, backward", title_justify="left")
     headings = ("", "parameters", "GFLOP", "activations", "operations", "of them batch-norm, ReLU or additions")
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left")
     for name, net, shape in (("ResNet-18", ResNet18(), (3, 32, 32)), ("MLP 784–128–64", MLP(784), (1, 28, 28))):
         x, head = torch.randn(BATCH, *shape), nn.Linear(net.feature_dim, CLASSES)
         with FlopCounterMode(display=False) as flops, Operations() as operations:
-            column(net, head, x)
+            gradient(net, head, x)
         passes = sum(found in PASSES_OVER_ACTIVATIONS for found in operations.names)
         parameters = sum(parameter.numel() for parameter in net.parameters())
         activations = f"{count_activations(net, x) / 1e6:.1f} M"

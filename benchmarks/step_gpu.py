@@ -1,4 +1,4 @@
-"""Steps on a GPU: with CUDA graphs against without, SORO against ER, a column three ways, and peak memory.
+"""Steps on a GPU: with CUDA graphs against without, SORO against ER, a gradient three ways, and peak memory.
 
 Compared steps are run in turns, in one process, and the ratios are medians over the rounds. Peak memory is what PyTorch
 has reserved on the GPU at most, in a process of its own for every variant.
@@ -64,14 +64,14 @@ def learner_step(
     *,
     capture: bool = True,
     autocast: torch.dtype | None = None,
-    rehearses: bool = False,
+    replays: bool = False,
 ) -> Step:
     torch.manual_seed(0)
-    memory = BalancedCoreset(1000, device=GPU) if rehearses else None
+    memory = BalancedCoreset(1000, device=GPU) if replays else None
     learner = Learner(
         make(), method(), optimizer=adam, memory=memory, memory_batch=BATCH, capture=capture, autocast=autocast
     )
-    if rehearses:
+    if replays:
         learner.add_task("earlier", classes=CLASSES)
         for _ in range(10):
             learner.step({"earlier": batches(make, 1)[0]})
@@ -146,11 +146,11 @@ def judged_table(title: str) -> Table:
 
 
 def add_speed(table: Table, rounds: int) -> None:
-    for title, steps, rehearses, target in (
+    for title, steps, replays, target in (
         ("MLP 784–128–64, T = 3, SORO: captured against eager", 3, False, 5.0),
         ("the same, three tasks and memory", 3, True, None),
     ):
-        make = partial(learner_step, mlp, SORO, steps, rehearses=rehearses)
+        make = partial(learner_step, mlp, SORO, steps, replays=replays)
         found = seconds_of({"captured": make(), "eager": make(capture=False)}, rounds)
         faster = ratio(found, "eager", "captured")
         table.add_row(
@@ -180,8 +180,8 @@ def add_memory(table: Table, tasks: int) -> None:
     )
 
 
-def column(kind: str) -> Step:
-    """One column, forward to gradient, prepared in one of four ways."""
+def gradient(kind: str) -> Step:
+    """One gradient, from forward to backward pass, prepared in one of four ways."""
     (x, y), *_ = batches(resnet, 1)
     net, head, labels = resnet(), nn.Linear(512, CLASSES, device=GPU), y.to(GPU)
     parameters = [*net.parameters(), *head.parameters()]
@@ -208,26 +208,26 @@ def captured(work: Step) -> Step:
     return graph.replay
 
 
-def column_seconds(kind: str, rounds: int) -> tuple[float, float]:
-    """The time of a column, and that of its preparation beyond what an eager one takes."""
-    column("eager")()
+def gradient_seconds(kind: str, rounds: int) -> tuple[float, float]:
+    """The time of a gradient, and that of its preparation beyond what an eager one takes."""
+    gradient("eager")()
     torch.cuda.synchronize()
     begin = perf_counter()
-    step = column(kind)
+    step = gradient(kind)
     step()
     torch.cuda.synchronize()
     prepared = perf_counter() - begin
     return median(seconds_of({kind: step}, rounds)[kind]), prepared
 
 
-def column_table(rounds: int) -> Table:
-    table = Table(title="A column of 128 images, ResNet-18, bfloat16, each in its own process", title_justify="left")
-    for heading in ("", "a column", "of eager", "to prepare"):
+def gradient_table(rounds: int) -> Table:
+    table = Table(title="A gradient of 128 images, ResNet-18, bfloat16, each in its own process", title_justify="left")
+    for heading in ("", "a gradient", "of eager", "to prepare"):
         table.add_column(heading, justify="right" if heading else "left")
     eager = None
     for kind in ("eager", "CUDA graph", "torch.compile", "torch.compile, reduce-overhead"):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh_process:
-            taken, prepared = fresh_process.submit(column_seconds, kind, rounds).result()
+            taken, prepared = fresh_process.submit(gradient_seconds, kind, rounds).result()
         eager = eager or taken
         table.add_row(kind, f"{1e3 * taken:.2f} ms", f"{taken / eager:.2f}×", f"{prepared:.2f} s")
     return table
@@ -245,7 +245,7 @@ def main() -> None:
     add_speed(table, arguments.rounds)
     console.print(table)
     if arguments.compile:
-        console.print(column_table(arguments.rounds))
+        console.print(gradient_table(arguments.rounds))
 
 
 if __name__ == "__main__":
