@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def edges() -> list[tuple[str, str]]:
     found = []
     for line in diagram().splitlines():
         parts = [part.strip() for part in re.split(r"-->(?:\|.*?\|)?", re.sub(r"\[.*?\]", "", line))]
-        for left, right in zip(parts, parts[1:], strict=False):
+        for left, right in pairwise(parts):
             found += [(a.strip(), b.strip()) for a in left.split("&") for b in right.split("&")]
     return found
 
