@@ -1,28 +1,18 @@
 """The paper's own methods: SORO, and SORO with DBT."""
 
-from typing import Any, Literal
-
 from pydantic import Field
 
-from spcl.aggregation import SOROWeighting
+from spcl.aggregation import SOROPresets, SOROSettings, solve_soro
 from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["SORO", "SORODBT"]
 
 
-class SOROMethodSettings(MethodSettings):
-    """Settings of Algorithm 1, as in :func:`spcl.aggregation.solve_soro`."""
-
-    sigma: float = Field(100.0, gt=0.0, description="σ, how strongly the adjusted gradients are made orthogonal")
-    lambda_: float = Field(100.0, ge=0.0, description="λ, how strongly their norms are drawn to 1")
-    eta: float | None = Field(None, gt=0.0, description="η, step of the descent; 1/(8σ+2) if not given")
-    iterations: int = Field(100, ge=0, description="the most iterations")
-    tolerance: float = Field(1e-3, ge=0.0, description="stop when the objective falls by less")
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum of the descent")
-    scale: Literal["unit", "min"] = Field("min", description="multiply the result by 1 or by σ_min(G)")
+class SOROMethodSettings(SOROSettings, MethodSettings):
+    """Settings of :class:`SORO`: those of Algorithm 1 and those of every method."""
 
 
-class SORO(Method):
+class SORO(SOROPresets, Method):
     r"""Structured orthogonal regularisation optimisation: orthogonalise the gradients, then add them up.
 
     .. math:: u = \hat G \mathbf 1, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
@@ -44,13 +34,9 @@ class SORO(Method):
     Settings = SOROMethodSettings
     settings: SOROMethodSettings
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._weighting = SOROWeighting(**self.settings.model_dump(exclude={"alpha", "decoupled"}))
-
     def weigh(self, gradients: Gradients) -> Weights:
         """The weights and the adjusted Gramian of Algorithm 1."""
-        solution = self._weighting.solve(gradients.known_gramian())
+        solution = solve_soro(gradients.known_gramian(), self.settings)
         return Weights(solution.weights, solution.adjusted)
 
 
