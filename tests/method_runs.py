@@ -45,6 +45,11 @@ def paused(make: Callable[[], Learner], pause: int, path: Path, device: str = "c
     return second
 
 
+def is_elementwise(method: Method) -> bool:
+    """Return whether the method combines the gradients themselves instead of weighting them."""
+    return type(method).combine is not Method.combine
+
+
 def run(learner: Learner, first: int, last: int = STEPS) -> list[StepReport]:
     """Steps ``first`` up to, not including, ``last``."""
     reports = []

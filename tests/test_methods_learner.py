@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from method_runs import SPANS, STEPS, new_learner, paused, run, tensors
+from method_runs import SPANS, STEPS, is_elementwise, new_learner, paused, run, tensors
 from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.learner import Learner, Scenario
@@ -31,7 +31,7 @@ def test_runs_while_tasks_come_and_go(name: str, scenario: Scenario) -> None:
         rehearsed = {"memory"} if step > SPANS["a"][1] else set()
         assert set(report.losses) == active | rehearsed
         assert not report.skipped
-        if not learner.method.elementwise:
+        if not is_elementwise(learner.method):
             assert set(report.weights) == set(report.losses)
     assert all(bool(tensor.isfinite().all()) for tensor in tensors(learner))
 
@@ -105,12 +105,12 @@ def test_learns_tasks_that_run_side_by_side(name: str) -> None:
         ("gmed", {"decay": 1.1}, "decay = 1.1"),
         ("emgd", {"temperatur": 1.0}, "did you mean 'temperature'\\?"),
         ("emgd", {"momentum": 1.0}, "momentum = 1.0"),
-        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; it has alpha, decoupled"),
+        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; choose one of alpha, decoupled"),
         ("pc-grad", {}, "there is no method 'pc-grad'; did you mean 'pcgrad'\\?"),
         ("agem", {}, "did you mean 'a-gem'\\?"),
         ("derpp", {}, "there is no method 'derpp'; did you mean 'der\\+\\+'\\?"),
         ("GradDrop", {}, "did you mean 'graddrop'\\?"),
-        ("zzz", {}, "there is no method 'zzz'; 'spcl methods' lists them"),
+        ("zzz", {}, "there is no method 'zzz'; choose one of mgda, dwa, "),
     ],
 )
 def test_wrong_settings_and_names_are_explained(name: str, settings: dict[str, Any], message: str) -> None:

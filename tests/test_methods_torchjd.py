@@ -11,7 +11,7 @@ from torch import Tensor
 from torchjd.aggregation import Aggregator
 
 from matrices import normal
-from method_runs import new_learner, paused, run, tensors
+from method_runs import is_elementwise, new_learner, paused, run, tensors
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.methods import Gradients, TorchJD, aggregators, make_method
@@ -56,7 +56,7 @@ def native(method: TorchJD, columns: int) -> Aggregator:
 
 
 def update(method: TorchJD, J: Tensor, names: tuple[str, ...]) -> Tensor:
-    if method.elementwise:
+    if is_elementwise(method):
         return method.combine(J.clone())
     return method.weigh(Gradients(names, np.ones(len(J)), J @ J.T)).values @ J
 
@@ -131,8 +131,8 @@ def test_a_missing_extra_says_what_to_install(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("name", "message"), [("Constant", "3 rows"), ("Krum", "at least 3 rows")])
-def test_columns_that_do_not_fit_are_explained(name: str, message: str) -> None:
-    with pytest.raises(SpclError, match=rf"method 'torchjd:{name}' cannot combine 1 columns: .*{message}"):
+def test_a_number_of_gradients_that_does_not_fit_is_explained(name: str, message: str) -> None:
+    with pytest.raises(SpclError, match=rf"method 'torchjd:{name}' cannot combine 1 gradients: .*{message}"):
         run(new_learner(made(name), "task"), 0)
 
 

@@ -176,7 +176,7 @@ class Collector:
         spread = self._spread(len(names), has_penalty)
         before = spread @ products @ spread.T
         result.before = torch.from_numpy(before)
-        if self.method.elementwise:
+        if type(self.method).combine is not Method.combine:
             self._combine_elementwise(len(names), has_penalty)
             return
         fold, folded_names = self._fold_matrix(result, names)

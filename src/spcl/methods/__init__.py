@@ -1,6 +1,14 @@
-"""Methods for parallel continual learning, each in a file of its own."""
+"""Methods for parallel continual learning.
 
-from spcl.methods.agem import AGEM
+Every file of this package that defines a subclass of :class:`Method` with a ``name`` adds a method, and so does every
+entry point of the group ``spcl.methods`` in another installed package; :data:`METHODS` holds them by name. The classes
+in the files can be imported from here::
+
+    from spcl.methods import SORO, Method, make_method
+"""
+
+from typing import Any
+
 from spcl.methods.base import (
     CURRENT,
     MEMORY,
@@ -15,49 +23,20 @@ from spcl.methods.base import (
     Weights,
 )
 from spcl.methods.costs import Cost, cost_of
-from spcl.methods.derpp import DERPP
-from spcl.methods.dwa import DWA
-from spcl.methods.emgd import EMGD
-from spcl.methods.er import ER
-from spcl.methods.gmed import GMED
-from spcl.methods.graddrop import GradDrop
-from spcl.methods.maxdo import MaxDO
-from spcl.methods.mdmtr import MDMTR, CosineHead
-from spcl.methods.mega import MEGA
-from spcl.methods.mgda import MGDA
-from spcl.methods.pcgrad import PCGrad
-from spcl.methods.registry import METHODS, make_method
-from spcl.methods.rlw import RLW
-from spcl.methods.soro import SORO, SORODBT
+from spcl.methods.registry import METHODS, make_method, method_modules
 from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
 __all__ = [
-    "AGEM",
     "CURRENT",
-    "DERPP",
-    "DWA",
-    "EMGD",
-    "ER",
-    "GMED",
-    "MDMTR",
-    "MEGA",
     "MEMORY",
     "METHODS",
-    "MGDA",
-    "RLW",
-    "SORO",
-    "SORODBT",
-    "CosineHead",
     "Cost",
-    "GradDrop",
     "Gradients",
     "LookAhead",
     "Loss",
-    "MaxDO",
     "Method",
     "MethodSettings",
     "Output",
-    "PCGrad",
     "Reduction",
     "Task",
     "TorchJD",
@@ -67,3 +46,16 @@ __all__ = [
     "make_method",
     "torchjd_method",
 ]
+__all__ += [name for module in method_modules() for name in vars(module).get("__all__", ())]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class of a file of this package, e.g. ``spcl.methods.SORO``."""
+    for module in method_modules():
+        if name in vars(module).get("__all__", ()):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,6 +24,7 @@ class AGEM(Method):
 
     name = "a-gem"
     family = "SCL"
+    order = 1
     summary = "the current tasks' gradient, projected where it conflicts with the memory's"
     reference = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019"
     reduction = "mean"

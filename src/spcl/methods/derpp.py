@@ -34,6 +34,7 @@ class DERPP(Method):
 
     name = "der++"
     family = "SCL"
+    order = 6
     summary = "replays memory towards the logits it was stored with, and towards its labels"
     reference = "Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020"
     reduction = "mean"

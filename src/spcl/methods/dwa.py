@@ -34,6 +34,7 @@ class DWA(Method):
 
     name = "dwa"
     family = "MTL"
+    order = 2
     summary = "more weight for tasks whose loss falls slowly"
     reference = "Liu et al., End-to-End Multi-Task Learning with Attention, CVPR 2019"
     reduction = "sum"

@@ -35,6 +35,7 @@ class EMGD(Method):
 
     name = "emgd"
     family = "PCL"
+    order = 2
     summary = "the shortest combination of gradients that leaves every task its share"
     reference = "Lyu et al., Elastic Multi-Gradient Descent for Parallel Continual Learning, IEEE TPAMI"
     Settings = EMGDSettings

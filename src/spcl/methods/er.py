@@ -20,6 +20,7 @@ class ER(Method):
 
     name = "er"
     family = "SCL"
+    order = 3
     summary = "averages the current tasks' gradient with the memory's"
     reference = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
     reduction = "mean"

@@ -46,6 +46,7 @@ class GMED(ER):
 
     name = "gmed"
     family = "SCL"
+    order = 2
     summary = "ER, with memory's inputs edited towards what is about to be forgotten"
     reference = "Jin et al., Gradient-based Editing of Memory Examples, NeurIPS 2021"
     edits_memory = True

@@ -40,9 +40,9 @@ class GradDrop(Method):
 
     name = "graddrop"
     family = "MTL"
+    order = 3
     summary = "every parameter follows the tasks of one sign, chosen at random by their weight"
     reference = "Chen et al., Just Pick a Sign: Gradient Sign Dropout, NeurIPS 2020"
-    elementwise = True
     Settings = GradDropSettings
     settings: GradDropSettings
 

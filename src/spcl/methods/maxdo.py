@@ -26,6 +26,7 @@ class MaxDO(Method):
 
     name = "maxdo"
     family = "PCL"
+    order = 1
     summary = "combines gradients so that none is far from what the others would do"
     reference = "Lyu et al., Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning, ICCV 2023"
 

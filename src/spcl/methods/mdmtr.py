@@ -59,6 +59,7 @@ class MDMTR(ER):
 
     name = "mdmtr"
     family = "SCL"
+    order = 5
     summary = "one cosine classifier over all tasks, with angular margins for task and class"
     reference = "Lyu et al., Multi-Domain Multi-Task ReplayBatch for Lifelong Learning, AAAI 2021"
     joint_logits = True

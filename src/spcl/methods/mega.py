@@ -28,6 +28,7 @@ class MEGA(Method):
 
     name = "mega"
     family = "SCL"
+    order = 4
     summary = "adds the memory's gradient, weighted by the ratio of the two losses"
     reference = "Guo et al., Improved Schemes for Episodic Memory-based Lifelong Learning, NeurIPS 2020"
     reduction = "mean"

@@ -21,6 +21,7 @@ class MGDA(Method):
 
     name = "mgda"
     family = "MTL"
+    order = 1
     summary = "the shortest convex combination of all gradients, which descends on every task"
     reference = "Sener and Koltun, Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018"
 

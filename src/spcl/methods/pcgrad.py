@@ -25,6 +25,7 @@ class PCGrad(Method):
 
     name = "pcgrad"
     family = "MTL"
+    order = 4
     summary = "takes out of each gradient what conflicts with the others, then adds them"
     reference = "Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020"
 

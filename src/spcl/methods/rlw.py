@@ -22,6 +22,7 @@ class RLW(Method):
 
     name = "rlw"
     family = "MTL"
+    order = 5
     summary = "random weights, new in every step"
     reference = "Lin et al., Reasonable Effectiveness of Random Weighting, TMLR 2022"
     reduction = "sum"
