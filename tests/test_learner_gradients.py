@@ -246,7 +246,8 @@ def test_the_orthogonality_gradient_enters_as_asked(method: type[Method], settin
             rows = torch.stack([rows[:-1].mean(dim=0), rows[-1]])
             losses = np.array([losses[:-1].mean(), losses[-1]])
         columns = Gradients(names, losses, rows @ rows.T)
-        update = rule.combine(rows) if type(rule).combine is not Method.combine else rule.weigh(columns).values.double() @ rows
+        elementwise = type(rule).combine is not Method.combine
+        update = rule.combine(rows) if elementwise else rule.weigh(columns).values.double() @ rows
         return update + alpha * decoupled * shared
 
     report = learner.step(present(learner, 2))

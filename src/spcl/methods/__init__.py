@@ -1,10 +1,33 @@
-"""Methods for parallel continual learning.
+r"""Methods for parallel continual learning, each in a file of its own, and every aggregator of TorchJD.
 
-Every file of this package that defines a subclass of :class:`Method` with a ``name`` adds a method, and so does every
-entry point of the group ``spcl.methods`` in another installed package; :data:`METHODS` holds them by name. The classes
-in the files can be imported from here::
+>>> from spcl.methods import METHODS, make_method
+>>> make_method("der++", label_weight=1.0)    # the same as DERPP(label_weight=1.0)
+DERPP(label_weight=1.0)
+>>> "soro" in METHODS                         # all methods by name; `spcl methods` lists them with their costs
+True
 
-    from spcl.methods import SORO, Method, make_method
+A method defines the loss of a task and of memory, how memory enters, and how the gradients are weighted. Its state is
+saved with the learner. Settings are checked when the method is made; the error for an unknown name suggests the nearest
+known one. The defaults are those of the publication, or of the code its authors published, unless a method says
+otherwise. The tables of the SPCL paper compare these methods by code of its authors; where that code differs from the
+definition of a method, the definition is used here and the method says so.
+
+**Notation.** :math:`g_i` is the gradient of task i with respect to the shared parameters, :math:`\ell_i` its loss. For
+MTL and PCL methods memory, once it holds samples, is one more gradient among the T. For SCL methods :math:`g` is the
+mean gradient of the current tasks, :math:`g_m` that of memory, and :math:`u = g` while memory is empty. :math:`u` is
+the update that the optimiser gets; heads always get the plain sum of their gradients. :math:`C = G^\top G` is the T×T
+Gramian of the gradients, the columns of G. Every method but ``graddrop`` is computed from it, from the losses or from
+random numbers alone, at a cost that does not depend on the size of the model.
+
+**Random numbers.** ``graddrop`` has a seed of its own; ``rlw``, ``pcgrad`` and the random aggregators of TorchJD draw
+from PyTorch's global generator. Checkpoints hold the state of both, so a resumed run gives the same result.
+
+**Costs.** The gradients held are those of the shared parameters that exist at once, for T tasks and memory. Measuring
+stability, the default of ``spcl run``, takes every gradient by itself.
+
+**Another method** is a subclass of :class:`spcl.methods.Method` with a ``name``, ``family``, ``summary`` and
+``reference``, in a file of this package or in another installed package whose entry point of the group ``spcl.methods``
+names the module or the class. It needs no other registration: commands, tables and this page find it.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Averaged gradient episodic memory."""
+"""A-GEM, averaged gradient episodic memory."""
 
 from typing import cast
 
@@ -11,9 +11,9 @@ __all__ = ["AGEM"]
 
 
 class AGEM(Method):
-    r"""Averaged GEM: the current tasks' mean gradient, made not to conflict with the memory's.
+    r"""Averaged gradient episodic memory: the current gradient, projected where it conflicts with memory's.
 
-    .. math:: u = g - \min\!\Big(\frac{g \cdot g_m}{g_m \cdot g_m}, 0\Big)\, g_m
+    .. math:: u = g - \min\!\left(\frac{g \cdot g_m}{g_m \cdot g_m},\, 0\right) g_m
 
     Chaudhry et al., *Efficient Lifelong Learning with A-GEM*, ICLR 2019, eq. 11
     (:class:`spcl.aggregation.AGEMWeighting`).
@@ -30,5 +30,5 @@ class AGEM(Method):
     reduction = "mean"
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """The weights of the projection."""
+        """Return the weights of the projection."""
         return Weights(AGEMWeighting()(cast(PSDMatrix, gradients.known_gramian())))

@@ -131,6 +131,9 @@ def _check_declarations(method: type[Method]) -> None:
         raise SpclError(f"{_path(method)} must declare {', '.join(missing)} as text")
     if method.family not in FAMILIES:
         raise SpclError(f"{_path(method)} must be of the family {', '.join(FAMILIES)}, but is of {method.family!r}")
+    required = [name for name, field in method.Settings.model_fields.items() if field.is_required()]
+    if required:
+        raise SpclError(f"{_path(method)} must have a default for every setting, but {', '.join(required)} has none")
 
 
 def _in_order(methods: Iterable[type[Method]]) -> list[type[Method]]:
