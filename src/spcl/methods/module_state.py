@@ -44,10 +44,8 @@ def write_state(module: nn.Module, state: dict[str, Any]) -> None:
 def _entries(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
     """Yield path, owner, name and a plain copy of every buffer, number and array."""
     for prefix, part in module.named_modules():
-        for name, value in [
-            *part._buffers.items(),
-            *((k, v) for k, v in vars(part).items() if k not in MODULE_ATTRIBUTES),
-        ]:
+        attributes = {name: value for name, value in vars(part).items() if name not in MODULE_ATTRIBUTES}
+        for name, value in [*part._buffers.items(), *attributes.items()]:
             if value is None or isinstance(value, (bool, int, float, Tensor)):
                 copy = value.clone() if isinstance(value, Tensor) else value
             elif isinstance(value, np.ndarray):

@@ -36,14 +36,11 @@ def reference_page() -> str:
 def markdown(docstring: str, examples: bool = False) -> str:
     r"""Convert a docstring to GitHub's Markdown, with or without its doctests.
 
-    >>> print(markdown('''Length of :math:`x`, as in :func:`torch.norm`.
-    ...
-    ... .. math:: \|x\|
-    ... '''))
+    >>> print(markdown("Length of :math:`x`, as in :func:`torch.norm`.\n\n.. math:: |x|"))
     Length of $`x`$, as in `torch.norm`.
     <BLANKLINE>
     ```math
-    \|x\|
+    |x|
     ```
     """
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(docstring))
