@@ -69,7 +69,6 @@ __all__ = [
     "make_method",
     "torchjd_method",
 ]
-__all__ += [name for module in method_modules() for name in vars(module).get("__all__", ())]
 
 
 def __getattr__(name: str) -> Any:
@@ -82,3 +81,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+__all__ += [name for module in method_modules() for name in vars(module).get("__all__", ())]
