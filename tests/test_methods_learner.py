@@ -26,8 +26,8 @@ def test_runs_while_tasks_come_and_go(name: str, scenario: Scenario) -> None:
     reports = run(learner, 0)
     for step, report in enumerate(reports):
         active = {task for task, (start, end) in SPANS.items() if start <= step <= end}
-        rehearsed = {"memory"} if step > SPANS["a"][1] else set()
-        assert set(report.losses) == active | rehearsed
+        replayed = {"memory"} if step > SPANS["a"][1] else set()
+        assert set(report.losses) == active | replayed
         assert not report.skipped
         if not is_elementwise(learner.method):
             assert set(report.weights) == set(report.losses)

@@ -133,7 +133,7 @@ def test_derpp_stores_the_logits_of_the_moment() -> None:
     assert early[:, 2:].isnan().any()
 
 
-def test_derpp_rehearses_a_task_with_a_head_of_its_own() -> None:
+def test_derpp_replays_a_task_with_a_head_of_its_own() -> None:
     torch.manual_seed(0)
     learner = Learner(nn.Linear(4, 3), DERPP(), memory=Reservoir(20))
     learner.add_task("speed", head=nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), loss=mse_loss)
@@ -207,7 +207,7 @@ def test_mdmtr_has_finite_gradients_where_angles_are_0_or_pi() -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in learner.model.backbone.parameters())
 
 
-def test_mdmtr_refuses_a_task_with_a_head_of_its_own_and_changes_nothing() -> None:
+def test_mdmtr_rejects_a_task_with_a_head_of_its_own_and_changes_nothing() -> None:
     learner = learner_with(MDMTR(), "task", BalancedCoreset(8))
     learner.add_task("speed", head=nn.Linear(5, 1), loss=mse_loss)
     x, y = BATCHES["b"]
@@ -265,12 +265,12 @@ def test_gmed_edits_replays_and_writes_back(scenario: Scenario, policy: Any) -> 
     if policy is BalancedCoreset:  # whose samples keep their slots while no task finishes
         assert learner.memory is not None
         for part, x in zip(drawn, inputs, strict=True):
-            shelf = learner.memory.buffers[part.task]
-            torch.testing.assert_close(shelf.fields["x"][part.slots], x)
-            assert shelf.edits[part.slots.numpy()].tolist() == (part.edits + 1).tolist()
+            buffer = learner.memory.buffers[part.task]
+            torch.testing.assert_close(buffer.fields["x"][part.slots], x)
+            assert buffer.edits[part.slots.numpy()].tolist() == (part.edits + 1).tolist()
 
 
-def test_gmed_edits_alike_in_any_units() -> None:
+def test_gmed_edits_are_independent_of_units() -> None:
     """Inputs a hundred times larger, seen through a first layer as much smaller, move a hundred times as far."""
     moved = []
     for units in (1.0, 100.0):
@@ -288,11 +288,11 @@ def test_gmed_edits_alike_in_any_units() -> None:
         learner.step({"a": (units * x, y)})
         learner.finish_task("a")
         assert learner.memory is not None
-        shelf = learner.memory.buffers["a"]
-        before = shelf.fields["x"][: shelf.size].clone()
+        buffer = learner.memory.buffers["a"]
+        before = buffer.fields["x"][: buffer.size].clone()
         learner.add_task("b", classes=2)
         learner.step({"b": (units * x, y)})
-        moved.append((shelf.fields["x"][: shelf.size] - before) / units)
+        moved.append((buffer.fields["x"][: buffer.size] - before) / units)
     assert moved[0].abs().max() > 1e-3
     torch.testing.assert_close(moved[1], moved[0], rtol=1e-4, atol=1e-9)
 
@@ -315,9 +315,9 @@ def test_memory_counts_the_edits_of_every_sample_wherever_it_moves(policy: Any) 
             saved = memory.state_dict()
             memory = policy(30)
             memory.load_state_dict(saved)
-    counted = [shelf.edits for shelf in memory.buffers.values()]
-    told = [(shelf.fields["x"][: shelf.size, 0] // 1000).tolist() for shelf in memory.buffers.values()]
-    assert [edits.tolist() for edits in counted] == told
+    counted = [buffer.edits for buffer in memory.buffers.values()]
+    expected = [(buffer.fields["x"][: buffer.size, 0] // 1000).tolist() for buffer in memory.buffers.values()]
+    assert [edits.tolist() for edits in counted] == expected
     assert max(edits.max(initial=0) for edits in counted) > 1
 
 

@@ -211,7 +211,7 @@ def test_converges_to_a_stationary_point() -> None:
 # --- Settings --------------------------------------------------------------------------------------------------------
 
 
-def test_preference_combines_the_columns_of_the_adjusted_gradients() -> None:
+def test_preference_combines_the_adjusted_gradients() -> None:
     G = with_condition(LENGTH, 6, 30.0)
     gramian = G.T @ G
     M = torch.stack([solve_soro(gramian, preference=column).weights for column in torch.eye(6)], dim=1)
@@ -269,7 +269,7 @@ def test_released_settings_can_be_changed() -> None:
     torch.testing.assert_close(SORO.released()(G.T), solve_soro(G.T @ G, RELEASED).weights @ G.T)
 
 
-def test_stops_as_it_says() -> None:
+def test_stop_reports_why_the_descent_ended() -> None:
     G = 3.0 * with_condition(LENGTH, 5, 20.0)
     gramian = G.T @ G
     start = torch.linalg.svd(G, full_matrices=False)
@@ -290,10 +290,10 @@ def test_stops_as_it_says() -> None:
 
 DAMAGE: dict[str, Callable[[Tensor], None]] = {
     "none": lambda G: None,
-    "zero column": lambda G: G[:, 0].zero_(),
-    "equal columns": lambda G: G[:, 0].copy_(G[:, -1]),
-    "opposite columns": lambda G: G[:, 0].copy_(-G[:, -1]),
-    "one huge column": lambda G: G[:, 0].mul_(1e8),
+    "zero gradient": lambda G: G[:, 0].zero_(),
+    "equal gradients": lambda G: G[:, 0].copy_(G[:, -1]),
+    "opposite gradients": lambda G: G[:, 0].copy_(-G[:, -1]),
+    "one huge gradient": lambda G: G[:, 0].mul_(1e8),
     "all zero": lambda G: G.zero_(),
 }
 

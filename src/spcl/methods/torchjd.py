@@ -53,7 +53,7 @@ class TorchJD(Method):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._build(1, torch.empty(0))  # raises at once for wrong settings and missing packages
-        self._columns: list[str] = []
+        self._names: list[str] = []
         self._rule: Aggregator | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -61,16 +61,16 @@ class TorchJD(Method):
         """Return the state of the aggregator and the names of the gradients that it belongs to."""
         if not issubclass(self.aggregator, Stateful):
             return {}
-        return {"columns": list(self._columns), "rule": read_state(self._rule) if self._rule else self._saved}
+        return {"columns": list(self._names), "rule": read_state(self._rule) if self._rule else self._saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`; the aggregator itself is restored in the next step, from its first input."""
         if state:
-            self._columns, self._saved, self._rule = list(state["columns"]), state["rule"], None
+            self._names, self._saved, self._rule = list(state["columns"]), state["rule"], None
 
     def _rule_for(self, names: list[str], matrix: Tensor) -> Aggregator:
-        if names != self._columns:
-            self._columns, self._saved, self._rule = names, None, None
+        if names != self._names:
+            self._names, self._saved, self._rule = names, None, None
         if self._rule is None:
             self._rule = self._build(len(names), matrix)
         return self._rule
