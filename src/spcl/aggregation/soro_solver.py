@@ -44,8 +44,7 @@ class SOROSolution:
 def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Tensor | None = None) -> SOROSolution:
     r"""Solve the paper's eq. 9 by its Algorithm 1, for the Gramian :math:`C = G^\top G` of the tasks' gradients.
 
-    .. math::
-        \min_{\hat G, d} \|G - \hat G\|_F^2
+    .. math:: \min_{\hat G, d} \|G - \hat G\|_F^2
         + \sigma \|\hat G^\top \hat G - \mathrm{diag}(d)\|_F^2 + \lambda \|d - 1\|_2^2
 
     Starting at :math:`\hat G_0 = U V^\top = G C^{-1/2}`, every iterate is :math:`\hat G_k = U X_k = G M_k` with T×T
@@ -59,7 +58,6 @@ def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Te
         settings: σ, λ and the settings of the descent.
         preference: W, one number per task; all ones by default, as in the paper.
 
-    >>> import torch
     >>> G = torch.tensor([[1.0, 0.8], [0.0, 0.6]], dtype=torch.float64)   # two gradients, as columns, cosine 0.8
     >>> solution = solve_soro(G.T @ G, SOROSettings.paper())
     >>> solution.adjusted.round(decimals=3)                               # nearly orthonormal
@@ -67,8 +65,6 @@ def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Te
             [0.0020, 0.9990]], dtype=torch.float64)
     >>> solution.weights.round(decimals=3)
     tensor([0.7460, 0.7460], dtype=torch.float64)
-    >>> solution.stop
-    'converged'
     """
     C = host_gramian(gramian)
     W = _checked_preference(preference, len(C))
@@ -78,13 +74,8 @@ def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Te
     with np.errstate(all="ignore"):
         X, A, d, history, stop = _descend(S[:, None] * V.T, V.T, settings)
     factor = S.min() if settings.scale == "min" and len(S) else 1.0
-    return SOROSolution(
-        weights=torch.from_numpy(V @ (X @ W * factor / S)),
-        adjusted=torch.from_numpy(factor**2 * A),
-        d=torch.from_numpy(d),
-        objective=tuple(history),
-        stop=stop,
-    )
+    weights, adjusted = torch.from_numpy(V @ (X @ W * factor / S)), torch.from_numpy(factor**2 * A)
+    return SOROSolution(weights, adjusted, torch.from_numpy(d), tuple(history), stop)
 
 
 def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
