@@ -10,7 +10,7 @@ from rich.table import Table
 from torch import Tensor
 from torchjd.aggregation import AlignedMTL
 
-from spcl.aggregation import SORO, gramian, solve_soro
+from spcl.aggregation import SORO, SOROSettings, gramian, solve_soro
 
 SIGMA = LAMBDA = 100.0
 ETA = 1.0 / (8.0 * SIGMA + 2.0)
@@ -45,12 +45,11 @@ def alternate(ours: Callable[[], Tensor], rival: Callable[[], Tensor], repetitio
 def solve_only() -> tuple[float, float]:
     G = torch.nn.functional.normalize(torch.randn(2_800_000, 5), dim=0) * torch.tensor([0.5, 1.0, 1.0, 2.0, 4.0])
     C = gramian(G.T)
-    solution = solve_soro(C, sigma=SIGMA, lambda_=LAMBDA, eta=ETA)
+    settings = SOROSettings.paper(sigma=SIGMA, lambda_=LAMBDA, eta=ETA)
+    solution = solve_soro(C, settings)
     iterations = len(solution.objective) - 1
     torch.testing.assert_close(G @ solution.weights.float(), naive_soro(G, iterations), rtol=0.0, atol=1e-5)
-    return alternate(
-        lambda: solve_soro(C, sigma=SIGMA, lambda_=LAMBDA, eta=ETA).weights, lambda: naive_soro(G, iterations), 3
-    )
+    return alternate(lambda: solve_soro(C, settings).weights, lambda: naive_soro(G, iterations), 3)
 
 
 def whole_aggregation() -> tuple[float, float]:

@@ -81,7 +81,7 @@ def learner(backbone: nn.Module, method: type[Method]) -> Step:
 
 def torchjd(backbone: nn.Module, chunk: int | None) -> Step:
     heads, optimizer = heads_and_adam(backbone)
-    aggregator = spcl.aggregation.SORO(scale="min")
+    aggregator = spcl.aggregation.SORO()
 
     def step(given: Sequence[Batch]) -> None:
         optimizer.zero_grad()

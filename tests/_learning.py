@@ -61,7 +61,6 @@ class Agreement(Method):
     """Not a weighting: the sum where all gradients agree in sign, else nothing."""
 
     name = "agreement"
-    elementwise = True
 
     def combine(self, rows: Tensor) -> Tensor:
         return rows.sum(dim=0).where(rows.sign().sum(dim=0).abs() == len(rows), 0)

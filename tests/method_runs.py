@@ -1,4 +1,4 @@
-"""A short parallel stream through a learner: tasks that start and end, memory, batch-norm, dropout."""
+"""A short parallel stream for a learner: tasks that start and end, memory, batch norm, dropout."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,14 +27,14 @@ def new_learner(method: Method, scenario: Scenario, memory: Memory | None = None
 
 
 def batch(task: str, step: int) -> Batch:
-    """Separable data: the class shows in the mean of the inputs."""
+    """Return separable data: the class is the mean of the inputs."""
     generator = torch.Generator().manual_seed(1000 * step + ord(task))
     y = torch.randint(CLASSES[task], (6,), generator=generator)
     return torch.randn(6, 6, generator=generator) + 2.0 * nn.functional.one_hot(y + ord(task) - ord("a"), 6), y
 
 
 def paused(make: Callable[[], Learner], pause: int, path: Path, device: str = "cpu") -> Learner:
-    """What a learner has become that was saved at step ``pause``, spoilt, loaded and run to the end."""
+    """Return a learner that was saved at step ``pause``, loaded and run to the end; the first one runs on meanwhile."""
     first = make()
     run(first, 0, pause)
     first.save(path)
@@ -45,8 +45,13 @@ def paused(make: Callable[[], Learner], pause: int, path: Path, device: str = "c
     return second
 
 
+def is_elementwise(method: Method) -> bool:
+    """Return whether the method combines the gradients themselves instead of weighting them."""
+    return type(method).combine is not Method.combine
+
+
 def run(learner: Learner, first: int, last: int = STEPS) -> list[StepReport]:
-    """Steps ``first`` up to, not including, ``last``."""
+    """Run the steps from ``first`` up to, not including, ``last``."""
     reports = []
     for step in range(first, last):
         for task, (start, _) in SPANS.items():
@@ -61,9 +66,9 @@ def run(learner: Learner, first: int, last: int = STEPS) -> list[StepReport]:
 
 
 def tensors(learner: Learner) -> list[Tensor]:
-    """Backbone, heads and memory."""
+    """Return the tensors of backbone, heads and memory."""
     heads = [task.head for task in learner.tasks.values() if task.head is not None]
     states = [module.state_dict().values() for module in (learner.model.backbone, *heads)]
-    shelves = learner.memory.buffers.values() if learner.memory is not None else ()
-    stored = [[shelf.fields["x"][: shelf.size], shelf.fields["y"][: shelf.size]] for shelf in shelves]
+    buffers = learner.memory.buffers.values() if learner.memory is not None else ()
+    stored = [[buffer.fields["x"][: buffer.size], buffer.fields["y"][: buffer.size]] for buffer in buffers]
     return [tensor.detach() for group in (*states, *stored) for tensor in group]

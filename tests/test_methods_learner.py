@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
-from method_runs import SPANS, STEPS, new_learner, paused, run, tensors
-from spcl.cli.app import app
+from method_runs import SPANS, STEPS, is_elementwise, new_learner, paused, run, tensors
 from spcl.errors import SpclError
 from spcl.learner import Learner, Scenario
 from spcl.memory import Reservoir
-from spcl.methods import METHODS, aggregators, cost_of, make_method
+from spcl.methods import METHODS, cost_of, make_method
 
 every_method = pytest.mark.parametrize("name", METHODS)
 scenarios = pytest.mark.parametrize("scenario", ["task", "class"])
@@ -28,10 +26,10 @@ def test_runs_while_tasks_come_and_go(name: str, scenario: Scenario) -> None:
     reports = run(learner, 0)
     for step, report in enumerate(reports):
         active = {task for task, (start, end) in SPANS.items() if start <= step <= end}
-        rehearsed = {"memory"} if step > SPANS["a"][1] else set()
-        assert set(report.losses) == active | rehearsed
+        replayed = {"memory"} if step > SPANS["a"][1] else set()
+        assert set(report.losses) == active | replayed
         assert not report.skipped
-        if not learner.method.elementwise:
+        if not is_elementwise(learner.method):
             assert set(report.weights) == set(report.losses)
     assert all(bool(tensor.isfinite().all()) for tensor in tensors(learner))
 
@@ -55,7 +53,7 @@ def test_resumes_exactly(name: str, scenario: Scenario, pause: int, device: str,
 
 
 @every_method
-def test_runs_on_a_reservoir_and_without_a_bad_column(name: str) -> None:
+def test_runs_on_a_reservoir_and_skips_a_faulty_task(name: str) -> None:
     """Memory from the first step on, and a task that gives NaN once, which must leave no trace in the method."""
     torch.manual_seed(0)
     learner = new_learner(make_method(name), "task", Reservoir(20))
@@ -105,12 +103,12 @@ def test_learns_tasks_that_run_side_by_side(name: str) -> None:
         ("gmed", {"decay": 1.1}, "decay = 1.1"),
         ("emgd", {"temperatur": 1.0}, "did you mean 'temperature'\\?"),
         ("emgd", {"momentum": 1.0}, "momentum = 1.0"),
-        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; it has alpha, decoupled"),
+        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; choose one of alpha, decoupled"),
         ("pc-grad", {}, "there is no method 'pc-grad'; did you mean 'pcgrad'\\?"),
         ("agem", {}, "did you mean 'a-gem'\\?"),
         ("derpp", {}, "there is no method 'derpp'; did you mean 'der\\+\\+'\\?"),
         ("GradDrop", {}, "did you mean 'graddrop'\\?"),
-        ("zzz", {}, "there is no method 'zzz'; 'spcl methods' lists them"),
+        ("zzz", {}, "there is no method 'zzz'; choose one of mgda, dwa, "),
     ],
 )
 def test_wrong_settings_and_names_are_explained(name: str, settings: dict[str, Any], message: str) -> None:
@@ -119,7 +117,7 @@ def test_wrong_settings_and_names_are_explained(name: str, settings: dict[str, A
 
 
 @every_method
-def test_declares_itself(name: str) -> None:
+def test_declarations_are_complete(name: str) -> None:
     method = make_method(name)
     assert method.name == name == name.lower()
     assert method.family in ("MTL", "SCL", "PCL")
@@ -130,7 +128,7 @@ def test_declares_itself(name: str) -> None:
 
 
 @every_method
-def test_takes_back_the_state_it_gave(name: str) -> None:
+def test_state_round_trips(name: str) -> None:
     method = make_method(name)
     state = method.state_dict()
     method.load_state_dict(state)
@@ -142,11 +140,11 @@ def test_takes_back_the_state_it_gave(name: str) -> None:
 
 def test_costs_follow_from_what_a_method_declares() -> None:
     costs = {name: cost_of(make_method(name)) for name in METHODS}
-    assert {name for name, cost in costs.items() if cost.columns == "T + 1"} == {
+    assert {name for name, cost in costs.items() if cost.gradients == "T + 1"} == {
         *("mgda", "graddrop", "pcgrad", "maxdo", "emgd", "soro")
     }
-    assert costs["soro+dbt"].columns == "T + 2"
-    assert cost_of(make_method("er", alpha=0.1)).columns == "3"
+    assert costs["soro+dbt"].gradients == "T + 2"
+    assert cost_of(make_method("er", alpha=0.1)).gradients == "3"
     assert {name: cost.forwards for name, cost in costs.items() if cost.forwards} == {"gmed": 2, "der++": 1}
     assert {name: cost.memory for name, cost in costs.items() if cost.memory != "samples"} == {
         "gmed": "samples as floats",
@@ -155,18 +153,11 @@ def test_costs_follow_from_what_a_method_declares() -> None:
 
 
 @pytest.mark.parametrize("name", ["mgda", "dwa", "er", "soro+dbt"])
-def test_the_columns_of_the_table_are_those_that_are_held(name: str) -> None:
+@pytest.mark.parametrize("stability", [False, True])
+def test_the_gradients_of_the_table_are_those_that_are_held(name: str, stability: bool) -> None:
     learner = new_learner(make_method(name), "task")
+    learner.options.measure_stability = stability
     run(learner, 0)
-    tasks = 2  # at most at once, beside memory
-    expected = eval(cost_of(learner.method).columns, {"T": tasks})
+    cost, tasks = cost_of(learner.method), 2  # at most at once, beside memory
+    expected = eval(cost.gradients_with_stability if stability else cost.gradients, {"T": tasks})
     assert len(learner._engine.gradients.buffer) == expected
-
-
-def test_the_command_lists_every_method() -> None:
-    result = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    for name, method in METHODS.items():
-        assert any(line.startswith(f"{name} ") and method.family in line for line in lines), name
-    assert all(name in result.stdout for name in aggregators())

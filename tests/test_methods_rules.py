@@ -1,7 +1,6 @@
 """The rules of the methods against independent references: brute force, generic optimisers, n-dimensional loops."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,23 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from matrices import normal
 from spcl.aggregation import AGEMWeighting, MaxDOWeighting, emgd_weights, min_norm_weights
 from spcl.errors import SpclError
-from spcl.methods import AGEM, DWA, EMGD, ER, MEGA, MGDA, RLW, GradDrop, Gradients, MaxDO, Method, PCGrad
-from spcl.methods.graddrop import CHUNK
+from spcl.methods import AGEM, DWA, EMGD, ER, MEGA, MGDA, RLW, Gradients, MaxDO, Method, PCGrad
 
 
-def columns(G: Tensor, losses: list[float] | None = None, names: tuple[str, ...] | None = None) -> Gradients:
-    """The columns of a step whose gradients are the rows of G."""
+def as_gradients(G: Tensor, losses: list[float] | None = None, names: tuple[str, ...] | None = None) -> Gradients:
+    """Return the input of a weighting for gradients that are the rows of G."""
     names = names or tuple(f"task {row}" for row in range(len(G)))
     return Gradients(names, np.array(losses or [1.0] * len(G)), G @ G.T)
 
 
 def update(method: Method, G: Tensor, losses: list[float] | None = None) -> Tensor:
-    return method.weigh(columns(G, losses)).values.double() @ G
+    return method.weigh(as_gradients(G, losses)).values.double() @ G
 
 
 def minimised(
@@ -122,7 +119,7 @@ def test_maxdo_by_a_generic_optimiser(T: int, seed: int) -> None:
         others = np.delete(np.arange(T), i)
         weights[others] += minimised(lambda w: distance(w, G[others], G[i]), T - 1)  # noqa: B023
     expected = torch.from_numpy(weights / weights.sum())
-    torch.testing.assert_close(MaxDO().weigh(columns(torch.from_numpy(G))).values, expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(MaxDO().weigh(as_gradients(torch.from_numpy(G))).values, expected, rtol=0, atol=2e-4)
 
 
 def test_maxdo_may_conflict() -> None:
@@ -139,7 +136,7 @@ def test_emgd_by_a_generic_optimiser(T: int, seed: int, size: float) -> None:
     norms = np.linalg.norm(G, axis=1)
     sigma = np.exp(norms / 5.0) / np.exp(norms / 5.0).sum()
     expected = minimised(lambda w: float(np.square(w @ G).sum()) / size**2, T, sigma, 1.0 / (T + 1))
-    found = EMGD().weigh(columns(torch.from_numpy(G))).values  # the first running norms are the norms
+    found = EMGD().weigh(as_gradients(torch.from_numpy(G))).values  # the first running norms are the norms
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
     assert found.numpy() @ sigma == pytest.approx(1.0, abs=1e-12)
     assert found.min() >= 1.0 / (T + 1) - 1e-12
@@ -148,13 +145,13 @@ def test_emgd_by_a_generic_optimiser(T: int, seed: int, size: float) -> None:
 def test_emgd_keeps_running_norms_by_name() -> None:
     method = EMGD(momentum=0.75)
     G = torch.diag(torch.tensor([2.0, 4.0, 8.0], dtype=torch.float64))
-    method.weigh(columns(G[:2], names=("a", "b")))
-    method.weigh(columns(G[1:], names=("b", "memory")))
-    method.weigh(columns(G[[2, 0]], names=("a", "memory")))
+    method.weigh(as_gradients(G[:2], names=("a", "b")))
+    method.weigh(as_gradients(G[1:], names=("b", "memory")))
+    method.weigh(as_gradients(G[[2, 0]], names=("a", "memory")))
     assert method.state_dict() == {"norms": {"a": 0.75 * 2 + 0.25 * 8, "b": 4.0, "memory": 0.75 * 8 + 0.25 * 2}}
     again = EMGD(momentum=0.75)
     again.load_state_dict(method.state_dict())
-    step = columns(G, names=("a", "b", "memory"))
+    step = as_gradients(G, names=("a", "b", "memory"))
     torch.testing.assert_close(again.weigh(step).values, method.weigh(step).values, rtol=0, atol=0)
 
 
@@ -205,12 +202,12 @@ def test_agem_without_memory_or_with_an_empty_gradient() -> None:
     ],
 )
 def test_mega_table_of_cases(epsilon: float, current: float, memory: float, expected: list[float]) -> None:
-    step = columns(torch.eye(2), [current, memory], ("current", "memory"))
+    step = as_gradients(torch.eye(2), [current, memory], ("current", "memory"))
     assert MEGA(epsilon=epsilon).weigh(step).values.tolist() == pytest.approx(expected)
 
 
 def test_mega_and_er_before_there_is_memory() -> None:
-    step = columns(torch.eye(1), [0.0], ("current",))
+    step = as_gradients(torch.eye(1), [0.0], ("current",))
     assert MEGA().weigh(step).values.tolist() == ER().weigh(step).values.tolist() == [1.0]
 
 
@@ -251,7 +248,7 @@ def test_pcgrad_of_three_tasks_may_conflict_and_depends_on_the_order() -> None:
 
 
 def test_rlw_is_a_softmax_of_normals() -> None:
-    method, step = RLW(), columns(torch.eye(4))
+    method, step = RLW(), as_gradients(torch.eye(4))
     torch.manual_seed(5)
     found = torch.stack([method.weigh(step).values for _ in range(2)])
     torch.manual_seed(5)
@@ -292,7 +289,7 @@ def test_dwa_by_its_closed_form_while_tasks_come_pause_and_go() -> None:
 
 
 def test_dwa_is_uniform_at_first_and_stays_finite() -> None:
-    method, step = DWA(), columns(torch.eye(3), names=("a", "b", "c"))
+    method, step = DWA(), as_gradients(torch.eye(3), names=("a", "b", "c"))
     assert method.weigh(step).values.tolist() == [1.0, 1.0, 1.0]
     method.after_step({"a": 1e-320, "b": 1.0, "c": 1.0})
     assert method.weigh(step).values.tolist() == [1.0, 1.0, 1.0]
@@ -306,75 +303,5 @@ def test_dwa_ignores_the_scale_of_a_loss() -> None:
         method = DWA()
         for a, b in (2.0, 1.0), (1.5, 0.9):
             method.after_step({"a": scale * a, "b": b})
-        weights.append(method.weigh(columns(torch.eye(2), names=("a", "b"))).values)
+        weights.append(method.weigh(as_gradients(torch.eye(2), names=("a", "b"))).values)
     torch.testing.assert_close(*weights)
-
-
-# -- GradDrop
-
-
-def repeated(column: list[float], times: int) -> Tensor:
-    return torch.tensor(column).unsqueeze(1).repeat(1, times)
-
-
-@pytest.mark.parametrize(
-    "column", [[3.0, -1.0, -0.5], [0.2, 0.0, -5.0], [1.0, 1.0, 2.0], [-1.0, -2.0, 0.0], [0.0, 0.0]]
-)
-@pytest.mark.parametrize("leak", [0.0, 0.25])
-def test_graddrop_by_its_expectation(column: list[float], leak: float) -> None:
-    times = 40_000
-    u = GradDrop(leak=leak).combine(repeated(column, times)).double()
-    positive, negative = sum(g for g in column if g > 0), sum(g for g in column if g < 0)
-    values = [leak * (positive + negative) + (1 - leak) * side for side in (positive, negative)]
-    assert all(min(abs(found - value) for value in values) < 1e-5 for found in u.unique().tolist())
-    magnitude = sum(abs(g) for g in column)
-    purity = 0.5 * (1.0 + sum(column) / magnitude) if magnitude else 0.5
-    expected = purity * values[0] + (1 - purity) * values[1]
-    assert expected == pytest.approx(sum(column))  # in the mean it is the plain sum
-    deviation = abs(values[0] - values[1]) * (purity * (1 - purity) / times) ** 0.5
-    assert u.mean().item() == pytest.approx(expected, abs=5 * deviation + 1e-5)
-
-
-def test_graddrop_scales_with_the_gradients_and_ignores_their_order() -> None:
-    G = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
-    u = GradDrop(leak=0.5).combine(G.clone())
-    torch.testing.assert_close(GradDrop(leak=0.5).combine(8.0 * G), 8.0 * u)
-    torch.testing.assert_close(GradDrop(leak=0.5).combine(G[[3, 1, 0, 2]]), u)
-
-
-def test_graddrop_draws_anew_in_every_step_and_goes_on_from_its_state() -> None:
-    G = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-    method = GradDrop(seed=7)
-    updates = [method.combine(G.clone()).clone() for _ in range(3)]
-    assert not torch.equal(updates[0], updates[1])
-    assert not torch.equal(updates[0], GradDrop(seed=8).combine(G.clone()))
-    other = GradDrop(seed=7)
-    other.load_state_dict({"steps": 2})
-    before = torch.get_rng_state()
-    assert torch.equal(other.combine(G.clone()), updates[2])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-class LargestResult(TorchDispatchMode):
-    """Notes how many numbers the largest new tensor has."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for t in torch.utils._pytree.tree_leaves(result):
-            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in given:
-                self.numbers = max(self.numbers, t.untyped_storage().nbytes() // t.element_size())
-        return result
-
-
-def test_graddrop_holds_no_second_matrix() -> None:
-    T, n = 3, 4 * CHUNK + 5
-    G = torch.randn(T, n)
-    whole = G.clone()
-    with LargestResult() as largest:
-        u = GradDrop().combine(G)
-    assert largest.numbers <= T * CHUNK
-    positive, negative = whole.clamp(min=0).sum(dim=0), whole.clamp(max=0).sum(dim=0)
-    assert bool(((u == positive) | (u == negative)).all())

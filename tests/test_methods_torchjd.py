@@ -11,7 +11,7 @@ from torch import Tensor
 from torchjd.aggregation import Aggregator
 
 from matrices import normal
-from method_runs import new_learner, paused, run, tensors
+from method_runs import is_elementwise, new_learner, paused, run, tensors
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.methods import Gradients, TorchJD, aggregators, make_method
@@ -27,7 +27,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "FairGrad": {"alpha_": 1.0},
     "TrimmedMean": {"trim_number": 0},
 }
-FIXED = {"Constant": {"weights": [1.0, 2.0, 3.0]}, "Krum": {"n_byzantine": 0}}  # not for every number of columns
+FIXED = {"Constant": {"weights": [1.0, 2.0, 3.0]}, "Krum": {"n_byzantine": 0}}  # not for every number of gradients
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 quiet_solvers = pytest.mark.filterwarnings("ignore:You are solving a parameterized:UserWarning")  # of cvxpy
@@ -45,28 +45,28 @@ def made(name: str, **settings: Any) -> TorchJD:
     return method
 
 
-def native(method: TorchJD, columns: int) -> Aggregator:
-    """The aggregator itself, made by hand."""
+def native(method: TorchJD, tasks: int) -> Aggregator:
+    """Return the aggregator itself."""
     settings = method.settings.model_dump(exclude={"alpha", "decoupled"})
     arguments = {
         name.rstrip("_"): torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
         for name, value in settings.items()
     }
-    return method.aggregator(**arguments, **({"n_tasks": columns} if method.name.endswith("NashMTL") else {}))
+    return method.aggregator(**arguments, **({"n_tasks": tasks} if method.name.endswith("NashMTL") else {}))
 
 
 def update(method: TorchJD, J: Tensor, names: tuple[str, ...]) -> Tensor:
-    if method.elementwise:
+    if is_elementwise(method):
         return method.combine(J.clone())
     return method.weigh(Gradients(names, np.ones(len(J)), J @ J.T)).values @ J
 
 
 @quiet_solvers
 @pytest.mark.parametrize("name", aggregators())
-def test_is_the_aggregator(name: str) -> None:
+def test_update_equals_the_aggregators(name: str) -> None:
     method = made(name)
     aggregator = native(method, 3)
-    for seed in range(3):  # several steps, since some remember
+    for seed in range(3):  # several steps, since some have state
         J = normal(3, 5, seed)
         torch.manual_seed(seed)
         expected = aggregator(J)
@@ -92,8 +92,8 @@ def test_runs_and_resumes_exactly(name: str, device: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["GradVac", "PCD"])
-def test_what_it_remembers_belongs_to_its_columns(name: str) -> None:
-    """Other columns start anew; with the same ones it goes on, and differs from a fresh start."""
+def test_state_belongs_to_the_gradients_by_name(name: str) -> None:
+    """State is reset for other gradients, and kept for the same ones."""
     J = [normal(2, 5, seed) for seed in range(3)]
     method = made(name)
     torch.manual_seed(0)
@@ -131,8 +131,8 @@ def test_a_missing_extra_says_what_to_install(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("name", "message"), [("Constant", "3 rows"), ("Krum", "at least 3 rows")])
-def test_columns_that_do_not_fit_are_explained(name: str, message: str) -> None:
-    with pytest.raises(SpclError, match=rf"method 'torchjd:{name}' cannot combine 1 columns: .*{message}"):
+def test_a_number_of_gradients_that_does_not_fit_is_explained(name: str, message: str) -> None:
+    with pytest.raises(SpclError, match=rf"method 'torchjd:{name}' cannot combine 1 gradients: .*{message}"):
         run(new_learner(made(name), "task"), 0)
 
 
@@ -166,7 +166,7 @@ def test_wrong_settings_and_names_are_explained(name: str, settings: dict[str, A
         make_method(name, **settings)
 
 
-def test_a_name_that_is_taken_gets_an_underscore() -> None:
+def test_an_argument_named_like_a_shared_setting_gets_an_underscore() -> None:
     method = make_method("torchjd:FairGrad", alpha_=2.0, alpha=0.1)
     assert isinstance(method, TorchJD)
     assert method.settings.alpha == 0.1

@@ -1,4 +1,5 @@
-import math
+"""SORO against Algorithm 1 on whole gradients, its limits, and its properties for any gradients."""
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,19 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torchjd.autogram import Engine
-from torchjd.autojac import backward, jac_to_grad, mtl_backward
+from torch import Tensor
 
 from matrices import normal, relative_difference, with_condition
-from spcl.aggregation import RELEASED, SORO, SOROSettings, SOROWeighting, solve_soro
-from spcl.errors import SpclError
+from soro_presets import LENGTH, PAPER, PRESETS, RELEASED
+from spcl.aggregation import SORO, SOROSettings, solve_soro
 from spcl.stability import condition_number
-
-PAPER: SOROSettings = {"sigma": 100.0, "lambda_": 100.0, "eta": 1.0 / 802.0, "iterations": 100, "tolerance": 1e-3}
-PRESETS = pytest.mark.parametrize("preset", [PAPER, RELEASED], ids=["paper", "released"])
-LENGTH = 200
-
 
 # --- Algorithm 1 on n×T iterates, written independently --------------------------------------------------------------
 
@@ -95,16 +89,16 @@ def safeguarded(
 
 
 def without_scale(preset: SOROSettings) -> dict[str, float]:
-    return {name: value for name, value in preset.items() if name != "scale"}
+    return preset.model_dump(exclude={"scale"})
 
 
 def scale_factor(G: Tensor, preset: SOROSettings) -> float:
-    return torch.linalg.svdvals(G)[-1].item() if preset.get("scale") == "min" else 1.0
+    return torch.linalg.svdvals(G)[-1].item() if preset.scale == "min" else 1.0
 
 
 def errors(G: Tensor, preset: SOROSettings, G_hat: Tensor, history: list[float]) -> tuple[float, float, float]:
     """Relative differences between the solution in T×T and Ĝ, before its scale: of update, ĜᵀĜ and history."""
-    solution = solve_soro(G.T @ G, **preset)
+    solution = solve_soro(G.T @ G, preset)
     G_hat = scale_factor(G, preset) * G_hat
     assert len(solution.objective) == len(history)
     return (
@@ -128,7 +122,7 @@ def test_equals_algorithm_1_on_whole_gradients(
     update, adjusted, objective = errors(G, preset, G_hat, history)
     assert update <= bound
     assert objective <= bound
-    assert adjusted <= (4 * bound if preset.get("scale") == "min" else bound)  # the smallest eigenvalue is a factor
+    assert adjusted <= (4 * bound if preset.scale == "min" else bound)  # the smallest eigenvalue is a factor
 
 
 @PRESETS
@@ -151,7 +145,7 @@ def test_equals_the_published_loop_where_that_descends(tasks: int, preset: SOROS
 
 def test_a_rise_within_the_tolerance_is_accepted_as_converged() -> None:
     G = 1e3 * with_condition(LENGTH, 5, 10.0)
-    tolerant = PAPER | {"tolerance": 1e5}
+    tolerant = PAPER.model_copy(update={"tolerance": 1e5})
     G_hat, history = published(G, **without_scale(tolerant))
     assert history[0] < history[1] <= history[0] + 1e5
     assert max(errors(G, tolerant, G_hat, history)) <= 1e-8
@@ -161,7 +155,7 @@ def test_descends_where_the_published_loop_diverges() -> None:
     G = 1e5 * with_condition(LENGTH, 5, 10.0)
     _, history = published(G, **without_scale(PAPER))
     assert history[-1] > 10.0 * history[0]
-    solution = solve_soro(G.T @ G, **PAPER)
+    solution = solve_soro(G.T @ G, PAPER)
     assert solution.objective[-1] < solution.objective[0]
 
 
@@ -172,7 +166,7 @@ def test_descends_where_the_published_loop_diverges() -> None:
 def test_strong_penalties_give_the_orthogonal_factor(tasks: int) -> None:
     G = with_condition(LENGTH, tasks, 50.0)
     U, _, Vh = torch.linalg.svd(G, full_matrices=False)
-    solution = solve_soro(G.T @ G, sigma=1e9, lambda_=1e9)
+    solution = solve_soro(G.T @ G, SOROSettings.paper(sigma=1e9, lambda_=1e9))
     torch.testing.assert_close(G @ solution.weights, (U @ Vh).sum(dim=1), atol=1e-7, rtol=0.0)
     torch.testing.assert_close(solution.adjusted, torch.eye(tasks, dtype=torch.float64), atol=1e-7, rtol=0.0)
     torch.testing.assert_close(solution.d, torch.ones(tasks, dtype=torch.float64), atol=1e-7, rtol=0.0)
@@ -183,8 +177,9 @@ def test_larger_lambda_lowers_the_condition_number(sigma: float) -> None:
     G = normal(LENGTH, 4)
     G = G / G.norm(dim=0) * torch.tensor([1.0, 5.0, 20.0, 50.0])
     gramian = G.T @ G
+    long = SOROSettings(sigma=sigma, iterations=5000, tolerance=1e-7)
     conditions = [
-        condition_number(solve_soro(gramian, sigma=sigma, lambda_=lambda_, iterations=5000, tolerance=1e-7).adjusted)
+        condition_number(solve_soro(gramian, long.model_copy(update={"lambda_": lambda_})).adjusted)
         for lambda_ in (1.0, 10.0, 100.0, 1000.0)
     ]
     assert conditions == sorted(conditions, reverse=True)
@@ -194,74 +189,21 @@ def test_larger_lambda_lowers_the_condition_number(sigma: float) -> None:
 
 def test_converges_to_a_stationary_point() -> None:
     G = 3.0 * with_condition(LENGTH, 3, 20.0)
-    long: SOROSettings = {"iterations": 3000, "tolerance": 0.0}
-    M = torch.stack([solve_soro(G.T @ G, preference=column, **long).weights for column in torch.eye(3)], dim=1)
-    d = solve_soro(G.T @ G, **long).d
+    long = SOROSettings.paper(iterations=3000, tolerance=0.0)
+    M = torch.stack([solve_soro(G.T @ G, long, preference=column).weights for column in torch.eye(3)], dim=1)
+    d = solve_soro(G.T @ G, long).d
     problem = Naive(G, 100.0, 100.0)
     assert problem.gradient(G @ M, d).norm() < 1e-5 * problem.gradient(*problem.start()).norm()
-
-
-# --- Settings --------------------------------------------------------------------------------------------------------
-
-
-def test_preference_combines_the_columns_of_the_adjusted_gradients() -> None:
-    G = with_condition(LENGTH, 6, 30.0)
-    gramian = G.T @ G
-    M = torch.stack([solve_soro(gramian, preference=column).weights for column in torch.eye(6)], dim=1)
-    preference = torch.tensor([0.1, 2.0, 0.0, -1.0, 1.0, 3.0], dtype=torch.float64)
-    solution = solve_soro(gramian, preference=preference)
-    torch.testing.assert_close(solution.weights, M @ preference)
-    torch.testing.assert_close(solution.adjusted, M.T @ gramian @ M)
-    torch.testing.assert_close(solve_soro(gramian).weights, M.sum(dim=1))
-
-
-def test_scale_min_multiplies_by_the_smallest_singular_value() -> None:
-    G = with_condition(LENGTH, 5, 40.0)
-    unit, least = solve_soro(G.T @ G), solve_soro(G.T @ G, scale="min")
-    torch.testing.assert_close(least.weights, unit.weights / 40.0)
-    torch.testing.assert_close(least.adjusted, unit.adjusted / 1600.0)
-    assert least.objective == unit.objective
-
-
-def test_the_defaults_are_those_of_the_paper_with_a_stable_step() -> None:
-    G = with_condition(LENGTH, 4, 10.0)
-    assert torch.equal(solve_soro(G.T @ G).weights, solve_soro(G.T @ G, **PAPER).weights)
-    assert torch.equal(SORO.paper()(G.T), SORO(**PAPER)(G.T))
-
-
-def test_released_settings_can_be_changed() -> None:
-    G = with_condition(LENGTH, 4, 10.0)
-    torch.testing.assert_close(
-        SOROWeighting.released(iterations=7)(G.T @ G), solve_soro(G.T @ G, **(RELEASED | {"iterations": 7})).weights
-    )
-    torch.testing.assert_close(SORO.released()(G.T), solve_soro(G.T @ G, **RELEASED).weights @ G.T)
-
-
-def test_stops_as_it_says() -> None:
-    G = 3.0 * with_condition(LENGTH, 5, 20.0)
-    gramian = G.T @ G
-    start = torch.linalg.svd(G, full_matrices=False)
-    few = solve_soro(gramian, iterations=2, tolerance=0.0)
-    assert (few.stop, len(few.objective)) == ("iterations", 3)
-    none = solve_soro(gramian, iterations=0)
-    assert (none.stop, len(none.objective)) == ("iterations", 1)
-    many = solve_soro(gramian, iterations=10_000, tolerance=1e-6)
-    assert many.stop == "converged"
-    assert many.objective[-2] - many.objective[-1] < 1e-6 <= many.objective[-3] - many.objective[-2]
-    hopeless = solve_soro(gramian, eta=1e300)
-    assert (hopeless.stop, len(hopeless.objective)) == ("stalled", 1)
-    for unmoved in (none, hopeless):
-        torch.testing.assert_close(G @ unmoved.weights, (start.U @ start.Vh).sum(dim=1))
 
 
 # --- Any gradients ---------------------------------------------------------------------------------------------------
 
 DAMAGE: dict[str, Callable[[Tensor], None]] = {
     "none": lambda G: None,
-    "zero column": lambda G: G[:, 0].zero_(),
-    "equal columns": lambda G: G[:, 0].copy_(G[:, -1]),
-    "opposite columns": lambda G: G[:, 0].copy_(-G[:, -1]),
-    "one huge column": lambda G: G[:, 0].mul_(1e8),
+    "zero gradient": lambda G: G[:, 0].zero_(),
+    "equal gradients": lambda G: G[:, 0].copy_(G[:, -1]),
+    "opposite gradients": lambda G: G[:, 0].copy_(-G[:, -1]),
+    "one huge gradient": lambda G: G[:, 0].mul_(1e8),
     "all zero": lambda G: G.zero_(),
 }
 
@@ -280,7 +222,7 @@ presets = st.sampled_from([PAPER, RELEASED])
 
 @given(any_gradients(), presets)
 def test_weights_are_finite_and_the_objective_never_rises(G: Tensor, preset: SOROSettings) -> None:
-    solution = solve_soro(G.T @ G, **preset)
+    solution = solve_soro(G.T @ G, preset)
     assert solution.weights.shape == (G.shape[1],)
     for found in (
         solution.weights,
@@ -290,21 +232,21 @@ def test_weights_are_finite_and_the_objective_never_rises(G: Tensor, preset: SOR
     ):
         assert found.isfinite().all()
     for before, after in pairwise(solution.objective):
-        assert after <= before + preset["tolerance"]
+        assert after <= before + preset.tolerance
 
 
 @given(any_gradients(), presets)
 def test_single_precision_aggregation_is_finite(G: Tensor, preset: SOROSettings) -> None:
-    assert SORO(**preset)(G.T.float()).isfinite().all()
+    assert SORO(**preset.model_dump())(G.T.float()).isfinite().all()
 
 
 @given(st.integers(2, 12).flatmap(lambda tasks: st.permutations(range(tasks))), st.integers(0, 100), presets)
 def test_permuting_the_tasks_permutes_the_weights(order: list[int], seed: int, preset: SOROSettings) -> None:
     G = with_condition(30, len(order), 100.0, seed)
-    weights = solve_soro(G.T @ G, **preset).weights
+    weights = solve_soro(G.T @ G, preset).weights
     permuted = G[:, order]
     torch.testing.assert_close(
-        solve_soro(permuted.T @ permuted, **preset).weights,
+        solve_soro(permuted.T @ permuted, preset).weights,
         weights[order],
         rtol=1e-7,
         atol=1e-9 * weights.norm().item(),
@@ -317,9 +259,9 @@ def test_a_zero_gradient_weighs_nothing_and_changes_nothing(scale: float, preset
     G = scale * with_condition(LENGTH, 5, 10.0)
     G[:, 2] = 0.0
     others = G[:, [0, 1, 3, 4]]
-    weights = solve_soro(G.T @ G, **preset).weights
+    weights = solve_soro(G.T @ G, preset).weights
     assert abs(weights[2]) <= 1e-12 * weights.norm()
-    torch.testing.assert_close(weights[[0, 1, 3, 4]], solve_soro(others.T @ others, **preset).weights)
+    torch.testing.assert_close(weights[[0, 1, 3, 4]], solve_soro(others.T @ others, preset).weights)
 
 
 @PRESETS
@@ -327,17 +269,20 @@ def test_a_zero_gradient_weighs_nothing_and_changes_nothing(scale: float, preset
 def test_equal_gradients_weigh_the_same_and_opposite_ones_cancel(scale: float, preset: SOROSettings) -> None:
     G = scale * with_condition(LENGTH, 5, 10.0)
     G[:, 3] = G[:, 1]
-    weights = solve_soro(G.T @ G, **preset).weights
+    weights = solve_soro(G.T @ G, preset).weights
     torch.testing.assert_close(weights[3], weights[1])
     G[:, 3] = -G[:, 1]
-    weights = solve_soro(G.T @ G, **preset).weights
+    weights = solve_soro(G.T @ G, preset).weights
     torch.testing.assert_close(weights[3], -weights[1])
 
 
-def test_a_single_task_takes_a_plain_step() -> None:
+def test_a_single_gradient_is_kept_or_with_unit_scale_normalised() -> None:
     row = torch.tensor([[3.0, -4.0, 0.5]])
     torch.testing.assert_close(SORO()(row), row[0])
     torch.testing.assert_close(SORO.released(preference=torch.tensor([2.0]))(row), 2.0 * row[0])
+    torch.testing.assert_close(SORO.paper()(row), row[0] / row.norm())
+    torch.testing.assert_close(SORO.paper(preference=torch.tensor([2.0]))(row), 2.0 * row[0] / row.norm())
+    torch.testing.assert_close(SORO.paper()(torch.zeros(1, 3)), torch.zeros(3))
 
 
 def test_no_task_gives_no_weight() -> None:
@@ -361,143 +306,6 @@ def test_nothing_of_the_caller_is_shared_or_changed() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gradients_are_combined_in_single_precision(dtype: torch.dtype) -> None:
     rows = (1e-5 * normal(4, 300)).to(dtype)  # the weights, about 1e5, are beyond float16
-    found = SORO()(rows)
+    found = SORO.paper()(rows)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, SORO()(rows.double()).to(dtype))
-
-
-# --- Errors ----------------------------------------------------------------------------------------------------------
-
-
-def with_entry(row: int, column: int, value: float) -> Tensor:
-    gramian = 2.0 * torch.eye(3, dtype=torch.float64)
-    gramian[row, column] = value
-    return gramian
-
-
-@pytest.mark.parametrize(
-    ("gramian", "message"),
-    [
-        (torch.eye(3)[:2], r"square matrix, but its shape is \(2, 3\)"),
-        (torch.ones(4), r"square matrix, but its shape is \(4,\)"),
-        (with_entry(0, 2, 1.0), r"symmetric, but entry \(0, 2\) is 1.0 and entry \(2, 0\) is 0.0"),
-        (with_entry(1, 1, math.nan), r"finite, but entry \(1, 1\) is nan"),
-        (with_entry(2, 0, math.inf), r"finite, but entry \(2, 0\) is inf"),
-        (with_entry(2, 2, -1.0), r"no negative eigenvalue, but -1.0 was found"),
-    ],
-)
-def test_a_bad_gramian_is_named(gramian: Tensor, message: str) -> None:
-    with pytest.raises(SpclError, match=message):
-        solve_soro(gramian)
-    with pytest.raises(SpclError, match=message):
-        SOROWeighting()(gramian)
-
-
-def test_a_gradient_that_is_not_finite_is_named() -> None:
-    rows = torch.ones(3, 5000)
-    rows[1, 4000] = math.nan
-    with pytest.raises(SpclError, match=r"finite, but entry \(0, 1\) is nan; leave that task out"):
-        SORO()(rows)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sigma": 0.0}, "sigma must be positive, but it is 0.0"),
-        ({"sigma": math.inf}, "sigma must be positive, but it is inf"),
-        ({"lambda_": -1.0}, "lambda_ must not be negative, but it is -1.0"),
-        ({"eta": 0.0}, "eta must be positive, but it is 0.0"),
-        ({"eta": math.nan}, "eta must be positive, but it is nan"),
-        ({"iterations": -1}, "iterations must not be negative, but it is -1"),
-        ({"tolerance": math.nan}, "tolerance must not be negative, but it is nan"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), but it is 1.0"),
-        ({"scale": "max"}, "scale must be 'unit' or 'min', but it is 'max'"),
-        ({"preference": torch.ones(2, 2)}, r"preference .* its shape is \(2, 2\)"),
-    ],
-)
-def test_a_bad_setting_is_named_at_once(settings: SOROSettings, message: str) -> None:
-    for maker in (SORO, SOROWeighting, SORO.released, lambda **given: solve_soro(torch.eye(2), **given)):
-        with pytest.raises(SpclError, match=message):
-            maker(**settings)
-
-
-@pytest.mark.parametrize(
-    ("preference", "message"),
-    [
-        (torch.ones(3), r"one number for each of 2 tasks, but its shape is \(3,\)"),
-        (torch.tensor([1.0, math.nan]), r"preference must be finite, but it is \[1.0, nan\]"),
-    ],
-)
-def test_a_preference_that_does_not_fit_is_named(preference: Tensor, message: str) -> None:
-    with pytest.raises(SpclError, match=message):
-        SORO(preference=preference)(torch.eye(2))
-
-
-# --- Within TorchJD --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimised", [False, True])
-@PRESETS
-def test_autojac_backward(preset: SOROSettings, optimised: bool) -> None:
-    first, second = normal(3, 4, 0).requires_grad_(), normal(4, 2, 1).requires_grad_()
-    losses = (normal(3, 3, 2) @ first @ second).tanh().square().sum(dim=1)
-    rows = [torch.autograd.grad(loss, [first, second], retain_graph=True) for loss in losses]
-    G = torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows], dim=1)
-    solution = solve_soro(G.T @ G, **preset)
-
-    backward(losses)
-    weights = jac_to_grad([first, second], SORO(**preset), optimize_gramian_computation=optimised)
-
-    torch.testing.assert_close(weights, solution.weights)
-    torch.testing.assert_close(torch.cat([first.grad.flatten(), second.grad.flatten()]), G @ solution.weights)
-
-
-@pytest.mark.parametrize("optimised", [False, True])
-def test_autojac_mtl_backward(optimised: bool) -> None:
-    torch.manual_seed(0)
-    shared, heads = nn.Linear(5, 4), [nn.Linear(4, 1), nn.Linear(4, 2)]
-    x = torch.randn(8, 5)
-    features = shared(x).relu()
-    losses = [head(features).square().mean() for head in heads]
-    parameters = list(shared.parameters())
-    rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
-    expected = SORO()(torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows]))
-
-    mtl_backward(losses, features=features)
-    jac_to_grad(parameters, SORO(), optimize_gramian_computation=optimised)
-
-    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in parameters]), expected)
-    assert all(parameter.grad is not None for head in heads for parameter in head.parameters())
-
-
-def test_autogram_engine() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    engine = Engine(model, batch_dim=None)
-    losses = model(torch.randn(6, 5, dtype=torch.float64)).square().mean(dim=0)
-    parameters = list(model.parameters())
-    rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
-    jacobian = torch.stack([torch.cat([gradient.flatten() for gradient in row]) for row in rows])
-
-    weights = SOROWeighting.released()(engine.compute_gramian(losses))
-    losses.backward(weights)
-
-    torch.testing.assert_close(weights, solve_soro(jacobian @ jacobian.T, **RELEASED).weights)
-    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in parameters]), weights @ jacobian)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_have_the_type_of_the_gramian(dtype: torch.dtype) -> None:
-    assert SOROWeighting()(torch.eye(3, dtype=dtype)).dtype == dtype
-    assert SORO()(torch.eye(3, dtype=dtype)).dtype == dtype
-
-
-@pytest.mark.parametrize("maker", [SORO, SORO.paper, SORO.released, SOROWeighting, SOROWeighting.released])
-@pytest.mark.parametrize("changes", [{}, {"momentum": 0.5, "preference": torch.tensor([1.0, 2.0, 1.0]) / 3.0}])
-def test_repr_round_trips(maker: Callable[..., SORO | SOROWeighting], changes: SOROSettings) -> None:
-    original = maker(**changes)
-    copy = eval(repr(original), {"torch": torch, "SORO": SORO, "SOROWeighting": SOROWeighting})
-    rows = normal(3, 3, 5)
-    assert type(copy) is type(original)
-    assert repr(copy) == repr(original)
-    assert torch.equal(copy(rows @ rows.T), original(rows @ rows.T))
+    torch.testing.assert_close(found, SORO.paper()(rows.double()).to(dtype))

@@ -5,13 +5,15 @@ from spcl.aggregation.emgd import emgd_weights
 from spcl.aggregation.gramians import gramian, host_gramian
 from spcl.aggregation.maxdo import MaxDOWeighting
 from spcl.aggregation.min_norm import min_norm_weights
-from spcl.aggregation.soro import RELEASED, SORO, SOROSettings, SOROSolution, SOROWeighting, solve_soro
+from spcl.aggregation.soro import SORO, SOROWeighting
+from spcl.aggregation.soro_settings import SOROPresets, SOROSettings
+from spcl.aggregation.soro_solver import SOROSolution, solve_soro
 
 __all__ = [
-    "RELEASED",
     "SORO",
     "AGEMWeighting",
     "MaxDOWeighting",
+    "SOROPresets",
     "SOROSettings",
     "SOROSolution",
     "SOROWeighting",

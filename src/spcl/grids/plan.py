@@ -12,12 +12,12 @@ import torch
 
 from spcl.errors import SpclError
 from spcl.methods import METHODS
-from spcl.methods.base import validated
 from spcl.runs.folders import check_folder, recorded_settings
 from spcl.runs.identity import flat_settings
 from spcl.runs.problem import DATA_SETTINGS, LAYOUT_SETTINGS, lay_out, load_samples
 from spcl.runs.record import RunFolder
 from spcl.runs.settings import RunSettings, parse_assignments, resolve_settings
+from spcl.validation import validated
 
 __all__ = [
     "Job",

@@ -24,8 +24,8 @@ from spcl.learner.optimizer import (
     restore_optimizer,
     saved_optimizer,
 )
+from spcl.learner.options import StepOptions
 from spcl.learner.random_state import random_state, set_random_state
-from spcl.learner.replay import Replay
 from spcl.learner.report import StepReport
 from spcl.learner.training import Training
 from spcl.memory import Memory
@@ -86,8 +86,7 @@ class Learner:
         self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
         self.method = method
         self.memory = memory
-        self.memory_batch = memory_batch
-        self.measure_stability = measure_stability
+        self.options = StepOptions(memory_batch, measure_stability)
         self.capture = capture
         self.seed = seed
         self.steps = 0
@@ -98,8 +97,7 @@ class Learner:
 
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
-        replay = Replay(self.model, self.method, self.memory, self.memory_batch)
-        self._training = Training(engine, self.model, self.method, self.memory, replay, self.measure_stability)
+        self._training = Training(engine, self.model, self.method, self.memory, self.options)
 
     # -- tasks
 
@@ -246,9 +244,9 @@ class Learner:
         return {
             "learner": {
                 "scenario": self.scenario,
-                "memory_batch": self.memory_batch,
+                "memory_batch": self.options.memory_batch,
                 "autocast": self.model.autocast is not None,
-                "measure_stability": self.measure_stability,
+                "measure_stability": self.options.measure_stability,
                 "capture": self.capture,
                 "seed": self.seed,
                 "steps": self.steps,

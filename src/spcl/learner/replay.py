@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
+from spcl.learner.options import StepOptions
 from spcl.memory import Memory, ReplayBatch
 from spcl.methods.base import Method
 
@@ -25,23 +26,19 @@ class ReplayedSamples:
 
 
 class Replay:
-    """Draws the replay batches of a step.
+    """Draws the replay batches of a step."""
 
-    Args:
-        batch_size: how many samples to draw; by default as many as the step's largest batch has.
-    """
-
-    def __init__(self, model: SharedModel, method: Method, memory: Memory | None, batch_size: int | None) -> None:
+    def __init__(self, model: SharedModel, method: Method, memory: Memory | None, options: StepOptions) -> None:
         self._model = model
         self._method = method
         self._memory = memory
-        self._batch_size = batch_size
+        self._options = options
 
     def size(self, batches: Sequence[Samples]) -> int:
         """Return how many samples are replayed beside these batches; 0 while memory has none."""
         if self._memory is None or not len(self._memory):
             return 0
-        return self._batch_size or max(len(group.x) for group in batches)
+        return self._options.memory_batch or max(len(group.x) for group in batches)
 
     def draw(self, count: int, gradients: GradientMatrix) -> ReplayedSamples:
         """Draw samples; ``gradients`` holds those of the tasks, along which an editing method looks ahead."""

@@ -15,6 +15,7 @@ from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
 from spcl.learner.health import add_row_norms, find_faults
+from spcl.learner.options import StepOptions
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
 from spcl.memory import ReplayBatch
@@ -51,21 +52,17 @@ class Outcome:
 
 
 class Step:
-    """Computes the update of a step.
-
-    Args:
-        measure_stability: keep every gradient in a row of its own, also for methods that reduce them.
-    """
+    """Computes the update of a step."""
 
     def __init__(
-        self, engine: Engine, method: Method, replay: Replay, rollback: Rollback, measure_stability: bool
+        self, engine: Engine, method: Method, replay: Replay, rollback: Rollback, options: StepOptions
     ) -> None:
         self._engine = engine
         self._gradients = engine.gradients
         self._method = method
         self._replay = replay
         self._rollback = rollback
-        self._measure_stability = measure_stability
+        self._options = options
 
     def compute_update(
         self, outcome: Outcome, batches: Sequence[Samples], replayed: int, meanwhile: Callable[[], object] | None
@@ -106,7 +103,9 @@ class Step:
         if self._method.reduction == "sum":
             unknown = Gradients(tuple(names), np.full(len(names), np.nan), None)
             weights = self._method_weights(unknown).values.tolist()
-        return ReductionPlan.make(names, self._method.reduction, separate=self._measure_stability, weights=weights)
+        return ReductionPlan.make(
+            names, self._method.reduction, separate=self._options.measure_stability, weights=weights
+        )
 
     def _backward_replay(self, outcome: Outcome, count: int) -> None:
         """Add the gradients of the replay batches; samples that the model cannot take are a fault of memory.

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from spcl.engine.engine import Engine
 from spcl.engine.model import Samples, SharedModel
+from spcl.learner.options import StepOptions
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
 from spcl.learner.step import Outcome, Step
@@ -28,16 +29,15 @@ class Training:
         model: SharedModel,
         method: Method,
         memory: Memory | None,
-        replay: Replay,
-        measure_stability: bool,
+        options: StepOptions,
     ) -> None:
         self._engine = engine
         self._model = model
         self._method = method
         self._memory = memory
-        self._replay = replay
+        self._replay = Replay(model, method, memory, options)
         self._rollback = Rollback(engine, method, memory, model.device)
-        self._step = Step(engine, method, replay, self._rollback, measure_stability)
+        self._step = Step(engine, method, self._replay, self._rollback, options)
 
     def step(
         self, samples: Sequence[Samples], optimizer: Optimizer, meanwhile: Callable[[], object] | None

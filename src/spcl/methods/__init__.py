@@ -1,6 +1,37 @@
-"""Methods for parallel continual learning, each in a file of its own."""
+r"""Methods for parallel continual learning, each in a file of its own, and every aggregator of TorchJD.
 
-from spcl.methods.agem import AGEM
+>>> from spcl.methods import METHODS, make_method
+>>> make_method("der++", label_weight=1.0)    # the same as DERPP(label_weight=1.0)
+DERPP(label_weight=1.0)
+>>> "soro" in METHODS                         # all methods by name; `spcl methods` lists them with their costs
+True
+
+A method defines the loss of a task and of memory, how memory enters, and how the gradients are weighted. Its state is
+saved with the learner. Settings are checked when the method is made; the error for an unknown name suggests the nearest
+known one. The defaults are those of the publication, or of the code its authors published, unless a method says
+otherwise. The tables of the SPCL paper compare these methods by code of its authors; where that code differs from the
+definition of a method, the definition is used here and the method says so.
+
+**Notation.** :math:`g_i` is the gradient of task i with respect to the shared parameters, :math:`\ell_i` its loss. For
+MTL and PCL methods memory, once it holds samples, is one more gradient among the T. For SCL methods :math:`g` is the
+mean gradient of the current tasks, :math:`g_m` that of memory, and :math:`u = g` while memory is empty. :math:`u` is
+the update that the optimiser gets; heads always get the plain sum of their gradients. :math:`C = G^\top G` is the T×T
+Gramian of the gradients, the columns of G. Every method but ``graddrop`` is computed from it, from the losses or from
+random numbers alone, at a cost that does not depend on the size of the model.
+
+**Random numbers.** ``graddrop`` has a seed of its own; ``rlw``, ``pcgrad`` and the random aggregators of TorchJD draw
+from PyTorch's global generator. Checkpoints hold the state of both, so a resumed run gives the same result.
+
+**Costs.** The gradients held are those of the shared parameters that exist at once, for T tasks and memory. Measuring
+stability, the default of ``spcl run``, takes every gradient by itself.
+
+**Another method** is a subclass of :class:`spcl.methods.Method` with a ``name``, ``family``, ``summary`` and
+``reference``, in a file of this package or in another installed package whose entry point of the group ``spcl.methods``
+names the module or the class. It needs no other registration: commands, tables and this page find it.
+"""
+
+from typing import Any
+
 from spcl.methods.base import (
     CURRENT,
     MEMORY,
@@ -15,49 +46,20 @@ from spcl.methods.base import (
     Weights,
 )
 from spcl.methods.costs import Cost, cost_of
-from spcl.methods.derpp import DERPP
-from spcl.methods.dwa import DWA
-from spcl.methods.emgd import EMGD
-from spcl.methods.er import ER
-from spcl.methods.gmed import GMED
-from spcl.methods.graddrop import GradDrop
-from spcl.methods.maxdo import MaxDO
-from spcl.methods.mdmtr import MDMTR, CosineHead
-from spcl.methods.mega import MEGA
-from spcl.methods.mgda import MGDA
-from spcl.methods.pcgrad import PCGrad
-from spcl.methods.registry import METHODS, make_method
-from spcl.methods.rlw import RLW
-from spcl.methods.soro import SORO, SORODBT
+from spcl.methods.registry import METHODS, make_method, method_modules
 from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
 __all__ = [
-    "AGEM",
     "CURRENT",
-    "DERPP",
-    "DWA",
-    "EMGD",
-    "ER",
-    "GMED",
-    "MDMTR",
-    "MEGA",
     "MEMORY",
     "METHODS",
-    "MGDA",
-    "RLW",
-    "SORO",
-    "SORODBT",
-    "CosineHead",
     "Cost",
-    "GradDrop",
     "Gradients",
     "LookAhead",
     "Loss",
-    "MaxDO",
     "Method",
     "MethodSettings",
     "Output",
-    "PCGrad",
     "Reduction",
     "Task",
     "TorchJD",
@@ -67,3 +69,18 @@ __all__ = [
     "make_method",
     "torchjd_method",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a class of a file of this package, e.g. ``spcl.methods.SORO``, also while another file imports it."""
+    for module in method_modules():
+        if name in vars(module).get("__all__", ()):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ += [name for module in method_modules() for name in vars(module).get("__all__", ())]

@@ -1,4 +1,4 @@
-"""Averaged gradient episodic memory."""
+"""A-GEM, averaged gradient episodic memory."""
 
 from typing import cast
 
@@ -11,9 +11,9 @@ __all__ = ["AGEM"]
 
 
 class AGEM(Method):
-    r"""Averaged GEM: the current tasks' mean gradient, made not to conflict with the memory's.
+    r"""Averaged gradient episodic memory: the current gradient, projected where it conflicts with memory's.
 
-    .. math:: u = g - \min\!\Big(\frac{g \cdot g_m}{g_m \cdot g_m}, 0\Big)\, g_m
+    .. math:: u = g - \min\!\left(\frac{g \cdot g_m}{g_m \cdot g_m},\, 0\right) g_m
 
     Chaudhry et al., *Efficient Lifelong Learning with A-GEM*, ICLR 2019, eq. 11
     (:class:`spcl.aggregation.AGEMWeighting`).
@@ -24,10 +24,11 @@ class AGEM(Method):
 
     name = "a-gem"
     family = "SCL"
+    order = 1
     summary = "the current tasks' gradient, projected where it conflicts with the memory's"
     reference = "Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019"
     reduction = "mean"
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """The weights of the projection."""
+        """Return the weights of the projection."""
         return Weights(AGEMWeighting()(cast(PSDMatrix, gradients.known_gramian())))

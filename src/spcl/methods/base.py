@@ -3,17 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from spcl.errors import SpclError, TaskError
 from spcl.memory import Memory, ReplayBatch
+from spcl.validation import validated
 
 __all__ = [
     "CURRENT",
@@ -37,8 +37,6 @@ MEMORY = "memory"
 
 CURRENT = "current"
 """The name of the mean gradient of the tasks in training, for methods with ``reduction = "mean"``."""
-
-S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(eq=False)
@@ -219,7 +217,8 @@ class Method:
 
     A subclass may also declare: ``uses_gramian = False`` if ``weigh`` reads only the losses; ``draws``, the number of
     replay batches in a step; ``stores_logits`` if memory must store the logits of its samples; ``edits_memory`` if
-    :meth:`edit` changes them; ``joint_logits`` if losses cover the classes of all tasks, also task-incrementally.
+    :meth:`edit` changes them; ``joint_logits`` if losses cover the classes of all tasks, also task-incrementally;
+    ``order``, its place among the methods of its family in lists.
 
     >>> class Sum(Method):
     ...     name = "plain-sum"
@@ -303,22 +302,3 @@ class Method:
     def __repr__(self) -> str:
         changed = self.settings.model_dump(exclude_defaults=True)
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
-
-
-def validated(model: type[S], values: dict[str, Any], owner: str) -> S:
-    """The settings, or one error that names every wrong value and, for an unknown name, the nearest known one."""
-    try:
-        return model(**values)
-    except ValidationError as error:
-        raise SpclError(f"{owner}: " + "; ".join(_explain(model, detail) for detail in error.errors())) from None
-
-
-def _explain(model: type[BaseModel], detail: Any) -> str:
-    name = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "missing":
-        return f"{name} must be given"
-    if detail["type"] != "extra_forbidden":
-        return f"{name} = {detail['input']!r}: {detail['msg']}"
-    near = get_close_matches(name, model.model_fields, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(model.model_fields))}"
-    return f"there is no setting {name!r}; {hint}"

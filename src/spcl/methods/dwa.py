@@ -1,4 +1,4 @@
-"""Dynamic weight average."""
+"""DWA, dynamic weight average."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,20 @@ __all__ = ["DWA"]
 class DWASettings(MethodSettings):
     """Settings of :class:`DWA`; the default is the publication's."""
 
-    temperature: float = Field(2.0, gt=0.0, description="T, how evenly the weights are spread")
+    temperature: float = Field(2.0, gt=0.0, description="τ, temperature: larger gives more even weights")
 
 
 class DWA(Method):
-    r"""Dynamic weight average: a task whose loss falls slowly gets more weight.
+    r"""Dynamic weight average: more weight for tasks whose loss falls slowly.
 
-    .. math:: w_i(t) = \frac{K \exp(r_i(t-1)/T)}{\sum_j \exp(r_j(t-1)/T)}, \qquad
-        r_i(t-1) = \frac{\ell_i(t-1)}{\ell_i(t-2)}
+    .. math:: w_i = K\, \mathrm{softmax}_i\!\left(\frac{r_i}{\tau}\right), \qquad
+        r_i = \frac{\ell_i(t-1)}{\ell_i(t-2)}
 
-    over the K columns of the step. Liu et al., *End-to-End Multi-Task Learning with Attention*, CVPR 2019. The
-    publication averages losses over epochs; in a stream they are those of the last two steps in which the task took
-    part. As there, r is 1 until two losses are known; so it is when the earlier one is not positive. Losses are kept by
-    name, so tasks may come, pause and go.
+    over the K gradients of the step. The publication averages losses over epochs; in a stream they are those of the
+    last two steps in which the task took part. The ratio is 1 until two losses are known, and where the earlier one is
+    not positive. Losses are kept by name, so tasks may start, pause and end.
+
+    Liu et al., *End-to-End Multi-Task Learning with Attention*, CVPR 2019.
 
     >>> DWA(temperature=1.0)
     DWA(temperature=1.0)
@@ -34,6 +35,7 @@ class DWA(Method):
 
     name = "dwa"
     family = "MTL"
+    order = 2
     summary = "more weight for tasks whose loss falls slowly"
     reference = "Liu et al., End-to-End Multi-Task Learning with Attention, CVPR 2019"
     reduction = "sum"
@@ -46,7 +48,7 @@ class DWA(Method):
         self._losses: dict[str, list[float]] = {}
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """The weights, from the losses of earlier steps."""
+        """Return the weights, from the losses of earlier steps."""
         ratios = torch.tensor([self._ratio(name) for name in gradients.names], dtype=torch.float64)
         ratios = ratios.clamp(max=torch.finfo(torch.float64).max) / self.settings.temperature
         return Weights(len(ratios) * ratios.softmax(dim=0))
@@ -59,14 +61,14 @@ class DWA(Method):
                 return 1.0
 
     def after_step(self, losses: Mapping[str, float]) -> None:
-        """Keep the last two losses of every column."""
+        """Keep the last two losses of every gradient."""
         for name, loss in losses.items():
             self._losses[name] = [*self._losses.get(name, [])[-1:], loss]
 
     def state_dict(self) -> dict[str, Any]:
-        """The last two losses of every column."""
+        """Return the last two losses of every gradient."""
         return {"losses": {name: list(losses) for name, losses in self._losses.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the losses."""
+        """Restore from :meth:`state_dict`."""
         self._losses = {name: list(losses) for name, losses in state["losses"].items()}

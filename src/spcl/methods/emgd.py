@@ -1,4 +1,4 @@
-"""Elastic multi-gradient descent."""
+"""EMGD, elastic multi-gradient descent."""
 
 from typing import Any
 
@@ -14,20 +14,22 @@ __all__ = ["EMGD"]
 class EMGDSettings(MethodSettings):
     """Settings of :class:`EMGD`; the defaults are those of the code its authors published."""
 
-    temperature: float = Field(5.0, gt=0.0, description="τ, how evenly the elastic factors are spread")
-    momentum: float = Field(0.9, ge=0.0, lt=1.0, description="μ of the running gradient norms")
+    temperature: float = Field(5.0, gt=0.0, description="τ, temperature: larger gives more even factors σ")
+    momentum: float = Field(0.9, ge=0.0, lt=1.0, description="μ, momentum of the running gradient norms")
 
 
 class EMGD(Method):
-    r"""Elastic multi-gradient descent: the shortest combination of gradients, with every task held to a share.
+    r"""Elastic multi-gradient descent: the shortest combination of gradients in which every task keeps a share.
 
-    .. math:: \min_w \|\textstyle\sum_i w_i g_i\|^2
-        \quad\text{subject to}\quad \textstyle\sum_i \sigma_i w_i = 1,\; w_i \ge \tfrac{1}{T+1}
+    .. math:: \min_w w^\top C w \quad\text{subject to}\quad \sum_i \sigma_i w_i = 1,\ w_i \ge \tfrac{1}{T+1}, \qquad
+        \sigma = \mathrm{softmax}(m / \tau)
 
-    with the elastic factors :math:`\sigma = \mathrm{softmax}(m/\tau)` of the running norms
-    :math:`m_i \leftarrow \mu m_i + (1-\mu) \|g_i\|`, which begin at a column's first norm and are kept by name. Lyu et
-    al., *Elastic Multi-Gradient Descent for Parallel Continual Learning*, IEEE TPAMI (:func:`spcl.aggregation.
-    emgd_weights`): its weighting, without its editing of memory.
+    with the elastic factors σ of running gradient norms :math:`m_i \leftarrow \mu m_i + (1-\mu) \|g_i\|`, which start
+    at the first norm and are kept by name. Unlike MGDA it depends on the scale of the gradients. The publication's
+    editing of memory is not included.
+
+    Lyu et al., *Elastic Multi-Gradient Descent for Parallel Continual Learning*, IEEE TPAMI
+    (:func:`spcl.aggregation.emgd_weights`).
 
     >>> EMGD(temperature=1.0)
     EMGD(temperature=1.0)
@@ -35,7 +37,8 @@ class EMGD(Method):
 
     name = "emgd"
     family = "PCL"
-    summary = "the shortest combination of gradients that leaves every task its share"
+    order = 2
+    summary = "the shortest combination of gradients in which every task keeps a share"
     reference = "Lyu et al., Elastic Multi-Gradient Descent for Parallel Continual Learning, IEEE TPAMI"
     Settings = EMGDSettings
     settings: EMGDSettings
@@ -45,7 +48,7 @@ class EMGD(Method):
         self._norms: dict[str, float] = {}
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """The weights under elastic factors, once the running norms are up to date."""
+        """Update the running norms and return the weights under their elastic factors."""
         gramian = gradients.known_gramian()
         for name, norm in zip(gradients.names, gramian.diagonal().sqrt().tolist(), strict=True):
             before = self._norms.get(name, norm)
@@ -54,9 +57,9 @@ class EMGD(Method):
         return Weights(emgd_weights(gramian, running, self.settings.temperature))
 
     def state_dict(self) -> dict[str, Any]:
-        """The running norms of every column."""
+        """Return the running norm of every gradient."""
         return {"norms": dict(self._norms)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back the running norms."""
+        """Restore from :meth:`state_dict`."""
         self._norms = dict(state["norms"])

@@ -1,4 +1,4 @@
-"""Experience replay."""
+"""ER, experience replay."""
 
 import torch
 
@@ -8,7 +8,7 @@ __all__ = ["ER"]
 
 
 class ER(Method):
-    r"""Experience replay: half the current tasks' mean gradient, half the memory's.
+    r"""Experience replay: the mean of the current tasks' gradient and memory's.
 
     .. math:: u = \tfrac12 (g + g_m)
 
@@ -20,11 +20,12 @@ class ER(Method):
 
     name = "er"
     family = "SCL"
-    summary = "averages the current tasks' gradient with the memory's"
+    order = 3
+    summary = "averages the current tasks' gradient with memory's"
     reference = "Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019"
     reduction = "mean"
     uses_gramian = False
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """Equal weights."""
+        """Return equal weights."""
         return Weights(torch.full((len(gradients.names),), 1.0 / len(gradients.names)))

@@ -1,4 +1,4 @@
-"""Gradient-based memory editing."""
+"""GMED, gradient-based memory editing."""
 
 from collections.abc import Sequence
 
@@ -17,28 +17,25 @@ __all__ = ["GMED"]
 class GMEDSettings(MethodSettings):
     """Settings of :class:`GMED`; the defaults are those of the code its authors published."""
 
-    stride: float = Field(
-        0.1, ge=0.0, description="α of the publication, length of an edit, for inputs of standard deviation 1"
-    )
-    regularisation: float = Field(0.01, ge=0.0, description="β, how strongly edits avoid a high loss as such")
-    decay: float = Field(1.0, gt=0.0, le=1.0, description="γ, by which every further edit of a sample is shorter")
+    stride: float = Field(0.1, ge=0.0, description="α, length of an edit, for inputs of standard deviation 1")
+    regularisation: float = Field(0.01, ge=0.0, description="β, weight against edits that raise the present loss")
+    decay: float = Field(1.0, gt=0.0, le=1.0, description="γ, factor of the stride for every earlier edit")
     rate: float = Field(0.03, gt=0.0, description="η, learning rate of the look-ahead")
 
 
 class GMED(ER):
-    r"""Gradient-based memory editing: rehearsal samples are moved to where the model is about to forget them.
+    r"""Gradient-based memory editing: ER whose replayed samples are first moved to where their loss is about to rise.
 
-    .. math:: x \leftarrow x + \gamma^k \alpha s^2\, \nabla_x \big[\ell(x; \theta') - \ell(x; \theta)
-        - \beta\, \ell(x; \theta)\big], \qquad \theta' = \theta - \eta g
+    .. math:: x \leftarrow x + \gamma^k \alpha s^2\, \nabla_x \left[\ell(x; \theta') - \ell(x; \theta)
+        - \beta\, \ell(x; \theta)\right], \qquad \theta' = \theta - \eta g
 
-    for a sample that was edited k times before; edited samples are replayed as in :class:`ER` and written back to
-    memory. Jin et al., *Gradient-based Editing of Memory Examples for Online Task-free Continual Learning*, NeurIPS
-    2021, eq. 2 and 3.
+    for a sample that was edited k times before. The look-ahead :math:`\theta'` is a step of the shared parameters down
+    the current tasks' mean gradient; its rate is a setting, since the optimiser's own step is not known in advance. The
+    variance :math:`s^2` of the drawn inputs makes the stride α independent of their units. Edits are written back to
+    memory, so it must keep inputs in floating point, e.g. ``BalancedCoreset(3000, dtype=torch.float32)``.
 
-    The look-ahead moves the shared parameters down the current tasks' mean gradient g; the losses are each sample's
-    own. With :math:`s^2`, the variance of the drawn inputs, α is meant for inputs of standard deviation 1, whatever
-    units they are stored in: the bytes of an image, from 0 to 255, are edited as their normalised values would be.
-    Memory must hold inputs in floating point, e.g. ``BalancedCoreset(3000, dtype=torch.float32)``.
+    Jin et al., *Gradient-based Editing of Memory Examples for Online Task-free Continual Learning*, NeurIPS 2021, eq. 2
+    and 3.
 
     >>> GMED(decay=0.99)
     GMED(decay=0.99)
@@ -46,14 +43,15 @@ class GMED(ER):
 
     name = "gmed"
     family = "SCL"
-    summary = "ER, with memory's inputs edited towards what is about to be forgotten"
+    order = 2
+    summary = "ER on samples that are edited towards a loss that is about to rise"
     reference = "Jin et al., Gradient-based Editing of Memory Examples, NeurIPS 2021"
     edits_memory = True
     Settings = GMEDSettings
     settings: GMEDSettings
 
     def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
-        """Refuse a memory that cannot hold edited inputs."""
+        """Raise an error if memory cannot hold edited inputs."""
         kept = x.dtype if memory is None or memory.dtype is None else memory.dtype
         if memory is not None and not kept.is_floating_point:
             raise SpclError(
@@ -61,16 +59,16 @@ class GMED(ER):
                 f"build it with dtype=torch.float32"
             )
 
-    def edit(self, rehearsals: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
-        """The edited inputs."""
-        inputs = [part.x.detach().requires_grad_() for part in rehearsals]
+    def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
+        """Return the edited inputs."""
+        inputs = [part.x.detach().requires_grad_() for part in batches]
         now = torch.autograd.grad(model.loss(inputs), inputs)
         with model.ahead(self.settings.rate):
             ahead = torch.autograd.grad(model.loss(inputs), inputs)
         variance = torch.cat([x.detach().flatten() for x in inputs]).var(correction=0)
         return [
             x.detach() + variance * self._strides(part) * (after - (1.0 + self.settings.regularisation) * before)
-            for part, x, before, after in zip(rehearsals, inputs, now, ahead, strict=True)
+            for part, x, before, after in zip(batches, inputs, now, ahead, strict=True)
         ]
 
     def _strides(self, part: ReplayBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradient sign dropout."""
+"""GradDrop, gradient sign dropout."""
 
 from typing import Any
 
@@ -17,22 +17,23 @@ CHUNK = 1 << 18
 class GradDropSettings(MethodSettings):
     """Settings of :class:`GradDrop`; the defaults are the publication's (Algorithm 1)."""
 
-    leak: float = Field(0.0, ge=0.0, le=1.0, description="ℓ, how much of every gradient passes whatever its sign")
-    seed: int = Field(0, ge=0, description="of the random signs")
+    leak: float = Field(0.0, ge=0.0, le=1.0, description="ℓ, share of every gradient that passes whatever its sign")
+    seed: int = Field(0, ge=0, description="seed of the random signs")
 
 
 class GradDrop(Method):
     r"""Gradient sign dropout: every parameter follows either the tasks that raise it or those that lower it.
 
-    With :math:`g^\pm` the sums of a parameter's positive and negative gradients, the positive side is chosen with
-    probability :math:`P = g^+ / (g^+ - g^-) = \tfrac12 (1 + \sum_i g_i / \sum_i |g_i|)`:
+    .. math:: u = \ell (g^+ + g^-) + (1-\ell) \begin{cases} g^+ & \text{with probability } P \\
+        g^- & \text{else} \end{cases}, \qquad P = \frac12 \left(1 + \frac{\sum_i g_i}{\sum_i |g_i|}\right)
 
-    .. math:: u = \ell (g^+ + g^-) + (1-\ell) \begin{cases} g^+ & U < P \\ g^- & \text{else} \end{cases},
-        \qquad U \sim \mathcal U(0, 1)
+    with the sums :math:`g^\pm` of a parameter's positive and negative gradients. The expected update is the sum of the
+    gradients. GradDrop is no weighting: it works on the gradients in place, in chunks. The random numbers of a step
+    depend on the seed and the number of steps before, so they are the same after a checkpoint (on the same kind of
+    device).
 
-    In the mean that is the sum of the gradients. Chen et al., *Just Pick a Sign: Optimizing Deep Multitask Models with
-    Gradient Sign Dropout*, NeurIPS 2020, Algorithm 1. The random numbers of a step depend on the seed and the number of
-    steps before, so they are the same after a checkpoint (on the same kind of device).
+    Chen et al., *Just Pick a Sign: Optimizing Deep Multitask Models with Gradient Sign Dropout*, NeurIPS 2020,
+    Algorithm 1.
 
     >>> GradDrop(leak=0.1)
     GradDrop(leak=0.1)
@@ -40,9 +41,9 @@ class GradDrop(Method):
 
     name = "graddrop"
     family = "MTL"
+    order = 3
     summary = "every parameter follows the tasks of one sign, chosen at random by their weight"
     reference = "Chen et al., Just Pick a Sign: Gradient Sign Dropout, NeurIPS 2020"
-    elementwise = True
     Settings = GradDropSettings
     settings: GradDropSettings
 
@@ -51,7 +52,7 @@ class GradDrop(Method):
         self._steps = 0
 
     def combine(self, rows: Tensor) -> Tensor:
-        """Choose a sign for every parameter; the update is left in the first row."""
+        """Return the update, which overwrites the first row."""
         seed = np.random.SeedSequence((self.settings.seed, self._steps)).generate_state(1)
         generator = torch.Generator(rows.device).manual_seed(int(seed[0]))
         self._steps += 1
@@ -66,9 +67,9 @@ class GradDrop(Method):
         return torch.lerp(chosen, positive + negative, self.settings.leak)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many steps were taken."""
+        """Return the number of steps taken."""
         return {"steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore from :meth:`state_dict`."""
         self._steps = state["steps"]

@@ -1,4 +1,4 @@
-"""Multi-domain multi-task rehearsal."""
+"""MDMTR, multi-domain multi-task rehearsal."""
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ SMALLEST_SQUARED_SINE = 1e-7
 
 
 class CosineHead(nn.Module):
-    """A classifier whose logits are the cosines between the features and one vector per class.
+    """Classifier whose logits are the cosines between the features and one vector per class.
 
     >>> head = CosineHead(8, 3)
     >>> bool((head(torch.randn(5, 8)).abs() <= 1.0 + 1e-6).all())
@@ -28,14 +28,14 @@ class CosineHead(nn.Module):
         self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(classes, features)))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Cosines, of shape (batch, classes)."""
+        """Return the cosines, of shape (batch, classes)."""
         return linear(normalize(features, dim=1), normalize(self.weight, dim=1))
 
 
 class MDMTRSettings(MethodSettings):
-    """Settings of :class:`MDMTR`; the defaults of the margins are our own."""
+    """Settings of :class:`MDMTR`; the publication gives no values of the margins."""
 
-    scale: float = Field(20.0, gt=0.0, description="s, what the cosines are multiplied by before the softmax")
+    scale: float = Field(20.0, gt=0.0, description="s, factor of the cosines in the softmax")
     task_margin: float = Field(0.01, ge=0.0, description="m_t, margin in radians against the classes of other tasks")
     class_margin: float = Field(0.01, ge=0.0, description="m_c, margin in radians against all other classes")
 
@@ -43,15 +43,16 @@ class MDMTRSettings(MethodSettings):
 class MDMTR(ER):
     r"""Multi-domain multi-task rehearsal: one cosine classifier over all tasks, with margins for task and class.
 
-    With :math:`\theta_k` the angle between the features and the vector of class k, for a sample of class y and task t:
-
     .. math:: \ell = -\log \frac{e^{s \cos(\theta_y + m_t + m_c)}}{e^{s \cos(\theta_y + m_t + m_c)}
-        + \sum_{k \in t, k \ne y} e^{s \cos(\theta_k + m_t)} + \sum_{k \notin t} e^{s \cos\theta_k}}
+        + \sum_{k \in t,\, k \ne y} e^{s \cos(\theta_k + m_t)} + \sum_{k \notin t} e^{s \cos \theta_k}}
 
-    Gradients are averaged as in :class:`ER`. Lyu et al., *Multi-Domain Multi-Task ReplayBatch for Lifelong Learning*,
-    AAAI 2021: its two-level angular margin loss, without the optional episodic distillation. The softmax covers the
-    classes of every task seen, task-incrementally as well: among the classes of one task a margin for tasks would mean
-    nothing. Tasks with a head of their own cannot take part.
+    for a sample of class y and task t, with :math:`\theta_k` the angle between the features and the vector of class k.
+    Gradients are averaged as in :class:`ER`. The softmax covers the classes of all tasks seen, in training also
+    task-incrementally, since among the classes of one task a margin for tasks would have no effect; task-incremental
+    predictions compare the task's own classes only. The publication's optional episodic distillation is not included.
+    Tasks with a head and loss of their own are an error.
+
+    Lyu et al., *Multi-Domain Multi-Task Rehearsal for Lifelong Learning*, AAAI 2021.
 
     >>> MDMTR(scale=30.0)
     MDMTR(scale=30.0)
@@ -59,14 +60,15 @@ class MDMTR(ER):
 
     name = "mdmtr"
     family = "SCL"
+    order = 5
     summary = "one cosine classifier over all tasks, with angular margins for task and class"
-    reference = "Lyu et al., Multi-Domain Multi-Task ReplayBatch for Lifelong Learning, AAAI 2021"
+    reference = "Lyu et al., Multi-Domain Multi-Task Rehearsal for Lifelong Learning, AAAI 2021"
     joint_logits = True
     Settings = MDMTRSettings
     settings: MDMTRSettings
 
     def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
-        """Refuse tasks that are no classifiers."""
+        """Raise an error if the task is not a classification task."""
         if task.classes is None:
             raise TaskError(
                 f"task {task.name!r} has a head and loss of its own, but method 'mdmtr' is a loss for classifiers: "
@@ -74,11 +76,11 @@ class MDMTR(ER):
             )
 
     def make_head(self, features: int, classes: int) -> nn.Module:
-        """A cosine classifier."""
+        """Return a cosine classifier."""
         return CosineHead(features, classes)
 
     def task_loss(self, output: Output) -> Tensor:
-        """The two-level angular margin loss."""
+        """Return the two-level angular margin loss."""
         cosines = output.value
         margins = self.settings.class_margin * one_hot(output.targets, cosines.shape[1]).to(cosines)
         margins[:, output.own] += self.settings.task_margin

@@ -1,4 +1,4 @@
-"""Mixed stochastic gradient."""
+"""MEGA, mixed stochastic gradient."""
 
 import torch
 from pydantic import Field
@@ -11,16 +11,18 @@ __all__ = ["MEGA"]
 class MEGASettings(MethodSettings):
     """Settings of :class:`MEGA`; the default is that of the code its authors published."""
 
-    epsilon: float = Field(1e-10, ge=0.0, description="ε, the current loss up to which only memory is trained")
+    epsilon: float = Field(1e-10, ge=0.0, description="ε, current loss at and below which only memory is trained")
 
 
 class MEGA(Method):
-    r"""MEGA-I: the memory's gradient, weighted by how much worse memory does than the current tasks.
+    r"""Mixed stochastic gradient (MEGA-I): memory's gradient is weighted by the ratio of its loss to the current one.
 
     .. math:: u = \begin{cases} g + \dfrac{\ell_m}{\ell}\, g_m & \ell > \epsilon \\ g_m & \text{else} \end{cases}
 
-    with the mean loss ℓ of the current tasks and ℓ_m of memory. Guo et al., *Improved Schemes for Episodic Memory-based
-    Lifelong Learning*, NeurIPS 2020.
+    with the mean loss :math:`\ell` of the current tasks and :math:`\ell_m` of memory. The published SPCL code swaps the
+    two weights.
+
+    Guo et al., *Improved Schemes for Episodic Memory-based Lifelong Learning*, NeurIPS 2020.
 
     >>> MEGA(epsilon=0.1)
     MEGA(epsilon=0.1)
@@ -28,7 +30,8 @@ class MEGA(Method):
 
     name = "mega"
     family = "SCL"
-    summary = "adds the memory's gradient, weighted by the ratio of the two losses"
+    order = 4
+    summary = "adds memory's gradient, weighted by the ratio of the two losses"
     reference = "Guo et al., Improved Schemes for Episodic Memory-based Lifelong Learning, NeurIPS 2020"
     reduction = "mean"
     uses_gramian = False
@@ -36,7 +39,7 @@ class MEGA(Method):
     settings: MEGASettings
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """1 and ℓ_m/ℓ, or 0 and 1 once the current tasks are learnt."""
+        """Return 1 and ℓ_m/ℓ, or 0 and 1 if the current loss is at most ε."""
         if len(gradients.names) == 1:
             return Weights(torch.ones(1))
         current, memory = gradients.losses.tolist()

@@ -1,4 +1,4 @@
-"""What a module remembers outside its state_dict, as plain data."""
+"""State of a module outside its ``state_dict``, as plain data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 __all__ = ["read_state", "write_state"]
 
-OWN = frozenset(vars(nn.Module()))
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 def read_state(module: nn.Module) -> dict[str, Any]:
-    """Copies of all buffers and of all attributes that are numbers or arrays, of the module and its parts.
+    """Return copies of all buffers, numbers and arrays among the attributes of the module and its submodules.
 
-    TorchJD's rules keep buffers that are None at first, and counters beside them, which ``state_dict()`` leaves out and
-    ``load_state_dict()`` refuses.
+    TorchJD's aggregators have buffers that are None at first, and counters that are plain attributes: ``state_dict()``
+    does not contain them and ``load_state_dict()`` does not accept them.
 
     >>> layer = nn.BatchNorm1d(2, affine=False)
     >>> state = read_state(layer)
@@ -31,7 +31,7 @@ def read_state(module: nn.Module) -> dict[str, Any]:
 
 
 def write_state(module: nn.Module, state: dict[str, Any]) -> None:
-    """Put back what :func:`read_state` gave into a module that has the same attributes."""
+    """Restore the state from :func:`read_state` in a module with the same attributes."""
     for path, owner, name, present in list(_entries(module)):
         value = state[path]
         if isinstance(present, Tensor) and isinstance(value, Tensor):
@@ -42,9 +42,10 @@ def write_state(module: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _entries(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Path, owner, name and plain value of everything that is remembered."""
+    """Yield path, owner, name and a plain copy of every buffer, number and array."""
     for prefix, part in module.named_modules():
-        for name, value in [*part._buffers.items(), *((k, v) for k, v in vars(part).items() if k not in OWN)]:
+        attributes = {name: value for name, value in vars(part).items() if name not in MODULE_ATTRIBUTES}
+        for name, value in [*part._buffers.items(), *attributes.items()]:
             if value is None or isinstance(value, (bool, int, float, Tensor)):
                 copy = value.clone() if isinstance(value, Tensor) else value
             elif isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Projecting conflicting gradients."""
+"""PCGrad, projection of conflicting gradients."""
 
 from typing import cast
 
@@ -11,13 +11,15 @@ __all__ = ["PCGrad"]
 
 
 class PCGrad(Method):
-    r"""Gradient surgery: each gradient loses its part against every other that it conflicts with, then all are added.
+    r"""Gradient surgery: from each gradient the parts that conflict with the others are removed, then all are added.
 
     .. math:: u = \sum_i g_i^{PC}, \qquad g_i^{PC} \leftarrow g_i^{PC}
-        - \frac{\min(g_i^{PC}\cdot g_j,\, 0)}{\|g_j\|^2} g_j \quad\text{for the } j \ne i \text{ in random order}
+        - \frac{\min(g_i^{PC}\cdot g_j,\, 0)}{\|g_j\|^2}\, g_j \quad\text{for the } j \ne i \text{ in random order}
 
-    Yu et al., *Gradient Surgery for Multi-Task Learning*, NeurIPS 2020, Algorithm 1, as TorchJD has it in T×T. The
-    order is drawn from PyTorch's global generator, whose state checkpoints hold.
+    With two tasks the update conflicts with neither; with more it may. The order is drawn from PyTorch's global
+    generator. The published SPCL code projects each gradient against one random partner only.
+
+    Yu et al., *Gradient Surgery for Multi-Task Learning*, NeurIPS 2020, Algorithm 1, as implemented in T×T by TorchJD.
 
     >>> PCGrad()
     PCGrad()
@@ -25,9 +27,10 @@ class PCGrad(Method):
 
     name = "pcgrad"
     family = "MTL"
-    summary = "takes out of each gradient what conflicts with the others, then adds them"
+    order = 4
+    summary = "removes from each gradient what conflicts with the others, then adds them"
     reference = "Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020"
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """The weights of the sum of the projected gradients."""
+        """Return the weights of the sum of the projected gradients."""
         return Weights(PCGradWeighting()(cast(PSDMatrix, gradients.known_gramian())))

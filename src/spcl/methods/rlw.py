@@ -1,4 +1,4 @@
-"""Random loss weighting."""
+"""RLW, random loss weighting."""
 
 import torch
 from torchjd.aggregation import RandomWeighting
@@ -13,8 +13,10 @@ class RLW(Method):
 
     .. math:: w = \mathrm{softmax}(z), \qquad z_i \sim \mathcal N(0, 1)
 
+    The weights are drawn from PyTorch's global generator.
+
     Lin et al., *Reasonable Effectiveness of Random Weighting: A Litmus Test for Multi-Task Learning*, TMLR 2022,
-    Algorithm 2, as TorchJD has it. The weights are drawn from PyTorch's global generator, whose state checkpoints hold.
+    Algorithm 2, as implemented by TorchJD.
 
     >>> RLW()
     RLW()
@@ -22,11 +24,12 @@ class RLW(Method):
 
     name = "rlw"
     family = "MTL"
+    order = 5
     summary = "random weights, new in every step"
     reference = "Lin et al., Reasonable Effectiveness of Random Weighting, TMLR 2022"
     reduction = "sum"
     uses_gramian = False
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """Random weights that add up to 1."""
+        """Return random weights that add up to 1."""
         return Weights(RandomWeighting()(torch.empty(len(gradients.names), 0, dtype=torch.float64)))

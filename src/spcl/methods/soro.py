@@ -1,37 +1,32 @@
-"""The paper's own methods: SORO, and SORO with DBT."""
-
-from typing import Any, Literal
+"""SORO, structured orthogonal regularisation optimisation, with and without DBT."""
 
 from pydantic import Field
 
-from spcl.aggregation import SOROWeighting
+from spcl.aggregation import SOROPresets, SOROSettings, solve_soro
 from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["SORO", "SORODBT"]
 
 
-class SOROMethodSettings(MethodSettings):
-    """Settings of Algorithm 1, as in :func:`spcl.aggregation.solve_soro`."""
-
-    sigma: float = Field(100.0, gt=0.0, description="σ, how strongly the adjusted gradients are made orthogonal")
-    lambda_: float = Field(100.0, ge=0.0, description="λ, how strongly their norms are drawn to 1")
-    eta: float | None = Field(None, gt=0.0, description="η, step of the descent; 1/(8σ+2) if not given")
-    iterations: int = Field(100, ge=0, description="the most iterations")
-    tolerance: float = Field(1e-3, ge=0.0, description="stop when the objective falls by less")
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum of the descent")
-    scale: Literal["unit", "min"] = Field("min", description="multiply the result by 1 or by σ_min(G)")
+class SOROMethodSettings(SOROSettings, MethodSettings):
+    """Settings of :class:`SORO`: those of Algorithm 1 and those of every method."""
 
 
-class SORO(Method):
-    r"""Structured orthogonal regularisation optimisation: orthogonalise the gradients, then add them up.
+class SORO(SOROPresets, Method):
+    r"""Structured orthogonal regularisation optimisation: gradients are made nearly orthogonal, then added up.
 
-    .. math:: u = \hat G \mathbf 1, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
+    .. math:: u = s\, \hat G \mathbf 1, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
         + \sigma\|\hat G^\top\hat G - \mathrm{diag}(d)\|_F^2 + \lambda\|d-1\|_2^2
 
-    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 9 and Algorithm 1. σ, λ and the
-    tolerance are the paper's. The scale of Ĝ, of which the paper says nothing, is that of the code its authors
-    published: times the smallest singular value of G, so that the update shrinks as the gradients do. The rest of what
-    that code uses is ``SORO(**spcl.aggregation.RELEASED)``.
+    The adjusted gradients have norms near 1. The scale s, which the paper does not mention, is that of the code its
+    authors published: the smallest singular value of G, of those that are not zero up to rounding, so that the update
+    shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's.
+
+    ``SORO.paper()`` is the paper to the letter, with s = 1. ``SORO.released()`` has all settings of the published SPCL
+    code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5.
+
+    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 9 and Algorithm 1
+    (:func:`spcl.aggregation.solve_soro`).
 
     >>> SORO(sigma=50.0)
     SORO(sigma=50.0)
@@ -44,30 +39,35 @@ class SORO(Method):
     Settings = SOROMethodSettings
     settings: SOROMethodSettings
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._weighting = SOROWeighting(**self.settings.model_dump(exclude={"alpha", "decoupled"}))
-
     def weigh(self, gradients: Gradients) -> Weights:
-        """The weights and the adjusted Gramian of Algorithm 1."""
-        solution = self._weighting.solve(gradients.known_gramian())
+        """Return the weights and the adjusted Gramian of Algorithm 1."""
+        solution = solve_soro(gradients.known_gramian(), self.settings)
         return Weights(solution.weights, solution.adjusted)
 
 
 class SORODBT(SORO):
-    """SORO with DBT: orthogonal gradients and, by the penalty of eq. 4, orthogonal convolutions.
+    r"""SORO with DBT: orthogonal gradients and, by a penalty, orthogonal convolutions and linear layers.
 
-    The paper gives no value of α; the default is the largest power of ten that cost little accuracy on held-out data of
-    PS-EMNIST, where no value gained any.
+    .. math:: g_i \leftarrow g_i + \alpha \nabla \sum_l \lim_{P_l \to \infty}
+        \tfrac{1}{P_l} \|\mathcal M_l \mathcal M_l^\top - I\|_F^2
+
+    with the doubly-block Toeplitz matrix :math:`\mathcal M_l` of layer l and its number :math:`P_l` of output
+    positions: the penalty is the contribution of an output position far from the borders, whatever the size of the
+    images. The paper gives no value of α; the default is the largest power of ten that cost little accuracy on held-out
+    data of PS-EMNIST, where no value gained any. The published SPCL code penalises squared cosines between flattened
+    kernels of hand-picked layers instead, with α = 1e-6.
+
+    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 4
+    (:func:`spcl.orthogonality.orthogonality_penalty`).
 
     >>> SORODBT().settings.alpha
     1e-05
     """
 
     name = "soro+dbt"
-    summary = "SORO, with the convolutions drawn to orthogonality as well"
+    summary = "SORO, with a penalty that makes the layers orthogonal as well"
 
     class Settings(SOROMethodSettings):
-        """SORO's settings, with the penalty switched on."""
+        """Settings of :class:`SORODBT`: those of :class:`SORO` with the penalty switched on."""
 
         alpha: float = Field(1e-5, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4)")

@@ -1,4 +1,4 @@
-"""Every aggregator of TorchJD as a method."""
+"""Aggregators of TorchJD as methods."""
 
 import inspect
 from collections.abc import Callable
@@ -21,17 +21,22 @@ from spcl.methods.module_state import read_state, write_state
 __all__ = ["PREFIX", "TorchJD", "aggregators", "torchjd_method"]
 
 PREFIX = "torchjd:"
-COUNT = "n_tasks"  # an argument that is the number of columns, and so not for the user to set
+COUNT = "n_tasks"  # argument for the number of gradients, which the learner knows and the user does not set
 
 
 class TorchJD(Method):
-    """An aggregator of TorchJD; every column, memory among them, is a row of its Jacobian.
+    """``torchjd:NAME`` is the aggregator ``torchjd.aggregation.NAME``; every gradient is a row of its Jacobian.
 
-    Its settings are the arguments of the aggregator's constructor that are plain values; a vector is given as a list of
-    numbers. An argument whose name every method has already gets an underscore (``alpha_`` of FairGrad). Where TorchJD
-    has the rule in terms of the Gramian that is used, else the gradients themselves. What a rule remembers between
-    steps starts anew when the columns change (for a rule without Gramian: their number), since it is about those
-    columns. Random rules draw from PyTorch's global generator, whose state checkpoints hold.
+    For example ``make_method("torchjd:UPGrad")`` or ``make_method("torchjd:CAGrad", c=0.5)``. Settings are the
+    arguments of the aggregator's constructor: plain values, and lists of numbers for vectors. An argument that has the
+    name of a setting of every method gets an underscore: FairGrad's ``alpha`` is ``alpha_``. Aggregators that TorchJD
+    computes from the Gramian get the learner's, in float64; the others work on the gradients themselves. Some need
+    further packages; the error says which, e.g. ``pip install "torchjd[nash_mtl]"``.
+
+    The state of an aggregator (GradVac, PCD, ExcessMTL, NashMTL) is saved with the learner. It is reset when the
+    gradients change: when a task begins or ends, or memory is replayed for the first time; for ExcessMTL and NashMTL,
+    when the number of gradients changes. A vector (``pref_vector``, ``weights``, ``leak``) fits one number of gradients
+    only, and a step with another number is an error.
 
     >>> method = torchjd_method("AlignedMTL")(scale_mode="median")
     >>> method.name, method
@@ -47,66 +52,74 @@ class TorchJD(Method):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._build(1, torch.empty(0))  # refuses wrong settings and missing packages at once
-        self._columns: list[str] = []
+        self._build(1, torch.empty(0))  # raises at once for wrong settings and missing packages
+        self._names: list[str] = []
         self._rule: Aggregator | None = None
         self._saved: dict[str, Any] | None = None
 
-    def weigh(self, gradients: Gradients) -> Weights:
-        """The weights, from the Gramian."""
-        gramian = gradients.known_gramian()
-        rule = cast(GramianWeightedAggregator, self._rule_for(list(gradients.names), gramian))
-        return Weights(self._apply(rule, rule.gramian_weighting, gramian))
-
-    def combine(self, rows: Tensor) -> Tensor:
-        """The update, from the gradients themselves."""
-        if len(rows) == 1 and COUNT in inspect.signature(self.aggregator).parameters:
-            return rows[0]  # TorchJD's NashMTL, a bargain between tasks, cannot do with one
-        rule = self._rule_for([str(row) for row in range(len(rows))], rows)
-        return self._apply(rule, rule, rows)
-
     def state_dict(self) -> dict[str, Any]:
-        """What the rule remembers, and of which columns."""
+        """Return the state of the aggregator and the names of the gradients that it belongs to."""
         if not issubclass(self.aggregator, Stateful):
             return {}
-        return {"columns": list(self._columns), "rule": read_state(self._rule) if self._rule else self._saved}
+        return {"columns": list(self._names), "rule": read_state(self._rule) if self._rule else self._saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back; the rule gets it at the next step, when it has seen what its input is like."""
+        """Restore from :meth:`state_dict`; the aggregator itself is restored in the next step, from its first input."""
         if state:
-            self._columns, self._saved, self._rule = list(state["columns"]), state["rule"], None
+            self._names, self._saved, self._rule = list(state["columns"]), state["rule"], None
 
-    def _rule_for(self, columns: list[str], matrix: Tensor) -> Aggregator:
-        if columns != self._columns:
-            self._columns, self._saved, self._rule = columns, None, None
+    def _rule_for(self, names: list[str], matrix: Tensor) -> Aggregator:
+        if names != self._names:
+            self._names, self._saved, self._rule = names, None, None
         if self._rule is None:
-            self._rule = self._build(len(columns), matrix)
+            self._rule = self._build(len(names), matrix)
         return self._rule
 
     def _apply(self, rule: Aggregator, form: Callable[[Any], Tensor], matrix: Tensor) -> Tensor:
         try:
             if self._saved is not None:
                 with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
-                    form(matrix)  # lets the rule make room for what is put there next
+                    form(matrix)  # creates the buffers that the saved state is written to
                 write_state(rule, self._saved)
                 self._saved = None
             return form(matrix)
         except ValueError as error:
-            raise SpclError(f"method {self.name!r} cannot combine {len(matrix)} columns: {error}") from error
+            raise SpclError(f"method {self.name!r} cannot combine {len(matrix)} gradients: {error}") from error
 
-    def _build(self, columns: int, like: Tensor) -> Aggregator:
+    def _build(self, gradients: int, like: Tensor) -> Aggregator:
         chosen = {name: getattr(self.settings, setting) for name, setting in _settings_of(self.aggregator).items()}
         arguments = {name: like.new_tensor(v) if isinstance(v, list) else v for name, v in chosen.items()}
         if COUNT in inspect.signature(self.aggregator).parameters:
-            arguments[COUNT] = columns
+            arguments[COUNT] = gradients
         try:
             return self.aggregator(**arguments)
         except (ImportError, ValueError) as error:
             raise SpclError(f"method {self.name!r}: {error}") from None
 
 
+class _GramianTorchJD(TorchJD):
+    """An aggregator that TorchJD computes from the Gramian."""
+
+    def weigh(self, gradients: Gradients) -> Weights:
+        """Return the aggregator's weights."""
+        gramian = gradients.known_gramian()
+        rule = cast(GramianWeightedAggregator, self._rule_for(list(gradients.names), gramian))
+        return Weights(self._apply(rule, rule.gramian_weighting, gramian))
+
+
+class _ElementwiseTorchJD(TorchJD):
+    """An aggregator that needs the gradients themselves."""
+
+    def combine(self, rows: Tensor) -> Tensor:
+        """Return the aggregation of the gradients."""
+        if len(rows) == 1 and COUNT in inspect.signature(self.aggregator).parameters:
+            return rows[0]  # TorchJD's NashMTL, a bargain between tasks, fails for a single one
+        rule = self._rule_for([str(row) for row in range(len(rows))], rows)
+        return self._apply(rule, rule, rows)
+
+
 def aggregators() -> dict[str, type[Aggregator]]:
-    """TorchJD's aggregators by name.
+    """Return TorchJD's aggregators by name.
 
     >>> sorted(aggregators())[:3]
     ['AlignedMTL', 'CAGrad', 'ConFIG']
@@ -122,22 +135,22 @@ def aggregators() -> dict[str, type[Aggregator]]:
 
 @cache
 def torchjd_method(name: str) -> type[TorchJD]:
-    """The method that is this aggregator of TorchJD."""
+    """Return the method for this aggregator of TorchJD."""
     aggregator = aggregators()[name]
     fields: dict[str, Any] = {}
     parameters = inspect.signature(aggregator, eval_str=True).parameters
     for argument, setting in _settings_of(aggregator).items():
         default = ... if parameters[argument].default is inspect.Parameter.empty else parameters[argument].default
         fields[setting] = _plain(parameters[argument].annotation), Field(default, description=f"TorchJD's {argument}")
+    has_gramian_form = issubclass(aggregator, GramianWeightedAggregator)
     return type(
         name,
-        (TorchJD,),
+        (_GramianTorchJD if has_gramian_form else _ElementwiseTorchJD,),
         {
             "__doc__": f"TorchJD's {name}.",
             "name": PREFIX + name,
             "summary": f"TorchJD's {name}",
             "reference": f"torchjd.aggregation.{name}",
-            "elementwise": not issubclass(aggregator, GramianWeightedAggregator),
             "aggregator": aggregator,
             "Settings": create_model(f"{name}Settings", __base__=MethodSettings, **fields),
         },
@@ -145,14 +158,14 @@ def torchjd_method(name: str) -> type[TorchJD]:
 
 
 def _settings_of(aggregator: type[Aggregator]) -> dict[str, str]:
-    """The arguments that are plain values, and the settings they come from."""
+    """Return the arguments that are plain values or vectors, each with the name of its setting."""
     parameters = inspect.signature(aggregator, eval_str=True).parameters
     names = [name for name, given in parameters.items() if name != COUNT and _plain(given.annotation) is not None]
     return {name: f"{name}_" if name in MethodSettings.model_fields else name for name in names}
 
 
 def _plain(annotation: Any) -> Any:
-    """The type of a setting for an argument of this type, with a list for a vector; None if there is none."""
+    """Return the type of the setting for an argument of this type, a list for a vector; None if it has no setting."""
     if annotation in (bool, int, float, str, NoneType) or get_origin(annotation) is Literal:
         return annotation
     if annotation is Tensor:

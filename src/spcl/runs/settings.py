@@ -13,8 +13,8 @@ from spcl.data.protocol import Paradigm
 from spcl.errors import SpclError
 from spcl.learner import Scenario
 from spcl.methods import make_method
-from spcl.methods.base import validated
 from spcl.runs.problem import load_benchmark
+from spcl.validation import validated
 
 __all__ = ["RunSettings", "absolute_paths", "load_settings_file", "parse_assignments", "resolve_settings"]
 

@@ -1,0 +1,148 @@
+"""Solver of SORO, structured orthogonal regularisation optimisation: Algorithm 1 of the paper in T×T matrices."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spcl.aggregation.gramians import host_gramian
+from spcl.aggregation.soro_settings import SOROSettings
+from spcl.errors import SpclError
+
+__all__ = ["SOROSolution", "solve_soro"]
+
+Stop = Literal["converged", "iterations", "stalled"]
+Array = NDArray[np.float64]
+
+DEFAULT = SOROSettings()
+MAX_HALVINGS = 80
+
+
+@dataclass(frozen=True)
+class SOROSolution:
+    """Result of :func:`solve_soro`; Ĝ = G M itself is never formed.
+
+    Attributes:
+        weights: M W, one weight per task: the update is G (M W).
+        adjusted: ĜᵀĜ, the Gramian of the adjusted gradients.
+        d: the diagonal of eq. 9, before ``scale``.
+        objective: the objective (eq. 9) at the start and after every iteration.
+        stop: ``"converged"`` if it fell by less than the tolerance, ``"iterations"`` if their maximum was reached,
+            ``"stalled"`` if no step size lowered it.
+    """
+
+    weights: Tensor
+    adjusted: Tensor
+    d: Tensor
+    objective: tuple[float, ...]
+    stop: Stop
+
+
+def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Tensor | None = None) -> SOROSolution:
+    r"""Solve the paper's eq. 9 by its Algorithm 1, for the Gramian :math:`C = G^\top G` of the tasks' gradients.
+
+    .. math:: \min_{\hat G, d} \|G - \hat G\|_F^2
+        + \sigma \|\hat G^\top \hat G - \mathrm{diag}(d)\|_F^2 + \lambda \|d - 1\|_2^2
+
+    Starting at :math:`\hat G_0 = U V^\top = G C^{-1/2}`, every iterate is :math:`\hat G_k = U X_k = G M_k` with T×T
+    matrices X and M, so the cost does not depend on the length of the gradients. A step that raises the objective by
+    more than the tolerance is rejected and repeated with half the step size and no momentum; where the published
+    descent never does so, the result is that of the published descent. A single gradient has no other to be orthogonal
+    to: Ĝ is g/‖g‖, or with ``scale="min"`` g itself.
+
+    Args:
+        gramian: C, T×T, symmetric and finite.
+        settings: σ, λ and the settings of the descent.
+        preference: W, one number per task; all ones by default, as in the paper.
+
+    >>> G = torch.tensor([[1.0, 0.8], [0.0, 0.6]], dtype=torch.float64)   # two gradients, as columns, cosine 0.8
+    >>> solution = solve_soro(G.T @ G, SOROSettings.paper())
+    >>> solution.adjusted.round(decimals=3)                               # nearly orthonormal
+    tensor([[0.9990, 0.0020],
+            [0.0020, 0.9990]], dtype=torch.float64)
+    >>> solution.weights.round(decimals=3)
+    tensor([0.7460, 0.7460], dtype=torch.float64)
+    """
+    C = host_gramian(gramian)
+    W = _checked_preference(preference, len(C))
+    if len(C) == 1:
+        return _solve_single(C, W, settings)
+    S, V = _right_singular(C)
+    with np.errstate(all="ignore"):
+        X, A, d, history, stop = _descend(S[:, None] * V.T, V.T, settings)
+    factor = S.min() if settings.scale == "min" and len(S) else 1.0
+    weights, adjusted = torch.from_numpy(V @ (X @ W * factor / S)), torch.from_numpy(factor**2 * A)
+    return SOROSolution(weights, adjusted, torch.from_numpy(d), tuple(history), stop)
+
+
+def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
+    weights, adjusted = W, C
+    if settings.scale == "unit" and C[0, 0] > 0.0:
+        weights, adjusted = W / np.sqrt(C[0]), np.ones((1, 1))
+    return SOROSolution(
+        torch.tensor(weights), torch.tensor(adjusted), torch.ones(1, dtype=torch.float64), (0.0,), "converged"
+    )
+
+
+def _right_singular(C: Array) -> tuple[Array, Array]:
+    """Return the non-zero singular values of G and their right singular vectors as columns."""
+    eigenvalues, V = np.linalg.eigh(C)
+    least, most = eigenvalues.min(initial=0.0), eigenvalues.max(initial=0.0)
+    if least < -1e-3 * most:
+        raise SpclError(f"the Gramian must have no negative eigenvalue, but {least} was found")
+    kept = eigenvalues > most * len(C) * np.finfo(np.float64).eps
+    return np.sqrt(eigenvalues[kept]), V[:, kept]
+
+
+def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Array, Array, list[float], Stop]:
+    """Run Algorithm 1 on X = UᵀĜ from X = Vᵀ towards the target UᵀG, coordinates free of G's condition number.
+
+    With a = diag(A), the best d is 1 + τ(a − 1), τ = σ/(λ+σ), so that the two penalties on the diagonal come to
+    λτ‖a − 1‖² together.
+    """
+    sigma, tolerance = settings.sigma, settings.tolerance
+    tau = sigma / (settings.lambda_ + sigma)
+    step = 1.0 / (8.0 * sigma + 2.0) if settings.eta is None else settings.eta
+
+    def evaluated(X: Array, on_diagonal: float = settings.lambda_ * tau) -> tuple[Array, Array, float]:
+        A = X.T @ X
+        a = A.diagonal()
+        misfit, flat, error = (X - target).ravel(), A.ravel(), a - 1.0
+        penalty = sigma * (flat.dot(flat) - a.dot(a)) + on_diagonal * error.dot(error)
+        return A, error, float(misfit.dot(misfit) + penalty)
+
+    A, _, objective = evaluated(X, sigma)
+    d, history, velocity, halvings = np.ones(X.shape[1]), [objective], np.zeros_like(X), 0
+    while len(history) <= settings.iterations:
+        slope = 2.0 * (X - target) + (4.0 * sigma) * (X @ A - X * d)
+        velocity = settings.momentum * velocity + slope
+        candidate = X - step * velocity
+        result = evaluated(candidate)
+        while not result[-1] <= history[-1] + tolerance:
+            if halvings == MAX_HALVINGS:
+                return X, A, d, history, "stalled"
+            halvings, step, velocity = halvings + 1, step / 2.0, slope
+            candidate = X - step * velocity
+            result = evaluated(candidate)
+        X, (A, error, objective) = candidate, result
+        d = 1.0 + tau * error
+        history.append(objective)
+        if history[-2] - objective < tolerance:
+            return X, A, d, history, "converged"
+    return X, A, d, history, "iterations"
+
+
+def _checked_preference(preference: Tensor | None, tasks: int) -> Array:
+    if preference is None:
+        return np.ones(tasks)
+    if preference.shape != (tasks,):
+        raise SpclError(
+            f"preference needs one number for each of {tasks} tasks, but its shape is {tuple(preference.shape)}"
+        )
+    array: Array = preference.detach().to("cpu", torch.float64).numpy()
+    if not np.isfinite(array).all():
+        raise SpclError(f"preference must be finite, but it is {array.tolist()}")
+    return array

@@ -1,0 +1,95 @@
+"""Reference page of all methods, in Markdown, made from their docstrings."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from textwrap import wrap
+
+from pydantic.fields import FieldInfo
+
+from spcl.methods.base import Method, MethodSettings
+from spcl.methods.costs import cost_of
+from spcl.methods.registry import METHODS
+from spcl.methods.torchjd import TorchJD, aggregators
+
+__all__ = ["reference_page"]
+
+COMMENT = "<!-- Made from the docstrings of spcl.methods by: spcl methods --format markdown > docs/methods.md -->"
+FAMILIES = {"MTL": "Multi-task learning", "SCL": "Serial continual learning", "PCL": "Parallel continual learning"}
+WIDTH = 120
+JOINED = "\0"  # stands for a space at which a line must not be broken
+
+
+def reference_page() -> str:
+    """Return the page: the package's docstring, then every method with its docstring, settings and cost."""
+    parts = ["# Methods", COMMENT, markdown(import_module("spcl.methods").__doc__ or "", examples=True)]
+    parts += ["Settings of every method:", _settings_table(MethodSettings.model_fields)]
+    for family, title in FAMILIES.items():
+        sections = [_section(method) for method in METHODS.values() if method.family == family]
+        parts += [f"## {title}", *sections]
+    names = ", ".join(f"``{name}``" for name in sorted(aggregators()))
+    parts += ["## TorchJD", markdown(TorchJD.__doc__ or ""), markdown(f"The aggregators are {names}.")]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown(docstring: str, examples: bool = False) -> str:
+    r"""Convert a docstring to GitHub's Markdown, with or without its doctests.
+
+    >>> print(markdown("Length of :math:`x`, as in :func:`torch.norm`.\n\n.. math:: |x|"))
+    Length of $`x`$, as in `torch.norm`.
+    <BLANKLINE>
+    ```math
+    |x|
+    ```
+    """
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(docstring))
+    return "\n\n".join(_block(block) for block in blocks if examples or not block.startswith(">>>"))
+
+
+def _block(block: str) -> str:
+    if block.startswith(">>>"):
+        return f"```python\n{block}\n```"
+    if block.startswith(".. math::"):
+        lines = [line.strip() for line in block.removeprefix(".. math::").strip().splitlines()]
+        return "\n".join(["```math", *lines, "```"])
+    return _wrapped(block) if re.search(r"^(\s|- )", block, re.MULTILINE) is None else _inline(block)
+
+
+def _wrapped(text: str) -> str:
+    text = re.sub(r"`[^`]*`", lambda span: span[0].replace(" ", JOINED), _inline(" ".join(text.split())))
+    lines = wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(JOINED, " ")
+
+
+def _inline(text: str) -> str:
+    text = re.sub(r":math:`([^`]*)`", r"$`\1`$", text)
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
+
+
+def _section(method: type[Method]) -> str:
+    shared = MethodSettings.model_fields
+    own = {
+        name: field
+        for name, field in method.Settings.model_fields.items()
+        if name not in shared or field.default != shared[name].default
+    }
+    text = markdown(method.__doc__ or f"{method.summary}.\n\n{method.reference}.")
+    parts = [f"### `{method.name}`", text, _settings_table(own) if own else "", _wrapped(_facts(method))]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _facts(method: type[Method]) -> str:
+    cost = cost_of(method())
+    held = f"gradients held: {cost.gradients}"
+    if cost.gradients_with_stability != cost.gradients:
+        held += f"; {cost.gradients_with_stability} with stability measured"
+    facts = [f"Class ``{method.__module__}.{method.__name__}``", held, f"memory stores {cost.memory}"]
+    if cost.forwards:
+        facts.append(f"extra forward passes over a batch of memory: {cost.forwards}")
+    return ". ".join(fact[0].upper() + fact[1:] for fact in facts) + "."
+
+
+def _settings_table(fields: Mapping[str, FieldInfo]) -> str:
+    rows = [f"| `{name}` | `{field.default!r}` | {field.description or ''} |" for name, field in fields.items()]
+    return "\n".join(["| setting | default | meaning |", "|:--|:--|:--|", *rows])
