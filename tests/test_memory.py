@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from cuda_sync import synchronization_forbidden
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.memory import BalancedCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
@@ -462,22 +463,18 @@ def test_what_was_observed_or_drawn_can_be_changed_without_harm() -> None:
 
 @needs_cuda
 @both
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_samples_stay_where_they_came_from_without_waiting_for_the_device(policy: type[Memory]) -> None:
     memory = policy(8)
     memory.start("a", 2)
     x, y = torch.randn(10, 3, device="cuda"), torch.arange(10) % 2
     logits = torch.randn(10, 2, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronization_forbidden():
         for _ in range(5):
             memory.observe("a", x, y, logits)
         memory.observe("a", x, y)
         memory.finish("a", lambda x: x[:, :2])
         [rehearsal] = memory.draw(4)
         memory.replace(rehearsal, rehearsal.x + 1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert (rehearsal.x.device.type, rehearsal.y.device.type) == ("cuda", "cpu")
     assert rehearsal.logits is not None
     assert rehearsal.logits.device.type == "cuda"

@@ -74,7 +74,7 @@ def backward(layer: nn.Module, x: Tensor, output_gradient: Tensor) -> Tensor:
 
 
 @layers(SQUARE, WIDE)
-def test_the_penalty_vanishes(make: Callable[[], nn.Module]) -> None:
+def test_penalty_vanishes(make: Callable[[], nn.Module]) -> None:
     assert orthogonality_penalty(orthogonal(make)) < 1e-8
 
 
@@ -85,7 +85,7 @@ def test_with_more_rows_than_columns_the_columns_become_orthonormal() -> None:
 
 
 @layers(SQUARE, TALL)
-def test_1_activations_keep_their_norms(make: Callable[[], nn.Module]) -> None:
+def test_1_activations_preserve_norms(make: Callable[[], nn.Module]) -> None:
     layer = orthogonal(make)
     x = some_input(layer, 10)
     torch.testing.assert_close(norms(layer(x)), norms(x), rtol=1e-4, atol=0)
@@ -98,7 +98,7 @@ def test_2_activations_stay_white(make: Callable[[], nn.Module]) -> None:
 
 
 @layers(SQUARE, WIDE)
-def test_3_gradients_keep_their_norms(make: Callable[[], nn.Module]) -> None:
+def test_3_gradients_preserve_norms(make: Callable[[], nn.Module]) -> None:
     layer = orthogonal(make)
     x = some_input(layer, 10).requires_grad_()
     output_gradient = torch.randn_like(layer(x))

@@ -291,7 +291,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read and verify one file; tensors are copied before the check, so that later changes of the file do not matter."""
+    """Read and verify one file; tensors are copied before the check, so later changes of the file do not matter."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
