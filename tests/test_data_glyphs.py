@@ -16,7 +16,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
 
 
-def test_same_seed_same_images() -> None:
+def test_same_seed_gives_same_images() -> None:
     images, labels = make_glyphs(2, seed=3)
     again, labels_again = make_glyphs(2, seed=3)
     other, _ = make_glyphs(2, seed=4)
@@ -25,7 +25,7 @@ def test_same_seed_same_images() -> None:
     assert not images.equal(other)
 
 
-def test_shape_and_balance() -> None:
+def test_images_have_the_right_shape_and_balanced_labels() -> None:
     images, labels = make_glyphs(3, seed=0)
     assert images.shape == (186, 1, 28, 28)
     assert images.dtype == torch.uint8
@@ -44,7 +44,7 @@ def test_characters_are_upright_and_different() -> None:
     assert torch.pdist(means.flatten(1)).min() > 50
 
 
-def test_load_makes_once_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glyphs_are_generated_once_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spcl.data.glyphs.TRAIN_PER_CLASS", 2)
     monkeypatch.setattr("spcl.data.glyphs.TEST_PER_CLASS", 1)
     data = load_data("ps-glyphs")
@@ -55,7 +55,7 @@ def test_load_makes_once_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache_dir().rglob("*")} == times
 
 
-def test_pillow_without_freetype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillow_without_freetype_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.features.check", lambda feature: False)
     with pytest.raises(DataError, match="FreeType"):
         make_glyphs(1, seed=0)
@@ -97,7 +97,7 @@ def small_cnn(x: Tensor, y: Tensor) -> nn.Module:
     return model
 
 
-def test_a_linear_model_is_well_under_80_percent_and_a_cnn_well_above() -> None:
+def test_linear_model_is_well_under_80_percent_and_a_cnn_well_above() -> None:
     """One task of twelve random characters, 200 + 40 images of each."""
     characters = torch.randperm(62, generator=torch.Generator().manual_seed(0))[:12]
 

@@ -121,9 +121,9 @@ def test_files_round_trip(tmp_path_factory: pytest.TempPathFactory, case: tuple[
 def test_unknown_configuration_and_paradigm_are_named() -> None:
     protocol = draw_protocol(4, 2, torch.arange(4), batch_size=1, seed=0)
     for index in (9, -1):
-        with pytest.raises(SpclError, match=f"no configuration {index}: the protocol has 0 to 8"):
+        with pytest.raises(SpclError, match=f"no configuration {index}; the protocol has 0 to 8"):
             protocol.configuration(index)
-    with pytest.raises(SpclError, match="no paradigm 'sequential': choose one of parallel, joint, serial"):
+    with pytest.raises(SpclError, match="no paradigm 'sequential'; choose one of parallel, joint, serial"):
         in_paradigm(protocol.configuration(0), "sequential")  # type: ignore[arg-type]
 
 

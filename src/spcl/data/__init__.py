@@ -1,10 +1,11 @@
-"""Data sets in their publishers' formats, the embedded PS-Glyphs, and your own data as `ImageData`."""
+"""Data sets in their publishers' formats, the generated PS-Glyphs, custom data, and the PS-* protocols."""
 
 from spcl.data.catalogue import DATA_NAMES, load_data
-from spcl.data.custom import from_arrays, from_dataset, from_folder
+from spcl.data.custom import from_arrays, from_dataset
 from spcl.data.image_data import ImageData
 from spcl.data.inventory import DatasetStatus, check_data, get_data, list_data
 from spcl.data.paths import cache_dir
+from spcl.data.picture_folder import from_folder
 from spcl.data.presets import PRESETS, Preset, preset_for
 from spcl.data.protocol import (
     Configuration,
