@@ -50,11 +50,8 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> 
     and tensors. Everything is restored bit for bit, except that tuples are read as lists, other mappings as dicts,
     tensors of other devices on the host, and tensors that share memory as separate ones.
 
-    Symbolic links are followed: the file that a link points to is replaced, and ``.previous`` lies beside that file.
-
-    The file is complete and flushed to disk before it is renamed to ``path``: whenever the process or the machine
-    stops, ``path`` or ``<path>.previous`` is a valid checkpoint. The next write removes the temporary files of a writer
-    that was killed.
+    The file is flushed to disk before it is renamed to ``path`` (symbolic links are followed): whenever the process or
+    the machine stops, ``path`` or ``<path>.previous`` is a valid checkpoint.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"

@@ -67,6 +67,32 @@ def unpacked_gramian(packed: Tensor, rows: Tensor) -> tuple[Array, Array]:
     return _unpacked(packed, [rows.detach()])
 
 
+def host_gramian(matrix: Tensor) -> Array:
+    """Return the Gramian as a float64 array on the host; raise unless it is square, finite and symmetric.
+
+    >>> import torch
+    >>> host_gramian(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: the Gramian must be symmetric, but entry (0, 1) is 2.0 and entry (1, 0) is 3.0
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise SpclError(f"the Gramian must be a square matrix, but its shape is {tuple(matrix.shape)}")
+    array: Array = matrix.detach().to("cpu", torch.float64).numpy()
+    if not np.isfinite(array).all():
+        i, j = np.argwhere(~np.isfinite(array))[0]
+        raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; skip that task")
+    if array.size:
+        asymmetry = np.abs(array - array.T)
+        if asymmetry.max() > 1e-5 * np.abs(array).max():
+            i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)
+            raise SpclError(
+                f"the Gramian must be symmetric, but entry ({i}, {j}) is {array[i, j]} "
+                f"and entry ({j}, {i}) is {array[j, i]}"
+            )
+    return array
+
+
 def _packed(blocks: Sequence[Tensor], numbers: Tensor) -> Tensor:
     """Concatenate the T×T products, the sum of the squared traces of their slices (-1 if exact), and the numbers."""
     if all(block.dtype == torch.float32 for block in blocks):
@@ -93,32 +119,6 @@ def _symmetric(products: Array, tasks: int) -> Array:
     with np.errstate(invalid="ignore"):
         symmetric: Array = (matrix + matrix.T) / 2
     return symmetric
-
-
-def host_gramian(matrix: Tensor) -> Array:
-    """Return the Gramian as a float64 array on the host; raise unless it is square, finite and symmetric.
-
-    >>> import torch
-    >>> host_gramian(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
-    Traceback (most recent call last):
-    ...
-    spcl.errors.SpclError: the Gramian must be symmetric, but entry (0, 1) is 2.0 and entry (1, 0) is 3.0
-    """
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise SpclError(f"the Gramian must be a square matrix, but its shape is {tuple(matrix.shape)}")
-    array: Array = matrix.detach().to("cpu", torch.float64).numpy()
-    if not np.isfinite(array).all():
-        i, j = np.argwhere(~np.isfinite(array))[0]
-        raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; skip that task")
-    if array.size:
-        asymmetry = np.abs(array - array.T)
-        if asymmetry.max() > 1e-5 * np.abs(array).max():
-            i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)
-            raise SpclError(
-                f"the Gramian must be symmetric, but entry ({i}, {j}) is {array[i, j]} "
-                f"and entry ({j}, {i}) is {array[j, i]}"
-            )
-    return array
 
 
 def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:

@@ -32,6 +32,7 @@ __all__ = [
 
 EMBEDDED = "ps-glyphs"
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
+EMNIST_MARKER = "emnist-byclass-train-images-idx3-ubyte.gz"
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,6 @@ class DataSet:
     layouts: tuple[Layout, ...]
 
 
-def _emnist_folder(path: str) -> Layout:
-    marker = "emnist-byclass-train-images-idx3-ubyte.gz"
-    return Layout(path, read_emnist, marker=marker, pattern="emnist-byclass-*.gz")
-
-
 DATA_SETS = {
     "ps-emnist": DataSet(
         "EMNIST ByClass",
@@ -117,7 +113,10 @@ DATA_SETS = {
         116_323,
         "emnist/gzip.zip",
         (
-            *(_emnist_folder(path) for path in (".", "emnist", "gzip", "emnist/gzip")),
+            *(
+                Layout(path, read_emnist, marker=EMNIST_MARKER, pattern="emnist-byclass-*.gz")
+                for path in (".", "emnist", "gzip", "emnist/gzip")
+            ),
             *(Layout(path, read_emnist, top="gzip") for path in ("gzip.zip", "emnist/gzip.zip")),
         ),
     ),

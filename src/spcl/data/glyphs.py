@@ -41,12 +41,6 @@ def load_glyphs(name: str = "ps-glyphs", *, renew: bool = False) -> ImageData:
     return cached(name, identity, lambda: _make_both(name), renew=renew)
 
 
-def _make_both(name: str) -> ImageData:
-    train_x, train_y = make_glyphs(TRAIN_PER_CLASS, seed=0)
-    test_x, test_y = make_glyphs(TEST_PER_CLASS, seed=1)
-    return ImageData(name, train_x, train_y, test_x, test_y, tuple(CHARACTERS))
-
-
 def make_glyphs(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     """Generate `per_class` images of every character, uint8 N×1×28×28, and their labels; seeded.
 
@@ -64,6 +58,12 @@ def make_glyphs(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     for i in track(range(len(labels)), "drawing ps-glyphs", len(labels)):
         images[i] = _distort(templates[labels[i]][strokes[i]], maps[i], blurs[i])
     return torch.from_numpy(_expose(rng, images)[:, None]), torch.from_numpy(labels)
+
+
+def _make_both(name: str) -> ImageData:
+    train_x, train_y = make_glyphs(TRAIN_PER_CLASS, seed=0)
+    test_x, test_y = make_glyphs(TEST_PER_CLASS, seed=1)
+    return ImageData(name, train_x, train_y, test_x, test_y, tuple(CHARACTERS))
 
 
 def _templates() -> list[list[Image.Image]]:

@@ -91,22 +91,6 @@ class Protocol:
         path.write_text(f'{head[:-1]}, "label_sets": [\n' + ",\n".join(entries) + "\n]}\n", encoding="utf-8")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Entry(_Strict):
-    label_set: tuple[tuple[int, ...], ...] = Field(min_length=1)
-    timelines: tuple[tuple[tuple[int, int], ...], ...] = Field(min_length=1)
-
-
-class _File(_Strict):
-    benchmark: str
-    batch_size: int = Field(ge=1)
-    classes: int = Field(ge=1)
-    label_sets: tuple[_Entry, ...] = Field(min_length=1)
-
-
 def load_protocol(path: Path) -> Protocol:
     """Read a protocol file; raise a `DataError` that names the file and the invalid entry.
 
@@ -132,16 +116,6 @@ def load_protocol(path: Path) -> Protocol:
         return Protocol(content.benchmark, content.batch_size, content.classes, label_sets, timelines)
     except SpclError as error:
         raise DataError(f"the protocol {path} is not valid: {error}") from error
-
-
-def _timelines(number: int, entry: _Entry) -> tuple[Timeline, ...]:
-    timelines = []
-    for position, spans in enumerate(entry.timelines):
-        try:
-            timelines.append(Timeline(spans))
-        except SpclError as error:
-            raise DataError(f"label set {number}, timeline {position}: {error}") from error
-    return tuple(timelines)
 
 
 def draw_protocol(
@@ -227,3 +201,29 @@ def fit(configuration: Configuration, labels: Tensor, batch_size: int) -> Config
     """
     durations = task_durations(labels, configuration.label_set, batch_size)
     return replace(configuration, timeline=configuration.timeline.rescaled(durations))
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Entry(_Strict):
+    label_set: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    timelines: tuple[tuple[tuple[int, int], ...], ...] = Field(min_length=1)
+
+
+class _File(_Strict):
+    benchmark: str
+    batch_size: int = Field(ge=1)
+    classes: int = Field(ge=1)
+    label_sets: tuple[_Entry, ...] = Field(min_length=1)
+
+
+def _timelines(number: int, entry: _Entry) -> tuple[Timeline, ...]:
+    timelines = []
+    for position, spans in enumerate(entry.timelines):
+        try:
+            timelines.append(Timeline(spans))
+        except SpclError as error:
+            raise DataError(f"label set {number}, timeline {position}: {error}") from error
+    return tuple(timelines)

@@ -18,13 +18,12 @@ def toeplitz_matrix(
 ) -> Tensor:
     """Return the doubly-block Toeplitz matrix 𝓜 of a convolution without padding: vec(Y) = 𝓜 vec(X) (paper, §A.2).
 
-    It has N×C blocks, one for each pair of an output and an input channel, for any number of spatial dimensions.
-    For study and tests only: the matrix has (output size) × (input size) entries.
+    It has N×C blocks, one per pair of channels, for any number of spatial dimensions. For study and tests only.
 
     Args:
         kernel: The weight of the convolution, N × C/groups × taps.
         input_size: The spatial size of the input.
-        stride: As in `torch.nn.Conv2d`: one number, or one per dimension.
+        stride: As in `torch.nn.Conv2d`: one number, or one per dimension; likewise `dilation`.
         dilation: As in `torch.nn.Conv2d`.
         groups: As in `torch.nn.Conv2d`.
 
@@ -47,8 +46,7 @@ def toeplitz_matrix(
     output_size = [(n - span) // step + 1 for n, span, step in zip(input_size, spans, steps, strict=True)]
     matrix = kernel.new_zeros(filters, *output_size, channels * groups, *input_size)
     for output in product(*map(range, output_size)):
-        starts = [o * step for o, step in zip(output, steps, strict=True)]
-        window = [slice(at, at + span, gap) for at, span, gap in zip(starts, spans, gaps, strict=True)]
+        window = [slice(o * s, o * s + span, gap) for o, s, span, gap in zip(output, steps, spans, gaps, strict=True)]
         for group in range(groups):
             rows = slice(group * filters // groups, (group + 1) * filters // groups)
             columns = slice(group * channels, (group + 1) * channels)

@@ -40,12 +40,6 @@ def draw_label_set(classes: int, tasks: int | Sequence[int], seed: int) -> Label
     return tuple(tuple(order[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True))
 
 
-def _equal_sizes(classes: int, tasks: int) -> list[int]:
-    if not 1 <= tasks <= classes:
-        raise SpclError(f"cannot split {classes} classes into {tasks} tasks; choose 1 to {classes} tasks")
-    return [classes // tasks + (task >= tasks - classes % tasks) for task in range(tasks)]
-
-
 def check_label_set(label_set: LabelSet, classes: int) -> None:
     """Raise a `DataError` unless every class 0 … `classes`-1 is in exactly one task and no task is empty.
 
@@ -88,16 +82,6 @@ def split_by_task(labels: Tensor, label_set: LabelSet) -> list[tuple[Tensor, Ten
     return [(index, local_of[labels[index]]) for index in indices]
 
 
-def _checked_labels(labels: Tensor, classes: int) -> Tensor:
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}; give one integer per sample")
-    labels = labels.detach().to("cpu", torch.int64)
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        found = int(labels.min()) if labels.min() < 0 else int(labels.max())
-        raise DataError(f"label {found} belongs to no task; the label set has the classes 0 to {classes - 1}")
-    return labels
-
-
 def task_durations(labels: Tensor, label_set: LabelSet, batch_size: int) -> tuple[int, ...]:
     """Return the steps of each task in one pass over its nᵢ samples, ⌈nᵢ / `batch_size`⌉.
 
@@ -108,3 +92,19 @@ def task_durations(labels: Tensor, label_set: LabelSet, batch_size: int) -> tupl
     if batch_size < 1:
         raise SpclError(f"the batch size is {batch_size}; give at least 1")
     return tuple(-(-len(index) // batch_size) for index, _ in split_by_task(labels, label_set))
+
+
+def _equal_sizes(classes: int, tasks: int) -> list[int]:
+    if not 1 <= tasks <= classes:
+        raise SpclError(f"cannot split {classes} classes into {tasks} tasks; choose 1 to {classes} tasks")
+    return [classes // tasks + (task >= tasks - classes % tasks) for task in range(tasks)]
+
+
+def _checked_labels(labels: Tensor, classes: int) -> Tensor:
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(f"labels are {labels.dtype} of shape {tuple(labels.shape)}; give one integer per sample")
+    labels = labels.detach().to("cpu", torch.int64)
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        found = int(labels.min()) if labels.min() < 0 else int(labels.max())
+        raise DataError(f"label {found} belongs to no task; the label set has the classes 0 to {classes - 1}")
+    return labels
