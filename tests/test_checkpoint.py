@@ -263,7 +263,7 @@ def test_partial_files_of_killed_writers_are_removed_and_others_kept(tmp_path: P
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Let the kernel refuse to write files beyond ``size`` bytes, as a full disk would."""
+    """Limit files to ``size`` bytes, to simulate a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,4 +1,4 @@
-"""Decoding happens once; the cache survives damage, change and company."""
+"""The cache of decoded data: damage, changed sources and concurrent processes."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Maker:
-    """Makes the same small data set every time, and counts how often."""
+    """A factory of the same small data set that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -135,7 +135,7 @@ def test_cached_data_is_not_decoded(tmp_path: Path) -> None:
     load_data("ps-emnist", tmp_path)
     broken = tmp_path / "emnist-byclass-train-images-idx3-ubyte.gz"
     state = broken.stat()
-    broken.write_bytes(bytes(state.st_size))  # same name, size and time: only the cache can answer now
+    broken.write_bytes(bytes(state.st_size))  # same name, size and time: only the cache has the data
     os.utime(broken, ns=(state.st_atime_ns, state.st_mtime_ns))
     np.testing.assert_array_equal(load_data("ps-emnist", tmp_path).train_x[:, 0].numpy(), train[0])
 

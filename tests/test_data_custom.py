@@ -1,4 +1,4 @@
-"""Own data: arrays, datasets and folders of pictures."""
+"""Custom data: arrays, datasets and folders of pictures."""
 
 import io
 import os
@@ -147,7 +147,7 @@ def test_invalid_arrays_are_refused(arguments: dict[str, Any], message: str) -> 
 
 
 class Pictures(Dataset[tuple[Image.Image, int]]):
-    """Indexing never ends, as in many datasets found in the wild."""
+    """A dataset that raises no IndexError, as many do."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode

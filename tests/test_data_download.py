@@ -1,4 +1,4 @@
-"""Downloads against a real server on this computer: whole, broken, resumed, wrong, refused."""
+"""Downloads from a local server: complete, interrupted, resumed, damaged, refused."""
 
 import hashlib
 import http.server
@@ -16,14 +16,14 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves CONTENT; misbehaves as its attributes say."""
+    """A server of CONTENT with configurable failures."""
 
     breaks: int = 0
-    """How many answers break off half-way."""
+    """Number of responses that are cut off."""
     errors: int = 0
-    """How many requests are answered by 503 first."""
+    """Number of requests answered with 503 first."""
     ranges: bool = True
-    """Whether byte ranges are understood."""
+    """Whether byte ranges are supported."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -63,7 +63,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture

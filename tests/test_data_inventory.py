@@ -1,4 +1,4 @@
-"""What is there, where it is found, and what the command says about it."""
+"""Search, status and download of data sets, by the library and the command."""
 
 import gzip
 from dataclasses import replace
@@ -41,7 +41,7 @@ def quick_glyphs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spcl.data.download.PAUSES", ())
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # the discard port: no server listens
 
 
 def run(*arguments: object) -> Result:
@@ -56,7 +56,7 @@ def write_cifar100(path: Path, count: int = 110) -> None:
     write_tar(path / "cifar-100-binary.tar.gz", "cifar-100-binary", cifar100_binary_files(*small_cifar100(count)))
 
 
-# Where files are looked for
+# Search paths
 
 
 def test_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

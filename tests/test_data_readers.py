@@ -1,4 +1,4 @@
-"""The publishers' formats: what is written comes back, what is wrong is refused by name."""
+"""Readers of the publishers' formats: round trips, and damaged files refused by name."""
 
 import gzip
 import struct

@@ -1,4 +1,4 @@
-"""Hostile and damaged files: nothing escapes, nothing runs, nothing but a DataError comes out."""
+"""Malicious and damaged files: no path escapes, no code runs, and every error is a DataError."""
 
 import io
 import os
@@ -114,7 +114,7 @@ def test_checksum_of_a_tar_is_verified(tmp_path: Path) -> None:
 
 
 def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
-    """The result, or None and the message of the DataError; any other exception fails the test."""
+    """Return the result, or None and the message of the DataError; any other exception fails the test."""
     try:
         return function(), ""
     except DataError as error:
@@ -186,7 +186,7 @@ def test_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
         with pytest.raises(DataError, match=rf"train: refused, because the pickle asks for \S*{refused}\b"):
             load_data("ps-cifar100", tmp_path)
         assert not trace.exists()
-        pickle.loads(content)  # the attack is real: an ordinary unpickler falls for it
+        pickle.loads(content)  # an ordinary unpickler runs the code
         assert trace.exists() or refused == "getattr"
         if trace.exists():
             trace.rmdir()

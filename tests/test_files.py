@@ -8,11 +8,15 @@ from spcl.files import atomic_write, read_json, write_json
 
 
 def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with atomic_write(path) as file:
+            file.write(b"new")
+            raise RuntimeError("stopped")
+
     path = tmp_path / "numbers.txt"
     path.write_text("old")
-    with pytest.raises(RuntimeError, match="stopped"), atomic_write(path) as file:
-        file.write(b"new")
-        raise RuntimeError("stopped")
+    with pytest.raises(RuntimeError, match="stopped"):
+        write_half()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

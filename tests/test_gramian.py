@@ -21,7 +21,7 @@ def reference(rows: Tensor) -> Tensor:
 
 
 def error_of_smallest_eigenvalue(found: Tensor, rows: Tensor) -> float:
-    """Relative to the exact one, or to what float64 can tell of it where that is more."""
+    """Return the error relative to the exact value, or to float64 precision where that is larger."""
     singular = torch.linalg.svdvals(rows.double())
     tellable = max(singular[-1].square().item(), 1e-12 * singular[0].square().item())
     return abs(torch.linalg.eigvalsh(found.double())[0] - singular[-1].square()).item() / tellable

@@ -25,7 +25,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def numbered(first: int, count: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Samples that can be told apart: x holds their number, the label is the number modulo the classes."""
+    """Return distinguishable samples: x holds their number, the label is the number modulo the classes."""
     numbers = torch.arange(first, first + count)
     return numbers[:, None].repeat(1, 2), numbers % classes
 
@@ -46,11 +46,11 @@ def drawn(memory: Memory, count: int = 10_000) -> dict[str, list[int]]:
     return {batch.task: numbers([batch]) for batch in memory.draw(count)}
 
 
-# What is kept
+# Which samples are kept
 
 
 def dealt(budget: int, classes: int) -> list[int]:
-    """The equal shares, by dealing out the budget one by one."""
+    """Return the equal shares of the classes, computed sample by sample."""
     return [len(range(first, budget, classes)) for first in range(classes)]
 
 
@@ -101,7 +101,7 @@ def test_reservoir_fills_to_its_budget() -> None:
 
 
 def assert_uniform(hits: NDArray[np.int64], trials: int, kept: int) -> None:
-    """Every sample was kept equally often: chi-square, corrected for drawing ``kept`` of them without replacement."""
+    """Test by chi-square, corrected for drawing ``kept`` without replacement, that samples were kept equally often."""
     n, p = len(hits), kept / len(hits)
     assert hits.sum() == trials * kept
     statistic = ((hits - trials * p) ** 2).sum() / (trials * p * (1 - p)) * (n - 1) / n
@@ -184,7 +184,7 @@ def test_policy_exceeding_the_budget_is_an_error() -> None:
         later.finish("a")
 
 
-# The whole life of a memory, against plain Python
+# Random sequences of calls, against a model in plain Python
 
 
 class Life(RuleBasedStateMachine):
@@ -293,7 +293,7 @@ TestReservoirLife = ReservoirLife.TestCase
 TestReservoirLife.settings = LIFE
 
 
-# Repeating and resuming
+# Reproducibility and resuming
 
 
 @both

@@ -1,4 +1,4 @@
-"""Choosing layers, and adding the gradient to buffers of one's own."""
+"""Choosing layers, and adding the gradient to given buffers."""
 
 import pytest
 import torch

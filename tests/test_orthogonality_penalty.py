@@ -65,7 +65,7 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 class Penalty(nn.Module):
-    """Its output is the penalty of a layer, so that `functional_call` makes it a function of the parameters."""
+    """A module that returns the penalty of a layer, so that `functional_call` makes it a function of the parameters."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_gradcheck(make: Callable[[], nn.Module]) -> None:
 
 
 def brute_force(weight: Tensor, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> Tensor:
-    """Every pair of taps of every two filters, filed by the shift that makes them meet."""
+    """Compute the penalty from every pair of taps of every two filters, by the shift that makes them overlap."""
     correlation: dict[tuple[int, ...], Tensor] = defaultdict(lambda: torch.zeros(len(weight), len(weight)).double())
     per_group = len(weight) // groups
     taps = list(product(*map(range, weight.shape[2:])))

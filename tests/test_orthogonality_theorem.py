@@ -1,4 +1,4 @@
-"""Theorem 1 of the paper: what an orthogonal layer preserves, for layers made orthogonal by the penalty's own gradient.
+"""Theorem 1 of the paper: properties of orthogonal layers, for layers made orthogonal by the penalty's gradient.
 
 With h = Wx: (1) ‖h‖ = ‖x‖; (2) cov(h) = cov(x) = σ²I; (3) ‖∂L/∂x‖ = ‖∂L/∂h‖; (4) cov(∂L/∂x) = cov(∂L/∂h) = σ²I.
 All four hold for a square W, (2) and (3) for one with fewer rows than columns, (1) and (4) for one with more.

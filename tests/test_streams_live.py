@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.streams import Failure, LiveStream, Moment
 
-LONG = 10.0  # seconds after which a test gives up; none of them takes it when all is well
+LONG = 10.0  # seconds until a test times out; passing tests take less
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def numbers(moments: list[Moment], name: str) -> list[int]:
 
 
 class Feed:
-    """A source that yields, raises or ends as it is told from outside."""
+    """A source that yields, raises or ends on command."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
@@ -188,7 +188,7 @@ def test_every_failure_is_reported_once_even_if_the_callback_raises() -> None:
 
     with LiveStream({"a": failing_after(0), "b": failing_after(0)}, patience=LONG, on_failure=give_up) as stream:
         wait_until(lambda: set(stream.failed) == {"a", "b"})
-        stream.restart("a", failing_after(0))  # before anyone has heard of its first failure
+        stream.restart("a", failing_after(0))  # before its first failure is reported
         wait_until(lambda: stream.failures["a"].count == 2)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="alarm"):
@@ -364,7 +364,7 @@ def test_close_does_not_wait_for_a_hanging_source() -> None:
     stream.close(timeout=0.01)
     assert time.monotonic() - begin < LONG
     assert list(stream) == []
-    hanging.push(0)  # its thread finds out, and leaves: see the fixture
+    hanging.push(0)  # lets its thread exit: see the fixture
 
 
 def test_source_may_close_the_stream() -> None:
@@ -417,7 +417,7 @@ def test_started_task_may_be_added_after_loading() -> None:
 
 
 class RandomLife(RuleBasedStateMachine):
-    """Sources are added, fed, failed, restarted, finished and removed at random: what goes in must come out."""
+    """Random sequences of adding, feeding, failing, restarting, finishing and removing sources, against a model."""
 
     @initialize(capacity=st.integers(1, 3))
     def open(self, capacity: int) -> None:

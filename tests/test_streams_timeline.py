@@ -16,7 +16,7 @@ seeds = st.integers(0, 2**32)
 
 
 def windows(timeline: Timeline) -> list[tuple[int, int, int]]:
-    """Of each task after the first: the start of the one before, its own start, the latest end before it."""
+    """Return for each task after the first the start of the one before, its start, and the latest end before it."""
     spans = timeline.spans
     return [(spans[i - 1][0], spans[i][0], max(last for _, last in spans[:i])) for i in range(1, len(spans))]
 
