@@ -1,9 +1,9 @@
-"""Your own data and your own backbone, in ten lines.
+"""Custom data and a custom backbone, in ten lines.
 
     python examples/own_data.py
 
-Two sources are learnt at once, each from its own loader. The second ends early; a small memory keeps what it taught.
-Replace `x` and `labels` by your data, and the loaders by anything that yields batches (inputs, labels).
+Two tasks are learnt in parallel, each from its own loader. The second ends early; a small memory replays its samples.
+Replace `x` and `labels` by your data, and the loaders by any iterables of batches (inputs, labels).
 """
 
 import torch
@@ -18,8 +18,8 @@ from spcl.streams import LiveStream
 torch.manual_seed(0)
 x = torch.randn(6000, 2)
 labels = {
-    "direction": (torch.atan2(x[:, 1], x[:, 0]) / torch.pi * 2 + 2).long().clamp(0, 3),  # which quadrant?
-    "distance": torch.bucketize(x.norm(dim=1), torch.tensor([1.0, 2.0])),  # near, middling or far?
+    "direction": (torch.atan2(x[:, 1], x[:, 0]) / torch.pi * 2 + 2).long().clamp(0, 3),  # quadrant
+    "distance": torch.bucketize(x.norm(dim=1), torch.tensor([1.0, 2.0])),  # near, middle or far
 }
 seen = {"direction": x[:5000], "distance": x[:2500]}
 
@@ -32,4 +32,4 @@ for moment in LiveStream({name: DataLoader(pairs, batch_size=32, shuffle=True) f
     if moment.batches:
         learner.step(moment.batches)
 for name, y in labels.items():
-    print(f"{name}: {(learner.predict(x[5000:], task=name) == y[5000:]).float().mean():.1%} of new points right")
+    print(f"{name}: {(learner.predict(x[5000:], task=name) == y[5000:]).float().mean():.1%} accuracy on new points")

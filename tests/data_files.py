@@ -65,7 +65,7 @@ def cifar100_binary_files(train: Split, test: Split) -> dict[str, bytes]:
 
 
 def python2_pickle(entries: dict[str, np.ndarray | list[int] | list[str]]) -> bytes:
-    """A dictionary as Python 2 wrote it, opcode by opcode: all text is bytes, numpy.core rebuilds the arrays."""
+    """Write a dictionary as Python 2 does, by opcodes: all text is bytes, numpy.core rebuilds the arrays."""
     items = b"".join(_short_string(key) + _python2_value(value) for key, value in entries.items())
     return b"\x80\x02}(" + items + b"u."
 
@@ -85,7 +85,7 @@ def _python2_value(value: np.ndarray | list[int] | list[str]) -> bytes:
 
 
 def python3_pickle(entries: object) -> bytes:
-    """The same dictionary as a later Python writes it for Python 2."""
+    """Write the same dictionary as Python 3 does for Python 2."""
     return pickle.dumps(entries, protocol=2)
 
 

@@ -1,4 +1,4 @@
-"""Matrices with prescribed singular values, for the tests of what depends on them."""
+"""Matrices with prescribed singular values."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Decoding happens once; the cache survives damage, change and company."""
+"""The cache of decoded data: damage, changed sources and concurrent processes."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Maker:
-    """Makes the same small data set every time, and counts how often."""
+    """A factory of the same small data set that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -46,7 +46,7 @@ def assert_good(data: ImageData) -> None:
     assert data.class_names == good.class_names
 
 
-def test_made_once_per_identity() -> None:
+def test_data_is_made_once_per_identity() -> None:
     make = Maker()
     for _ in range(3):
         assert_good(cached("small", ["file", 1], make))
@@ -60,7 +60,7 @@ def test_made_once_per_identity() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "garbage"])
-def test_damaged_cache_is_made_again(file: str, damage: str) -> None:
+def test_damaged_cache_is_rewritten(file: str, damage: str) -> None:
     make = Maker()
     cached("small", 0, make)
     path = the_file(file)
@@ -74,7 +74,7 @@ def test_damaged_cache_is_made_again(file: str, damage: str) -> None:
     assert make.calls == 2
 
 
-def test_labels_out_of_range_are_damage() -> None:
+def test_cached_labels_out_of_range_are_damage() -> None:
     make = Maker()
     cached("small", 0, make)
     np.save(the_file("train_y.npy"), np.full(12, 3))
@@ -89,14 +89,14 @@ def test_pickled_arrays_are_not_loaded() -> None:
     assert make.calls == 2
 
 
-def test_writing_to_a_loaded_tensor_leaves_the_cache_alone() -> None:
+def test_writing_to_a_loaded_tensor_does_not_change_the_cache() -> None:
     make = Maker()
     cached("small", 0, make).train_x.zero_()
     assert_good(cached("small", 0, make))
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_cannot_be_written_leaves_nothing_half_done(file: str) -> None:
+def test_unwritable_file_leaves_no_partial_cache(file: str) -> None:
     make = Maker()
     cached("small", 0, make)
     path = the_file(file)
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_half_done(file: str) -> No
     assert make.calls == 3
 
 
-def test_a_full_disk_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_partial_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -
     assert not [path for path in cache_dir().rglob("*") if path.is_file()]
 
 
-def test_a_changed_source_is_decoded_again(tmp_path: Path) -> None:
+def test_changed_source_is_decoded_again(tmp_path: Path) -> None:
     files, train, test = small_emnist()
     write_files(tmp_path, files)
     assert len(load_data("ps-emnist", tmp_path).train_x) == 70
@@ -129,13 +129,13 @@ def test_a_changed_source_is_decoded_again(tmp_path: Path) -> None:
     assert len(load_data("ps-emnist", tmp_path).train_x) == 65
 
 
-def test_the_cache_serves_without_decoding(tmp_path: Path) -> None:
+def test_cached_data_is_not_decoded(tmp_path: Path) -> None:
     files, train, _ = small_emnist()
     write_files(tmp_path, files)
     load_data("ps-emnist", tmp_path)
     broken = tmp_path / "emnist-byclass-train-images-idx3-ubyte.gz"
     state = broken.stat()
-    broken.write_bytes(bytes(state.st_size))  # same name, size and time: only the cache can answer now
+    broken.write_bytes(bytes(state.st_size))  # same name, size and time: only the cache has the data
     os.utime(broken, ns=(state.st_atime_ns, state.st_mtime_ns))
     np.testing.assert_array_equal(load_data("ps-emnist", tmp_path).train_x[:, 0].numpy(), train[0])
 
@@ -158,7 +158,7 @@ for i in range(20):
 """
 
 
-def test_two_processes_at_once(tmp_path: Path) -> None:
+def test_concurrent_processes_share_the_cache(tmp_path: Path) -> None:
     files, _, _ = small_emnist()
     write_files(tmp_path, files)
     commands = [[sys.executable, "-W", "error", "-c", TWO_AT_ONCE, str(tmp_path), name] for name in ("first", "second")]
@@ -169,7 +169,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "cache").rglob("*.*")} == set(FILES)
 
 
-def test_cache_folder_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_set_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_dir() == tmp_path / "cache"
     monkeypatch.delenv("SPCL_CACHE")

@@ -1,4 +1,4 @@
-"""Downloads against a real server on this computer: whole, broken, resumed, wrong, refused."""
+"""Downloads from a local server: complete, interrupted, resumed, damaged, refused."""
 
 import hashlib
 import http.server
@@ -16,14 +16,14 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves CONTENT; misbehaves as its attributes say."""
+    """A server of CONTENT with configurable failures."""
 
     breaks: int = 0
-    """How many answers break off half-way."""
+    """Number of responses that are cut off."""
     errors: int = 0
-    """How many requests are answered by 503 first."""
+    """Number of requests answered with 503 first."""
     ranges: bool = True
-    """Whether byte ranges are understood."""
+    """Whether byte ranges are supported."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -63,7 +63,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -93,14 +93,14 @@ def assert_complete(target: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_whole(server: Server, target: Path, ranges: bool) -> None:
+def test_whole_file_is_downloaded(server: Server, target: Path, ranges: bool) -> None:
     server.ranges = ranges
     download(server.url, target, SHA256)
     assert_complete(target)
     assert server.requested == ["/file from 0"]
 
 
-def test_broken_connections_are_taken_up_where_they_ended(server: Server, target: Path) -> None:
+def test_interrupted_download_resumes(server: Server, target: Path) -> None:
     server.breaks = 2
     download(server.url, target, SHA256)
     assert_complete(target)
@@ -108,13 +108,13 @@ def test_broken_connections_are_taken_up_where_they_ended(server: Server, target
     assert server.requested == ["/file from 0", f"/file from {half}", f"/file from {three_quarters}"]
 
 
-def test_a_server_without_ranges_starts_again(server: Server, target: Path) -> None:
+def test_server_without_ranges_restarts_the_download(server: Server, target: Path) -> None:
     server.breaks, server.ranges = 1, False
     download(server.url, target, SHA256)
     assert_complete(target)
 
 
-def test_resumes_what_an_earlier_call_left(server: Server, target: Path) -> None:
+def test_part_file_of_an_earlier_call_is_resumed(server: Server, target: Path) -> None:
     server.breaks = 4
     with pytest.raises(DataError, match="connection closed after"):
         download(server.url, target, SHA256)
@@ -126,26 +126,26 @@ def test_resumes_what_an_earlier_call_left(server: Server, target: Path) -> None
     assert server.requested[-1] == f"/file from {left}"
 
 
-def test_a_complete_part_needs_no_more_bytes(server: Server, target: Path) -> None:
+def test_complete_part_file_needs_no_more_bytes(server: Server, target: Path) -> None:
     target.parent.mkdir()
     part_of(target).write_bytes(CONTENT)
     download(server.url, target, SHA256)
     assert_complete(target)
 
 
-def test_busy_server_is_asked_again(server: Server, target: Path) -> None:
+def test_busy_server_is_retried(server: Server, target: Path) -> None:
     server.errors = 2
     download(server.url, target, SHA256)
     assert_complete(target)
 
 
-def test_wrong_checksum_leaves_nothing(server: Server, target: Path) -> None:
+def test_wrong_checksum_leaves_no_file(server: Server, target: Path) -> None:
     with pytest.raises(DataError, match=f"expected a file with SHA-256 {'0' * 64}, found {SHA256}"):
         download(server.url, target, "0" * 64)
     assert list(target.parent.iterdir()) == []
 
 
-def test_damaged_part_is_thrown_away(server: Server, target: Path) -> None:
+def test_damaged_part_file_is_removed(server: Server, target: Path) -> None:
     target.parent.mkdir()
     part_of(target).write_bytes(b"x" * 1000)
     with pytest.raises(DataError, match="SHA-256"):
@@ -154,7 +154,7 @@ def test_damaged_part_is_thrown_away(server: Server, target: Path) -> None:
     assert_complete(target)
 
 
-def test_not_found_is_final_and_says_what_to_do(server: Server, target: Path) -> None:
+def test_not_found_is_not_retried_and_gives_instructions(server: Server, target: Path) -> None:
     with pytest.raises(DataError) as caught:
         download(server.url + "s", target, SHA256)
     assert "404" in str(caught.value)
@@ -162,7 +162,7 @@ def test_not_found_is_final_and_says_what_to_do(server: Server, target: Path) ->
     assert len(server.requested) == 1
 
 
-def test_no_network_says_what_to_do(server: Server, target: Path) -> None:
+def test_missing_network_gives_instructions(server: Server, target: Path) -> None:
     url = server.url
     server.server_close()
     with pytest.raises(DataError) as caught:
@@ -171,7 +171,7 @@ def test_no_network_says_what_to_do(server: Server, target: Path) -> None:
     assert f"save it as {target}" in str(caught.value)
 
 
-def test_unwritable_folder(server: Server, tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataError, match="cannot save"):
         download(server.url, tmp_path / "file" / "archive.zip", SHA256)

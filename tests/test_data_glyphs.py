@@ -1,4 +1,4 @@
-"""PS-Glyphs: reproducible, balanced, and hard enough to tell models apart."""
+"""PS-Glyphs: reproducible, balanced, and hard enough to distinguish models."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
 
 
-def test_same_seed_same_images() -> None:
+def test_same_seed_gives_same_images() -> None:
     images, labels = make_glyphs(2, seed=3)
     again, labels_again = make_glyphs(2, seed=3)
     other, _ = make_glyphs(2, seed=4)
@@ -25,7 +25,7 @@ def test_same_seed_same_images() -> None:
     assert not images.equal(other)
 
 
-def test_shape_and_balance() -> None:
+def test_images_have_the_right_shape_and_balanced_labels() -> None:
     images, labels = make_glyphs(3, seed=0)
     assert images.shape == (186, 1, 28, 28)
     assert images.dtype == torch.uint8
@@ -44,7 +44,7 @@ def test_characters_are_upright_and_different() -> None:
     assert torch.pdist(means.flatten(1)).min() > 50
 
 
-def test_load_makes_once_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glyphs_are_generated_once_and_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spcl.data.glyphs.TRAIN_PER_CLASS", 2)
     monkeypatch.setattr("spcl.data.glyphs.TEST_PER_CLASS", 1)
     data = load_data("ps-glyphs")
@@ -55,7 +55,7 @@ def test_load_makes_once_and_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {path: path.stat().st_mtime_ns for path in cache_dir().rglob("*")} == times
 
 
-def test_pillow_without_freetype(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillow_without_freetype_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("PIL.features.check", lambda feature: False)
     with pytest.raises(DataError, match="FreeType"):
         make_glyphs(1, seed=0)
@@ -67,7 +67,7 @@ def standardised(images: Tensor) -> Tensor:
 
 
 def logistic_regression(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """With a weight penalty of 0.1; ten times less makes no difference of note, and converges more slowly."""
+    """Train with an L2 penalty of 0.1; ten times less gives about the same accuracy and converges more slowly."""
     weights = torch.zeros(x.shape[1], 12, requires_grad=True)
     bias = torch.zeros(12, requires_grad=True)
     optimiser = torch.optim.LBFGS([weights, bias], max_iter=60, line_search_fn="strong_wolfe")
@@ -97,8 +97,8 @@ def small_cnn(x: Tensor, y: Tensor) -> nn.Module:
     return model
 
 
-def test_a_linear_model_is_well_under_80_percent_and_a_cnn_well_above() -> None:
-    """One task of twelve random characters, 200 + 40 images of each."""
+def test_linear_model_is_well_under_80_percent_and_a_cnn_well_above() -> None:
+    """Use one task of twelve random characters, 200 + 40 images of each."""
     characters = torch.randperm(62, generator=torch.Generator().manual_seed(0))[:12]
 
     def task(per_class: int, seed: int) -> tuple[Tensor, Tensor]:

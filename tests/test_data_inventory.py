@@ -1,4 +1,4 @@
-"""What is there, where it is found, and what the command says about it."""
+"""Search, status and download of data sets, by the library and the command."""
 
 import gzip
 from dataclasses import replace
@@ -41,7 +41,7 @@ def quick_glyphs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spcl.data.download.PAUSES", ())
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # the discard port: no server listens
 
 
 def run(*arguments: object) -> Result:
@@ -56,10 +56,10 @@ def write_cifar100(path: Path, count: int = 110) -> None:
     write_tar(path / "cifar-100-binary.tar.gz", "cifar-100-binary", cifar100_binary_files(*small_cifar100(count)))
 
 
-# Where files are looked for
+# Search paths
 
 
-def test_order_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = {name: tmp_path / name for name in ("given", "environment", "cache")}
     for count, folder in zip((101, 102, 103), folders.values(), strict=True):
         folder.mkdir()
@@ -71,13 +71,13 @@ def test_order_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(load_data("ps-cifar100", str(folders["given"])).train_x) == 101
 
 
-def test_a_set_missing_from_one_folder_is_found_in_the_next(tmp_path: Path) -> None:
+def test_set_missing_in_one_folder_is_found_in_the_next(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     write_emnist(tmp_path / "cache" / "emnist")
     assert len(load_data("ps-emnist", tmp_path / "given").train_x) == 70
 
 
-def test_a_misspelt_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="nowhere is not a folder"):
         load_data("ps-emnist", tmp_path / "nowhere")
     monkeypatch.setenv("SPCL_DATA", str(tmp_path / "neither"))
@@ -86,7 +86,7 @@ def test_a_misspelt_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", PUBLISHED_ONES)
-def test_missing_files_are_named_with_their_place(tmp_path: Path, name: str) -> None:
+def test_missing_files_are_reported_with_instructions(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
         load_data(name, tmp_path)
     message = str(caught.value)
@@ -96,14 +96,14 @@ def test_missing_files_are_named_with_their_place(tmp_path: Path, name: str) -> 
     assert str(tmp_path / archive) in message
 
 
-def test_unknown_names() -> None:
+def test_unknown_names_are_reported_with_a_suggestion() -> None:
     with pytest.raises(DataError, match="did you mean 'ps-cifar100'"):
         load_data("ps-cifar-100")
     with pytest.raises(DataError, match="choose one of ps-glyphs"):
         load_data("xyz")
 
 
-def test_the_table_is_consistent() -> None:
+def test_catalogue_is_consistent() -> None:
     for data_set in DATA_SETS.values():
         assert Path(data_set.archive).name in PUBLISHED
         assert data_set.archive in [layout.path for layout in data_set.layouts]
@@ -116,7 +116,7 @@ def test_the_table_is_consistent() -> None:
 
 
 @pytest.mark.usefixtures("quick_glyphs")
-def test_list_tells_complete_part_missing_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_distinguishes_complete_part_missing_and_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_emnist(tmp_path / "emnist")
     write_cifar100(tmp_path)
     write_files(tmp_path / "cifar-10-batches-bin", {"test_batch.bin": b"short", "data_batch_1.bin": b"short"})
@@ -160,7 +160,7 @@ def test_check_reports_a_complete_but_altered_archive(tmp_path: Path, monkeypatc
     assert "checksum differs" in result.stdout
 
 
-def test_check_decodes_afresh(tmp_path: Path) -> None:
+def test_check_decodes_again(tmp_path: Path) -> None:
     write_zip(tmp_path / "tiny-imagenet-200.zip", "tiny-imagenet-200", tiny_imagenet_files())
     load_data("ps-tiny-imagenet", tmp_path)
     (pixels,) = (tmp_path / "cache").rglob("train_x.npy")
@@ -171,7 +171,7 @@ def test_check_decodes_afresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_glyphs")
-def test_check_of_everything_fails_only_for_what_is_there(tmp_path: Path) -> None:
+def test_check_of_all_sets_ignores_missing_ones(tmp_path: Path) -> None:
     write_emnist(tmp_path)
     assert run("check", "--data-dir", tmp_path).exit_code == 0
     (tmp_path / "emnist-byclass-test-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"rubbish"))
@@ -184,7 +184,7 @@ def test_check_of_everything_fails_only_for_what_is_there(tmp_path: Path) -> Non
 # get
 
 
-def test_get_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_keeps_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar100(tmp_path)
     archive = tmp_path / "cifar-100-binary.tar.gz"
     with pytest.raises(DataError, match="is not the publisher's file"):
@@ -198,7 +198,7 @@ def test_get_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("name", PUBLISHED_ONES)
-def test_get_without_network_says_which_file_to_put_where(tmp_path: Path, name: str) -> None:
+def test_get_without_network_gives_instructions(tmp_path: Path, name: str) -> None:
     result = run("get", name, "--data-dir", tmp_path / "new")
     assert isinstance(result.exception, DataError)
     archive = DATA_SETS[name].archive
@@ -206,6 +206,6 @@ def test_get_without_network_says_which_file_to_put_where(tmp_path: Path, name: 
     assert f"save it as {tmp_path / 'new' / archive}" in str(result.exception)
 
 
-def test_get_of_the_embedded_set() -> None:
+def test_get_of_the_generated_set_is_an_error() -> None:
     with pytest.raises(DataError, match="nothing to download"):
         get_data("ps-glyphs")

@@ -1,4 +1,4 @@
-"""The publishers' formats: what is written comes back, what is wrong is refused by name."""
+"""Readers of the publishers' formats: round trips, and damaged files refused by name."""
 
 import gzip
 import struct
@@ -93,7 +93,7 @@ TWO = (random_images(2, 28, 28), np.array([0, 61]))
         (TRAIN_LABELS, gzip.compress(idx(np.array([0, 1, 2], np.uint8))), ["2 images", "3 in"]),
     ],
 )
-def test_emnist_refuses(tmp_path: Path, file: str, content: bytes, words: list[str]) -> None:
+def test_damaged_emnist_is_refused(tmp_path: Path, file: str, content: bytes, words: list[str]) -> None:
     write_files(tmp_path, emnist_files(TWO, TWO) | {file: content})
     assert_refused("ps-emnist", tmp_path, file, *words)
 
@@ -140,12 +140,12 @@ def test_cifar100_binary_archive(tmp_path: Path) -> None:
         ("fine_label_names.txt", b"apple\nbear\n", ["100 class names", "found 2"]),
     ],
 )
-def test_cifar100_binary_refuses(tmp_path: Path, file: str, content: bytes, words: list[str]) -> None:
+def test_damaged_cifar100_binary_is_refused(tmp_path: Path, file: str, content: bytes, words: list[str]) -> None:
     write_files(tmp_path / "cifar-100-binary", cifar100_binary_files(*small_cifar100()) | {file: content})
     assert_refused("ps-cifar100", tmp_path, "cifar-100-binary", *words)
 
 
-def test_cifar10_binary_takes_the_batches_that_are_there(tmp_path: Path) -> None:
+def test_cifar10_binary_reads_the_batches_present(tmp_path: Path) -> None:
     batches = {i: (random_images(10, 3, 32, 32, seed=i), np.arange(10)) for i in (1, 3)}
     files = {f"data_batch_{i}.bin": cifar_records(*batch, coarse=False) for i, batch in batches.items()}
     write_files(tmp_path / "cifar-10-batches-bin", files | {"test_batch.bin": files["data_batch_1.bin"]})
@@ -154,7 +154,7 @@ def test_cifar10_binary_takes_the_batches_that_are_there(tmp_path: Path) -> None
     assert data.class_names == tuple("0123456789")
 
 
-def test_cifar10_label_out_of_range(tmp_path: Path) -> None:
+def test_cifar10_label_out_of_range_is_refused(tmp_path: Path) -> None:
     good = cifar_records(random_images(1, 3, 32, 32), np.array([9]), coarse=False)
     bad = cifar_records(random_images(1, 3, 32, 32), np.array([10]), coarse=False)
     write_files(
@@ -163,7 +163,7 @@ def test_cifar10_label_out_of_range(tmp_path: Path) -> None:
     assert_refused("toy-cifar10", tmp_path, "data_batch_2.bin", "0..9", "found 10")
 
 
-def test_cifar10_without_training_batches(tmp_path: Path) -> None:
+def test_cifar10_without_training_batches_is_refused(tmp_path: Path) -> None:
     good = cifar_records(random_images(1, 3, 32, 32), np.array([9]), coarse=False)
     write_files(tmp_path / "cifar-10-batches-bin", {"test_batch.bin": good})
     assert_refused("toy-cifar10", tmp_path, "data_batch_1.bin", "found test_batch.bin")
@@ -224,7 +224,7 @@ GOOD = {"data": random_images(3, 3072), "fine_labels": [0, 1, 99]}
         (b"", ["pickle"]),
     ],
 )
-def test_cifar100_python_refuses(tmp_path: Path, content: bytes, words: list[str]) -> None:
+def test_damaged_cifar100_python_is_refused(tmp_path: Path, content: bytes, words: list[str]) -> None:
     write_files(tmp_path / "cifar-100-python", cifar100_python_files(python2_pickle) | {"train": content})
     assert_refused("ps-cifar100", tmp_path, "cifar-100-python, train", *words)
 
@@ -263,7 +263,7 @@ def test_tiny_imagenet(tmp_path: Path, archive: bool) -> None:
         ({"val/val_annotations.txt": b""}, ["without a line in val/val_annotations.txt"]),
     ],
 )
-def test_tiny_imagenet_refuses(tmp_path: Path, changes: dict[str, bytes | None], words: list[str]) -> None:
+def test_damaged_tiny_imagenet_is_refused(tmp_path: Path, changes: dict[str, bytes | None], words: list[str]) -> None:
     files = {name: content for name, content in (tiny_imagenet_files() | changes).items() if content is not None}
     write_zip(tmp_path / "tiny-imagenet-200.zip", "tiny-imagenet-200", files)
     assert_refused("ps-tiny-imagenet", tmp_path, "tiny-imagenet-200.zip", *words)

@@ -1,4 +1,4 @@
-"""The readers on real data, where it is at hand."""
+"""The readers on real data, where available."""
 
 import subprocess
 import sys

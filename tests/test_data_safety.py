@@ -1,4 +1,4 @@
-"""Hostile and damaged files: nothing escapes, nothing runs, nothing but a DataError comes out."""
+"""Malicious and damaged files: no path escapes, no code runs, and every error is a DataError."""
 
 import io
 import os
@@ -57,7 +57,7 @@ def tar_with(path: Path, member: tarfile.TarInfo) -> Path:
 @pytest.mark.parametrize(
     "name", ["../evil.bin", "top/../../evil.bin", "/etc/evil.bin", "top\\..\\..\\evil", "C:/evil", "\\evil"]
 )
-def test_path_escapes_are_refused(tmp_path: Path, name: str) -> None:
+def test_paths_outside_the_archive_are_refused(tmp_path: Path, name: str) -> None:
     tar = tar_with(tmp_path / "a.tar.gz", tarfile.TarInfo(name))
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr(name, b"data")
@@ -94,7 +94,7 @@ def test_archives_are_not_unpacked_to_disk(tmp_path: Path) -> None:
     assert names == {"cifar-100-binary.tar.gz", "class_names.json", *arrays}
 
 
-def test_archives_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_that_unpack_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources_module, "MAX_BYTES", 1000)
     write_tar(tmp_path / "a.tar.gz", "top", {"one": bytes(600), "two": bytes(600)})
     write_zip(tmp_path / "a.zip", "top", {"big": bytes(1001)})
@@ -104,7 +104,7 @@ def test_archives_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeyp
         open_source(tmp_path / "a.zip", "top").read("big")
 
 
-def test_the_checksum_of_a_tar_is_compared(tmp_path: Path) -> None:
+def test_checksum_of_a_tar_is_verified(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     write_tar(path, "top", {"one": random_images(1, 50_000).tobytes()})
     good = path.read_bytes()
@@ -114,7 +114,7 @@ def test_the_checksum_of_a_tar_is_compared(tmp_path: Path) -> None:
 
 
 def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
-    """The result, or None and the message of the DataError; any other exception fails the test."""
+    """Return the result, or None and the message of the DataError; any other exception fails the test."""
     try:
         return function(), ""
     except DataError as error:
@@ -140,7 +140,7 @@ FORMATS = {
 @pytest.mark.parametrize("file", FORMATS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(choice=st.data())
-def test_any_damage_is_a_data_error_or_harmless(tmp_path: Path, file: str, choice: st.DataObject) -> None:
+def test_damage_is_a_data_error_or_harmless(tmp_path: Path, file: str, choice: st.DataObject) -> None:
     top, make_files, read = FORMATS[file]
     path = tmp_path / file
     if not path.exists():
@@ -172,7 +172,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
+def test_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
     trace = tmp_path / "trace"
     attacks = {
         "posix.mkdir": Malicious(os.mkdir, str(trace)),
@@ -186,7 +186,7 @@ def test_a_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
         with pytest.raises(DataError, match=rf"train: refused, because the pickle asks for \S*{refused}\b"):
             load_data("ps-cifar100", tmp_path)
         assert not trace.exists()
-        pickle.loads(content)  # the attack is real: an ordinary unpickler falls for it
+        pickle.loads(content)  # an ordinary unpickler runs the code
         assert trace.exists() or refused == "getattr"
         if trace.exists():
             trace.rmdir()
@@ -202,17 +202,17 @@ def test_a_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
         "builtins\nopen",
     ],
 )
-def test_only_the_names_of_plain_data_are_known(name: str) -> None:
+def test_only_plain_data_is_unpickled(name: str) -> None:
     with pytest.raises(DataError, match="refused"):
         load_plain_pickle(b"\x80\x04c" + name.encode() + b"\n.", "batch")
 
 
-def test_codecs_cannot_be_chosen() -> None:
+def test_other_codecs_are_refused() -> None:
     with pytest.raises(DataError, match="'zlib_codec'"):
         load_plain_pickle(b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x0a\x00\x00\x00zlib_codec\x86R.", "batch")
 
 
-def test_python2_pickles_read_as_numpy_reads_them() -> None:
+def test_python2_pickles_are_read_as_by_numpy() -> None:
     content = python2_pickle({"data": random_images(4, 7), "labels": [3, 1], "names": ["a", "b"]})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,7 +226,7 @@ def test_python2_pickles_read_as_numpy_reads_them() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(position=st.integers(0, 200), byte=st.integers(0, 255))
-def test_a_damaged_pickle_gives_data_or_a_data_error(position: int, byte: int) -> None:
+def test_damaged_pickle_gives_data_or_a_data_error(position: int, byte: int) -> None:
     content = bytearray(python2_pickle({"data": random_images(1, 4), "labels": [3]}))
     content[position % len(content)] = byte
     found, message = attempt(lambda: load_plain_pickle(bytes(content), "batch"))

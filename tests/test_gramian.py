@@ -21,7 +21,7 @@ def reference(rows: Tensor) -> Tensor:
 
 
 def error_of_smallest_eigenvalue(found: Tensor, rows: Tensor) -> float:
-    """Relative to the exact one, or to what float64 can tell of it where that is more."""
+    """Return the error relative to the exact value, or to float64 precision where that is larger."""
     singular = torch.linalg.svdvals(rows.double())
     tellable = max(singular[-1].square().item(), 1e-12 * singular[0].square().item())
     return abs(torch.linalg.eigvalsh(found.double())[0] - singular[-1].square()).item() / tellable
@@ -33,13 +33,13 @@ def error_of_smallest_eigenvalue(found: Tensor, rows: Tensor) -> float:
 @CONDITIONS
 @pytest.mark.parametrize("tasks", [2, 8])
 @pytest.mark.parametrize("length", [2048, LENGTH])
-def test_smallest_eigenvalue_is_right_at_any_condition_number(length: int, tasks: int, condition: float) -> None:
+def test_smallest_eigenvalue_is_accurate_at_any_condition_number(length: int, tasks: int, condition: float) -> None:
     rows = with_condition(tasks, length, condition).float()
     assert error_of_smallest_eigenvalue(gramian(rows), rows) <= 5e-3
 
 
 @pytest.mark.parametrize("condition", [1e3, 1e4, 1e6, 1e8])
-def test_a_plain_product_has_no_such_smallest_eigenvalue(condition: float) -> None:
+def test_float32_product_loses_the_smallest_eigenvalue(condition: float) -> None:
     rows = with_condition(2, LENGTH, condition).float()
     assert error_of_smallest_eigenvalue(rows @ rows.T, rows) > 5e-3
 
@@ -51,13 +51,13 @@ def test_smallest_eigenvalue_of_heavy_tailed_gradients(condition: float) -> None
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
-def test_scale_does_not_matter(scale: float) -> None:
+def test_gramian_is_accurate_at_any_scale(scale: float) -> None:
     rows = (scale * normal(3, 5000)).float()
     assert relative_difference(gramian(rows) / scale**2, reference(rows / scale)) <= 1e-6
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_reduced_precision_products_are_neither_used_nor_switched_off(precision: str) -> None:
+def test_reduced_precision_setting_is_ignored_and_restored(precision: str) -> None:
     rows = normal(4, 100_000).float()
     before, expected = torch.get_float32_matmul_precision(), gramian(rows)
     try:
@@ -70,7 +70,7 @@ def test_reduced_precision_products_are_neither_used_nor_switched_off(precision:
 
 
 @pytest.mark.parametrize("place", ["cuda", "mkldnn"])
-def test_precision_set_for_one_backend_survives(place: str) -> None:
+def test_precision_of_one_backend_is_restored(place: str) -> None:
     matmul = getattr(torch.backends, place).matmul
     before = matmul.fp32_precision
     try:
@@ -111,9 +111,7 @@ def test_other_types_are_exact_to_float64(dtype: torch.dtype) -> None:
     st.integers(0, 1000),
     st.sampled_from([torch.float32, torch.float64]),
 )
-def test_blocks_give_what_their_concatenation_gives(
-    tasks: int, shapes: list[list[int]], seed: int, dtype: torch.dtype
-) -> None:
+def test_blocks_equal_their_concatenation(tasks: int, shapes: list[list[int]], seed: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
     blocks = [torch.randn(tasks, *shape, generator=generator, dtype=dtype) for shape in shapes]
     whole = torch.cat([block.reshape(tasks, math.prod(shape)) for block, shape in zip(blocks, shapes, strict=True)], 1)
@@ -124,13 +122,13 @@ def test_blocks_give_what_their_concatenation_gives(
     torch.testing.assert_close(gramian(whole), reference(whole), rtol=1e-5, atol=1e-5 * max(whole.shape[1], 1))
 
 
-def test_ill_conditioned_blocks_are_done_in_float64() -> None:
+def test_ill_conditioned_blocks_use_float64() -> None:
     rows = with_condition(4, LENGTH, 1e5).float()
     blocks = [block.reshape(4, -1, 5) for block in rows.split([10_000, 5, 39_995], dim=1)]
     assert error_of_smallest_eigenvalue(gramian(blocks), rows) <= 5e-3
 
 
-def test_gradients_are_left_alone() -> None:
+def test_gradients_are_not_modified() -> None:
     rows = normal(3, 5000).float().requires_grad_()
     found = gramian(rows)
     assert not found.requires_grad
@@ -148,14 +146,14 @@ def test_gradients_are_left_alone() -> None:
         (torch.tensor(1.0), r"same leading dimension, but their shapes are \[\(\)\]"),
     ],
 )
-def test_gradients_that_do_not_fit_are_named(gradients: Tensor | list[Tensor], message: str) -> None:
+def test_mismatched_gradients_are_named(gradients: Tensor | list[Tensor], message: str) -> None:
     with pytest.raises(SpclError, match=message):
         gramian(gradients)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("length", [100, 5000])
-def test_a_gradient_that_is_not_finite_shows_on_the_diagonal(length: int, value: float) -> None:
+def test_nonfinite_gradient_makes_its_diagonal_entry_nonfinite(length: int, value: float) -> None:
     rows = normal(3, length).float()
     rows[1, 50] = value
     assert gramian(rows).diagonal().isfinite().tolist() == [True, False, True]

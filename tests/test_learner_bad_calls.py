@@ -232,7 +232,7 @@ def test_impossible_settings_are_refused(options: dict[str, Any], words: str) ->
         ),
         (lambda: Learner(TinyResNet(), SORO), "the method must be .* but it is <class"),
         (lambda: Learner(TinyResNet(), SORO(), memory=100), "the memory must be .* but it is 100"),
-        (lambda: Reservoir(1.5), "a budget of at least 1 sample, not 1.5"),
+        (lambda: Reservoir(1.5), "is 1.5; give a budget of at least 1 sample"),
         (lambda: make_learner().predict([[1.0]]), "made for a tensor, but x is list; try torch.as_tensor"),
     ],
 )

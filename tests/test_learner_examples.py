@@ -27,7 +27,7 @@ def test_live_sources_join_late_die_and_come_back(
     monkeypatch.setattr(sys, "argv", ["live_multi_source.py", "--steps", "60", "--out", str(picture)])
     runpy.run_path(str(EXAMPLES / "live_multi_source.py"), run_name="__main__")
     printed = capsys.readouterr().out
-    assert "source 'load' failed: the cable is loose" in printed
+    assert "source 'load' failed: cable disconnected" in printed
     rows = {
         name: (int(count), int(failures)) for name, count, failures in re.findall(r"(\w+) +│ (\d+) +│ (\d)", printed)
     }

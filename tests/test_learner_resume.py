@@ -218,7 +218,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "another type": ({"backbone": TinyResNet().double()}, r"float64\[8, 4, 3, 3\] here, float32\[8, 4, 3, 3\]"),
     "frozen": ({"backbone": TinyResNet().requires_grad_(False)}, "no parameter that can be trained"),
     "unknown source": ({"camera": small_stream()}, r"holds no source 'camera'; it has \['stream'\]"),
-    "another stream": ({"stream": small_stream(48)}, r"position 3 of 6 moments is not one of this stream of 12"),
+    "another stream": ({"stream": small_stream(48)}, r"position 3 of 6 moments does not fit this stream of 12"),
     "another method": ({"method": ER()}, "made with the method 'soro', not 'er'"),
     "another optimiser": ({"optimizer": SGD}, "made with Adam, but the optimiser is SGD"),
     "another memory": ({"memory": BalancedCoreset(5)}, "the saved memory is a Reservoir of 5"),

@@ -20,7 +20,7 @@ def convolution(inputs: int, outputs: int, size: int) -> int:
     return inputs * outputs * size * size
 
 
-def test_parameter_counts_by_hand() -> None:
+def test_parameter_counts() -> None:
     assert parameters(MLP(784)) == dense(784, 128) + dense(128, 64)
     assert parameters(MLP(10, hidden=(7,))) == dense(10, 7)
     cnn = convolution(3, 32, 3) + 32 + convolution(32, 64, 3) + 64 + convolution(64, 64, 3) + 64
@@ -74,7 +74,7 @@ def test_resnet_halves_the_maps_by_pool_and_strides() -> None:
     assert sizes == [size for size in expected for _ in range(2)]
 
 
-def test_a_residual_block_with_zero_convolutions_is_its_shortcut() -> None:
+def test_residual_block_with_zero_convolutions_is_its_shortcut() -> None:
     block = ResNet18().stages[0]
     for layer in block.modules():
         if isinstance(layer, nn.Conv2d):
@@ -90,7 +90,7 @@ def test_batch_norm_momentum_reaches_every_layer(momentum: float) -> None:
     assert all(layer.momentum == momentum for layer in norms)
 
 
-def test_weights_begin_as_in_he_et_al() -> None:
+def test_weights_are_initialised_as_in_he_et_al() -> None:
     torch.manual_seed(0)
     for model in (MLP(784), SmallCNN(), ResNet18()):
         for layer in model.modules():
@@ -103,7 +103,7 @@ def test_weights_begin_as_in_he_et_al() -> None:
                 assert layer.bias is None or not layer.bias.any()
 
 
-def test_the_global_seed_decides_the_weights() -> None:
+def test_weights_depend_on_the_global_seed() -> None:
     def build(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
         return torch.cat([parameter.flatten() for parameter in SmallCNN().parameters()])
@@ -144,12 +144,12 @@ def test_normalisation_is_saved_but_not_trained() -> None:
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.5, 0.0), ((0.1, 0.2), (0.3,)), ((0.1, 0.2), (0.3, -0.1))])
-def test_bad_normalisation_is_refused(mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> None:
+def test_invalid_normalisation_is_refused(mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> None:
     with pytest.raises(SpclError, match="every std positive"):
         Normalise(mean, std)
 
 
-def test_backbone_takes_bytes_and_has_the_features_of_its_last_part() -> None:
+def test_backbone_has_the_features_of_its_last_module() -> None:
     backbone = Backbone(Normalise(0.5, 0.25), SmallCNN(channels=1, image_size=28))
     images = torch.randint(0, 256, (3, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert backbone.feature_dim == 64
@@ -157,15 +157,15 @@ def test_backbone_takes_bytes_and_has_the_features_of_its_last_part() -> None:
 
 
 def test_too_small_images_are_refused() -> None:
-    with pytest.raises(SpclError, match="images of 17×17 are too small"):
+    with pytest.raises(SpclError, match="images are 17×17, but the convolutions need at least 18×18"):
         SmallCNN(image_size=17)
-    with pytest.raises(SpclError, match="images of 17×24 are too small"):
+    with pytest.raises(SpclError, match="images are 17×24, but the convolutions need at least 18×18"):
         SmallCNN(image_size=(17, 24))
-    with pytest.raises(SpclError, match="images of 24×17 are too small"):
+    with pytest.raises(SpclError, match="images are 24×17, but the convolutions need at least 18×18"):
         SmallCNN(image_size=(24, 17))
 
 
-def test_one_number_means_square() -> None:
+def test_image_size_may_be_one_number() -> None:
     def build(size: int | tuple[int, int]) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
         return SmallCNN(image_size=size).state_dict()

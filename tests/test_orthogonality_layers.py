@@ -1,4 +1,4 @@
-"""Choosing layers, and adding the gradient to buffers of one's own."""
+"""Choosing layers, and adding the gradient to given buffers."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def network() -> nn.Sequential:
     ).double()
 
 
-def test_chosen_by_predicate_or_by_name() -> None:
+def test_layers_are_chosen_by_predicate_or_name() -> None:
     net = network()
     convolutions = ["0", "2.0", "3"]
     assert list(filter_statistics(net)) == ["0", "2.0", "2.1", "3", "4"]
@@ -35,11 +35,11 @@ def test_chosen_by_predicate_or_by_name() -> None:
     assert list(filter_statistics(net[0])) == [""]
 
 
-def test_an_unknown_name_is_reported_with_the_nearest() -> None:
+def test_unknown_name_is_reported_with_a_suggestion() -> None:
     net = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "head": nn.Linear(4, 2)})
-    with pytest.raises(SpclError, match=r"'stemm'.*\['stem'\]"):
+    with pytest.raises(SpclError, match=r"'stemm'; did you mean 'stem'\?"):
         orthogonality_penalty(net, ["head", "stemm"])
-    with pytest.raises(SpclError, match=r"'norm'.*\['stem', 'head'\]"):
+    with pytest.raises(SpclError, match=r"'norm'; choose one of stem, head"):
         orthogonality_penalty(net, ["norm"])
 
 
@@ -61,7 +61,7 @@ def flat_views(net: nn.Module, flat: Tensor) -> dict[nn.Parameter, Tensor]:
     return {p: part.view_as(p) for p, part in zip(parameters, parts, strict=True)}
 
 
-def test_adds_to_views_of_one_flat_gradient() -> None:
+def test_gradient_is_added_to_views_of_one_flat_tensor() -> None:
     net = network()
     flat = torch.randn(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
     before, views = flat.clone(), flat_views(net, flat)
@@ -81,7 +81,7 @@ def test_only_the_chosen_layers_need_buffers() -> None:
     torch.testing.assert_close(gradient, autograd_gradients(net)[net[3].weight])
 
 
-def test_buffers_may_lie_anyhow_in_memory() -> None:
+def test_buffers_may_have_any_memory_layout() -> None:
     net = network()
     buffers = {p: torch.zeros(p.shape[::-1], dtype=p.dtype).permute(*range(p.dim())[::-1]) for p in net.parameters()}
     add_orthogonality_gradient(net, buffers)
@@ -97,12 +97,12 @@ def test_frozen_weights_count_but_need_no_buffer() -> None:
     torch.testing.assert_close(add_orthogonality_gradient(net, buffers), expected)
 
 
-def test_unfit_buffers_are_refused_before_anything_is_added() -> None:
+def test_invalid_buffers_are_refused_before_anything_is_added() -> None:
     net = network()
     zeros = {p: torch.zeros_like(p) for p in net.parameters()}
     with pytest.raises(SpclError, match=r"no buffer for the weight of '4'"):
         add_orthogonality_gradient(net, {p: b for p, b in zeros.items() if p is not net[4].weight})
-    with pytest.raises(SpclError, match=r"buffer for '4' is \(15,\), its weight \(3, 5\)"):
+    with pytest.raises(SpclError, match=r"buffer for '4' has shape \(15,\), but its weight \(3, 5\)"):
         add_orthogonality_gradient(net, {**zeros, net[4].weight: torch.zeros(15)})
     weight_norm(net[4])
     with pytest.raises(SpclError, match=r"'4' is computed from other parameters"):
@@ -112,7 +112,7 @@ def test_unfit_buffers_are_refused_before_anything_is_added() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
-def test_layers_of_one_shape_may_be_treated_together(device: str) -> None:
+def test_batched_layers_equal_single_layers(device: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=2) for _ in range(3)), nn.Conv2d(4, 4, 3, stride=2)).to(device)
     net[1].weight.requires_grad_(False)

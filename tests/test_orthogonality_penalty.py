@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import conv2d
 from torch.nn.utils.parametrizations import weight_norm
 
+from cuda_sync import synchronization_forbidden
 from spcl.orthogonality import orthogonality_penalty, spectral, toeplitz_matrix
 from spcl.orthogonality.phases import phase_penalty
 from spcl.orthogonality.shifts import shift_penalty
@@ -63,8 +64,8 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
     return make().double()
 
 
-class Judged(nn.Module):
-    """Its output is the penalty of a layer, so that `functional_call` makes it a function of the parameters."""
+class Penalty(nn.Module):
+    """A module that returns the penalty of a layer, so that `functional_call` makes it a function of the parameters."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class Judged(nn.Module):
 
 
 def penalty_of(layer: nn.Module, parameter: Tensor, name: str = "weight") -> Tensor:
-    return functional_call(Judged(layer), {f"layer.{name}": parameter}, ())
+    return functional_call(Penalty(layer), {f"layer.{name}": parameter}, ())
 
 
 def value_and_gradient(function: Callable[[Tensor], Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ def toeplitz_penalty(layer: nn.Module, weight: Tensor) -> Tensor:
 
 
 @every_layer
-def test_equals_the_explicit_toeplitz_matrix(make: Callable[[], nn.Module]) -> None:
+def test_penalty_equals_the_explicit_toeplitz_matrix(make: Callable[[], nn.Module]) -> None:
     layer = build(make)
     value, gradient = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
     expected, expected_gradient = value_and_gradient(lambda weight: toeplitz_penalty(layer, weight), layer.weight)
@@ -116,7 +117,7 @@ def test_gradcheck(make: Callable[[], nn.Module]) -> None:
 
 
 def brute_force(weight: Tensor, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> Tensor:
-    """Every pair of taps of every two filters, filed by the shift that makes them meet."""
+    """Compute the penalty from every pair of taps of every two filters, by the shift that makes them overlap."""
     correlation: dict[tuple[int, ...], Tensor] = defaultdict(lambda: torch.zeros(len(weight), len(weight)).double())
     per_group = len(weight) // groups
     taps = list(product(*map(range, weight.shape[2:])))
@@ -154,7 +155,7 @@ def convolutions(draw: st.DrawFn) -> nn.Module:
 
 @given(layer=convolutions(), scale=st.sampled_from([0.1, 1.0, 10.0]))
 @settings(max_examples=40, deadline=None)
-def test_equals_brute_force_for_any_shape(layer: nn.Module, scale: float) -> None:
+def test_penalty_equals_brute_force_for_any_shape(layer: nn.Module, scale: float) -> None:
     weight = layer.weight.detach() * scale
     value, gradient = value_and_gradient(lambda w: penalty_of(layer, w), weight)
     expected, expected_gradient = value_and_gradient(
@@ -165,7 +166,7 @@ def test_equals_brute_force_for_any_shape(layer: nn.Module, scale: float) -> Non
 
 
 @pytest.mark.parametrize(("size", "stride"), [(3, 1), (3, 2), (5, 2), (4, 1), (4, 3)])
-def test_equals_the_papers_convolution_of_the_kernel_with_itself(size: int, stride: int) -> None:
+def test_penalty_equals_the_convolution_of_the_kernel_with_itself(size: int, stride: int) -> None:
     layer = build(lambda: nn.Conv2d(6, 4, size, stride=stride))
 
     def paper(kernel: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ def test_equals_the_papers_convolution_of_the_kernel_with_itself(size: int, stri
 
 
 @pytest.mark.parametrize("options", [{}, {"stride": 2}, {"stride": 2, "groups": 2}, {"dilation": 2}])
-def test_transposed_convolution_is_judged_by_its_columns(options: dict[str, int]) -> None:
+def test_transposed_convolution_is_penalized_by_its_columns(options: dict[str, int]) -> None:
     layer = build(lambda: nn.ConvTranspose1d(4, 2, 3, bias=False, **options))
     inputs = 9  # more than a kernel spans, so that the middle one has all its neighbours
     unit = torch.eye(4 * inputs).double().view(-1, 4, inputs)
@@ -192,7 +193,7 @@ def test_transposed_convolution_is_judged_by_its_columns(options: dict[str, int]
 
 
 @pytest.mark.parametrize("channels", [(5, 3), (3, 5)])
-def test_frequencies_may_be_treated_in_chunks(channels: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penalty_is_independent_of_the_chunk_size(channels: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     layer = build(lambda: nn.Conv2d(*channels, 3, groups=1))
     together = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
     for chunk in (1, 5 * prod(channels)):
@@ -200,7 +201,7 @@ def test_frequencies_may_be_treated_in_chunks(channels: tuple[int, int], monkeyp
         torch.testing.assert_close(value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight), together)
 
 
-def test_sums_over_layers() -> None:
+def test_penalty_sums_over_layers() -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Linear(4, 2), nn.ConvTranspose1d(2, 3, 2))
     )
@@ -208,14 +209,14 @@ def test_sums_over_layers() -> None:
     torch.testing.assert_close(orthogonality_penalty(net), torch.stack(parts).sum())
 
 
-def test_gradient_is_scaled_by_what_follows() -> None:
+def test_gradient_is_scaled_by_the_output_gradient() -> None:
     layer = build(lambda: nn.Conv2d(3, 4, 3))
     (plain,) = torch.autograd.grad(orthogonality_penalty(layer), layer.weight)
     (scaled,) = torch.autograd.grad(0.5 * orthogonality_penalty(layer).square(), layer.weight)
     torch.testing.assert_close(scaled, orthogonality_penalty(layer).detach() * plain)
 
 
-def test_differentiating_twice_is_refused() -> None:
+def test_double_backward_is_refused() -> None:
     layer = build(lambda: nn.Linear(3, 2))
     (gradient,) = torch.autograd.grad(orthogonality_penalty(layer), layer.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
@@ -225,12 +226,12 @@ def test_differentiating_twice_is_refused() -> None:
 LENGTH = "parametrizations.weight.original0"
 
 
-def test_gradient_reaches_the_parameters_behind_a_weight() -> None:
+def test_gradient_reaches_parametrizations() -> None:
     layer = weight_norm(build(lambda: nn.Conv2d(3, 4, 3)))
     assert gradcheck(lambda length: penalty_of(layer, length, LENGTH), layer.get_parameter(LENGTH))
 
 
-def test_is_a_plain_number_where_nothing_is_to_be_differentiated() -> None:
+def test_penalty_requires_no_grad_without_trainable_weights() -> None:
     layer = build(lambda: nn.Conv2d(3, 4, 3))
     value = orthogonality_penalty(layer).detach()
     with torch.no_grad():
@@ -264,7 +265,7 @@ def test_autocast_and_half_weights_lose_no_accuracy(stride: int) -> None:
 
 
 @every_layer
-def test_memory_format_does_not_matter(make: Callable[[], nn.Module]) -> None:
+def test_penalty_is_independent_of_the_memory_format(make: Callable[[], nn.Module]) -> None:
     layer = build(make)
     plain = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
     order = [*range(layer.weight.dim())][::-1]
@@ -289,12 +290,11 @@ def test_phases_and_shifts_of_a_strided_kernel_agree(sizes: tuple[int, ...], str
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("stride", [1, 2, 3])
-def test_cuda_agrees_and_never_waits(stride: int) -> None:
+def test_cuda_equals_cpu_without_synchronizing(stride: int) -> None:
     layer = build(lambda: nn.Conv2d(3, 4, 3, stride=stride))
     expected = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
     layer = layer.cuda()
-    orthogonality_penalty(layer)  # the tables of waves reach the device once
-    torch.cuda.set_sync_debug_mode("error")
-    value, gradient = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
-    torch.cuda.set_sync_debug_mode("default")
+    orthogonality_penalty(layer)  # copies the transform matrices to the device, once per shape
+    with synchronization_forbidden():
+        value, gradient = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
     torch.testing.assert_close((value.cpu(), gradient.cpu()), expected)

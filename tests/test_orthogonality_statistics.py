@@ -46,14 +46,14 @@ def statistics_of(weight: torch.Tensor) -> tuple[float, float, float]:
     return found.condition_number, found.norm, found.correlation
 
 
-def test_channels_that_are_left_as_they_are_are_orthogonal() -> None:
+def test_identity_convolution_is_orthogonal() -> None:
     layer = nn.Conv2d(4, 4, 1, groups=4)
     nn.init.ones_(layer.weight)
     (found,) = filter_statistics(layer).values()
     assert (found.condition_number, found.norm, found.correlation) == (1, 1, 0)
 
 
-def test_extremes() -> None:
+def test_statistics_of_extreme_kernels() -> None:
     assert statistics_of(torch.eye(4)[:3]) == (1, 1, 0)
     assert statistics_of(torch.ones(4, 3)) == (inf, pytest.approx(12**0.5), pytest.approx(0.5))
     assert statistics_of(torch.zeros(3, 2)) == (inf, 0, 0)
@@ -80,5 +80,5 @@ def test_toeplitz_matrix_is_the_convolution(data: st.DataObject, dimensions: int
 
 @pytest.mark.parametrize("size", [(2, 5), (5,)])
 def test_toeplitz_matrix_refuses_an_input_smaller_than_the_kernel(size: tuple[int, ...]) -> None:
-    with pytest.raises(SpclError, match=r"does not hold a kernel that spans \(3, 3\)"):
+    with pytest.raises(SpclError, match=r"but the kernel spans \(3, 3\)"):
         toeplitz_matrix(torch.ones(1, 1, 2, 2), size, dilation=2)

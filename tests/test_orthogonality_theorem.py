@@ -1,4 +1,4 @@
-"""Theorem 1 of the paper: what an orthogonal layer preserves, for layers made orthogonal by the penalty's own gradient.
+"""Theorem 1 of the paper: properties of orthogonal layers, for layers made orthogonal by the penalty's gradient.
 
 With h = Wx: (1) ‖h‖ = ‖x‖; (2) cov(h) = cov(x) = σ²I; (3) ‖∂L/∂x‖ = ‖∂L/∂h‖; (4) cov(∂L/∂x) = cov(∂L/∂h) = σ²I.
 All four hold for a square W, (2) and (3) for one with fewer rows than columns, (1) and (4) for one with more.
@@ -74,7 +74,7 @@ def backward(layer: nn.Module, x: Tensor, output_gradient: Tensor) -> Tensor:
 
 
 @layers(SQUARE, WIDE)
-def test_the_penalty_vanishes(make: Callable[[], nn.Module]) -> None:
+def test_penalty_vanishes(make: Callable[[], nn.Module]) -> None:
     assert orthogonality_penalty(orthogonal(make)) < 1e-8
 
 
@@ -85,7 +85,7 @@ def test_with_more_rows_than_columns_the_columns_become_orthonormal() -> None:
 
 
 @layers(SQUARE, TALL)
-def test_1_activations_keep_their_norms(make: Callable[[], nn.Module]) -> None:
+def test_1_activations_preserve_norms(make: Callable[[], nn.Module]) -> None:
     layer = orthogonal(make)
     x = some_input(layer, 10)
     torch.testing.assert_close(norms(layer(x)), norms(x), rtol=1e-4, atol=0)
@@ -98,7 +98,7 @@ def test_2_activations_stay_white(make: Callable[[], nn.Module]) -> None:
 
 
 @layers(SQUARE, WIDE)
-def test_3_gradients_keep_their_norms(make: Callable[[], nn.Module]) -> None:
+def test_3_gradients_preserve_norms(make: Callable[[], nn.Module]) -> None:
     layer = orthogonal(make)
     x = some_input(layer, 10).requires_grad_()
     output_gradient = torch.randn_like(layer(x))

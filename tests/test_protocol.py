@@ -48,7 +48,7 @@ def configurations(protocol: Protocol) -> list[Configuration]:
 
 @settings(max_examples=50)
 @given(drawn())
-def test_drawn_configurations_hold_the_invariants(case: tuple[Protocol, Tensor]) -> None:
+def test_drawn_configurations_satisfy_the_invariants(case: tuple[Protocol, Tensor]) -> None:
     protocol, labels = case
     assert len(protocol) == 9
     for index, configuration in enumerate(configurations(protocol)):
@@ -87,7 +87,7 @@ def test_fit_makes_a_timeline_fit(case: tuple[Protocol, Tensor], data: st.DataOb
         assert (fitted.label_set, fitted.index) == (configuration.label_set, configuration.index)
 
 
-def test_drawing_is_seeded() -> None:
+def test_protocol_depends_on_the_seed() -> None:
     labels = torch.arange(20).repeat(40)
 
     def draw(seed: int) -> Protocol:
@@ -104,7 +104,7 @@ def test_classes_per_task_can_be_chosen() -> None:
     assert all([len(task) for task in label_set] == [1, 2, 3] for label_set in protocol.label_sets)
 
 
-def test_equal_tasks_get_the_same_timelines_under_every_label_set() -> None:
+def test_equal_tasks_have_the_same_timelines_under_every_label_set() -> None:
     protocol = draw_protocol(6, 3, torch.arange(6).repeat(50), batch_size=4, seed=0)
     assert protocol.timelines[0] == protocol.timelines[1] == protocol.timelines[2]
 
@@ -121,16 +121,16 @@ def test_files_round_trip(tmp_path_factory: pytest.TempPathFactory, case: tuple[
 def test_unknown_configuration_and_paradigm_are_named() -> None:
     protocol = draw_protocol(4, 2, torch.arange(4), batch_size=1, seed=0)
     for index in (9, -1):
-        with pytest.raises(SpclError, match=f"no configuration {index}: the protocol has 0 to 8"):
+        with pytest.raises(SpclError, match=f"no configuration {index}; the protocol has 0 to 8"):
             protocol.configuration(index)
-    with pytest.raises(SpclError, match="no paradigm 'sequential': choose one of parallel, joint, serial"):
+    with pytest.raises(SpclError, match="no paradigm 'sequential'; choose one of parallel, joint, serial"):
         in_paradigm(protocol.configuration(0), "sequential")  # type: ignore[arg-type]
 
 
-def test_a_misfit_says_by_how_much() -> None:
+def test_mismatched_timeline_is_reported_with_the_difference() -> None:
     configuration = Configuration(((0,), (1,)), Timeline(((0, 9), (5, 9))), index=0)
     labels = torch.tensor([0] * 20 + [1] * 14)
-    with pytest.raises(DataError, match=r"task 1 has 5 steps and needs 7 \(2 too few\).*--fit"):
+    with pytest.raises(DataError, match=r"task 1 has 5 steps and needs 7 \(2 too few\).*fit the timeline to the data"):
         check_fit(configuration, labels, batch_size=2)
     check_fit(fit(configuration, labels, batch_size=2), labels, batch_size=2)
 
@@ -149,7 +149,7 @@ def spoil(*path: str | int, value: Any) -> dict[str, Any]:
     return spoilt
 
 
-def test_a_small_file_loads(tmp_path: Path) -> None:
+def test_protocol_file_loads(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(content()))
     protocol = load_protocol(path)
@@ -181,7 +181,7 @@ def test_a_small_file_loads(tmp_path: Path) -> None:
         (spoil("label_sets", 0, "timelines", value=[[[0, 3], [2, 5]]]), r"2 label sets with \[1, 2\] timelines"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, spoilt: dict[str, Any], message: str) -> None:
+def test_invalid_protocol_file_is_named_with_the_reason(tmp_path: Path, spoilt: dict[str, Any], message: str) -> None:
     path = tmp_path / "spoilt.json"
     path.write_text(json.dumps(spoilt))
     with pytest.raises(DataError, match=f"spoilt.json.*{message}"):
@@ -189,7 +189,7 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path: Path, spoilt: dict[str, An
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00\xff", '{"benchmark": "x"}'])
-def test_files_that_are_no_protocols_are_refused(tmp_path: Path, text: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "foreign.json"
     path.write_text(text)
     with pytest.raises(DataError, match=r"foreign\.json"):
@@ -218,7 +218,7 @@ def test_published_timelines_fit_complete_data(name: str) -> None:
 
 
 @published
-def test_emnist_timelines_are_fitted_to_a_part_of_emnist() -> None:
+def test_emnist_timelines_fit_a_subset_after_rescaling() -> None:
     protocol = load_protocol(PROTOCOLS / "ps-emnist.json")
     labels = torch.arange(62).repeat(1800)
     for configuration in configurations(protocol):

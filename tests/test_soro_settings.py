@@ -125,7 +125,7 @@ def test_a_bad_gramian_is_named(gramian: Tensor, message: str) -> None:
 def test_a_gradient_that_is_not_finite_is_named() -> None:
     rows = torch.ones(3, 5000)
     rows[1, 4000] = math.nan
-    with pytest.raises(SpclError, match=r"finite, but entry \(0, 1\) is nan; leave that task out"):
+    with pytest.raises(SpclError, match=r"finite, but entry \(0, 1\) is nan; skip that task"):
         SORO()(rows)
 
 

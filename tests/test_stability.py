@@ -30,7 +30,7 @@ def test_condition_number_is_the_ratio_of_singular_values(G: Tensor) -> None:
 
 
 @pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
-def test_condition_number_is_the_one_prescribed(condition: float) -> None:
+def test_condition_number_of_a_matrix_with_known_condition(condition: float) -> None:
     G = with_condition(100, 6, condition)
     assert condition_number(G.T @ G) == pytest.approx(condition, rel=1e-3)
 
@@ -63,7 +63,7 @@ def summary_of(gramian: Tensor) -> str:
 
 
 @given(st.lists(gradients, max_size=12))
-def test_summaries_are_those_of_each_alone_to_the_last_bit(many: list[Tensor]) -> None:
+def test_batched_summaries_equal_single_ones_to_the_last_bit(many: list[Tensor]) -> None:
     special = [torch.zeros(3, 3), torch.ones(2, 2), torch.tensor([[9.0]]), torch.zeros(0, 0)]
     gramians = [G.T @ G for G in many] + special
     assert [repr(tuple(found)) for found in summaries(gramians)] == [summary_of(gramian) for gramian in gramians]
@@ -78,7 +78,7 @@ def test_adjustment_makes_gradients_more_stable() -> None:
     assert after.mean_magnitude_similarity > 0.99 > before.mean_magnitude_similarity
 
 
-def test_a_zero_gradient() -> None:
+def test_zero_gradient() -> None:
     G = torch.tensor([[3.0, 0.0, 0.0], [4.0, 0.0, 0.0]])
     stability = Stability(G.T @ G)
     assert stability.condition_number == math.inf
@@ -97,7 +97,7 @@ def test_dependent_gradients(sign: float) -> None:
     assert stability.magnitude_similarities[0, 2].item() == pytest.approx(0.8)
 
 
-def test_a_single_gradient() -> None:
+def test_single_gradient() -> None:
     stability = Stability(torch.tensor([[9.0]]))
     assert stability.condition_number == 1.0
     assert stability.cosines.tolist() == stability.magnitude_similarities.tolist() == [[1.0]]
@@ -106,7 +106,7 @@ def test_a_single_gradient() -> None:
     assert stability.conflicts == 0
 
 
-def test_no_gradient_or_none_that_is_not_zero() -> None:
+def test_no_gradients_or_all_zero() -> None:
     assert math.isnan(condition_number(torch.zeros(0, 0)))
     assert math.isnan(condition_number(torch.zeros(3, 3)))
     assert cosines(torch.zeros(0, 0)).shape == magnitude_similarities(torch.zeros(0, 0)).shape == (0, 0)
@@ -122,7 +122,7 @@ def test_no_gradient_or_none_that_is_not_zero() -> None:
         (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), r"symmetric, but entry \(0, 1\) is 0.5"),
     ],
 )
-def test_a_bad_gramian_is_named(measure: object, gramian: Tensor, message: str) -> None:
+def test_invalid_gramian_is_named(measure: object, gramian: Tensor, message: str) -> None:
     assert callable(measure)
     with pytest.raises(SpclError, match=message):
         measure(gramian)

@@ -8,7 +8,7 @@ from spcl.streams import check_label_set, draw_label_set, split_by_task, task_du
 
 
 @given(st.data(), st.integers(1, 80), st.integers(0, 2**32))
-def test_every_class_once_and_equal_sizes(data: st.DataObject, classes: int, seed: int) -> None:
+def test_every_class_is_in_one_task_and_sizes_are_equal(data: st.DataObject, classes: int, seed: int) -> None:
     tasks = data.draw(st.integers(1, classes))
     label_set = draw_label_set(classes, tasks, seed)
     sizes = [len(task) for task in label_set]
@@ -27,7 +27,7 @@ def test_sizes_can_be_chosen(sizes: list[int]) -> None:
     check_label_set(label_set, sum(sizes))
 
 
-def test_seeds_differ() -> None:
+def test_label_sets_depend_on_the_seed() -> None:
     assert len({draw_label_set(62, 5, seed) for seed in range(20)}) == 20
 
 
@@ -47,7 +47,7 @@ def test_impossible_splits_are_refused(classes: int, tasks: int | tuple[int, ...
         (((0, 1), (2, -1)), "task 1 of the label set has class -1"),
     ],
 )
-def test_bad_label_sets_are_named(label_set: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_invalid_label_sets_are_named(label_set: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_label_set(label_set, classes=3)
 
@@ -75,11 +75,11 @@ def test_split_agrees_with_a_plain_loop(data: st.DataObject, classes: int, batch
         (torch.tensor([[0], [1]]), r"shape \(2, 1\)"),
     ],
 )
-def test_bad_labels_are_named(labels: torch.Tensor, message: str) -> None:
+def test_invalid_labels_are_named(labels: torch.Tensor, message: str) -> None:
     with pytest.raises(DataError, match=message):
         split_by_task(labels, ((0,), (1,)))
 
 
-def test_bad_batch_size_is_named() -> None:
+def test_invalid_batch_size_is_named() -> None:
     with pytest.raises(SpclError, match="batch size is 0"):
         task_durations(torch.tensor([0]), ((0,),), batch_size=0)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.streams import Failure, LiveStream, Moment
 
-LONG = 10.0  # seconds after which a test gives up; none of them takes it when all is well
+LONG = 10.0  # seconds until a test times out; passing tests take less
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def numbers(moments: list[Moment], name: str) -> list[int]:
 
 
 class Feed:
-    """A source that yields, raises or ends as it is told from outside."""
+    """A source that yields, raises or ends on command."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
@@ -74,7 +74,7 @@ class Feed:
             yield batch(order)
 
 
-def test_all_batches_of_all_sources_come_in_order() -> None:
+def test_batches_of_every_source_arrive_in_order() -> None:
     with LiveStream({"a": counting(50), "b": counting(20, start=100), "c": counting(1)}, patience=LONG) as stream:
         moments = list(stream)
     assert numbers(moments, "a") == list(range(50))
@@ -90,7 +90,7 @@ def test_all_batches_of_all_sources_come_in_order() -> None:
         assert any(name in moment.ended for moment in moments[steps[-1] :])
 
 
-def test_a_moment_takes_one_batch_of_every_source_that_has_some() -> None:
+def test_moment_has_one_batch_of_every_queued_source() -> None:
     with LiveStream({"a": counting(3), "b": counting(3)}, capacity=4) as stream:
         wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
         moments = list(stream)
@@ -98,7 +98,7 @@ def test_a_moment_takes_one_batch_of_every_source_that_has_some() -> None:
     assert [moment.ended for moment in moments] == [(), (), ("a", "b")]
 
 
-def test_a_stalled_source_holds_up_nobody() -> None:
+def test_stalled_source_does_not_block_others() -> None:
     stalled = Feed()
     with LiveStream({"stalled": stalled, "fast": counting(200)}, capacity=2, patience=LONG) as stream:
         moments = [next(iter(stream)) for _ in range(200)]
@@ -109,7 +109,7 @@ def test_a_stalled_source_holds_up_nobody() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 3])
-def test_a_source_never_runs_further_ahead_than_the_capacity(capacity: int) -> None:
+def test_source_is_read_at_most_capacity_ahead(capacity: int) -> None:
     made = 0
 
     def source() -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,7 +125,7 @@ def test_a_source_never_runs_further_ahead_than_the_capacity(capacity: int) -> N
     assert made == 30
 
 
-def test_a_failed_source_is_reported_and_comes_back() -> None:
+def test_failed_source_is_reported_and_can_be_restarted() -> None:
     reports: list[tuple[str, Failure]] = []
 
     def bring_back(name: str, failure: Failure) -> None:
@@ -146,7 +146,7 @@ def test_a_failed_source_is_reported_and_comes_back() -> None:
     assert stream.failed == stream.running == ()
 
 
-def test_a_lone_failure_is_logged_and_ends_the_loop_but_not_the_task(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_is_logged_and_does_not_end_the_task(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), LiveStream({"weak": failing_after(1)}, patience=LONG) as stream:
         moments = list(stream)
         assert numbers(moments, "weak") == [0]
@@ -161,14 +161,14 @@ def test_a_lone_failure_is_logged_and_ends_the_loop_but_not_the_task(caplog: pyt
     assert again[-1].ended == ("weak",)
 
 
-def test_a_failed_source_can_be_removed() -> None:
+def test_failed_source_can_be_removed() -> None:
     with LiveStream({"weak": failing_after(1)}, patience=LONG) as stream:
         list(stream)
         stream.remove("weak")
         assert [moment.ended for moment in stream] == [("weak",)]
 
 
-def test_an_error_raised_by_the_callback_reaches_the_loop() -> None:
+def test_error_of_the_callback_propagates() -> None:
     def give_up(name: str, failure: Failure) -> None:
         raise RuntimeError(f"{name} is vital") from failure.exception
 
@@ -188,7 +188,7 @@ def test_every_failure_is_reported_once_even_if_the_callback_raises() -> None:
 
     with LiveStream({"a": failing_after(0), "b": failing_after(0)}, patience=LONG, on_failure=give_up) as stream:
         wait_until(lambda: set(stream.failed) == {"a", "b"})
-        stream.restart("a", failing_after(0))  # before anyone has heard of its first failure
+        stream.restart("a", failing_after(0))  # before its first failure is reported
         wait_until(lambda: stream.failures["a"].count == 2)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="alarm"):
@@ -209,7 +209,7 @@ def test_every_failure_is_reported_once_even_if_the_callback_raises() -> None:
         (torch.tensor(1), torch.tensor(1)),
     ],
 )
-def test_a_source_of_something_else_has_failed(yielded: Any) -> None:
+def test_invalid_batches_are_failures(yielded: Any) -> None:
     failures: list[Failure] = []
     with LiveStream(
         {"odd": [yielded]}, patience=LONG, on_failure=lambda _, failure: failures.append(failure)
@@ -219,7 +219,7 @@ def test_a_source_of_something_else_has_failed(yielded: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit, StopIteration, KeyboardInterrupt])
-def test_no_exception_kills_a_thread_unnoticed(error: type[BaseException]) -> None:
+def test_every_exception_of_a_source_is_reported(error: type[BaseException]) -> None:
     class Odd:
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
             raise error
@@ -231,14 +231,14 @@ def test_no_exception_kills_a_thread_unnoticed(error: type[BaseException]) -> No
     assert isinstance(stream.failures["odd"].exception, error)
 
 
-def test_a_loader_is_a_source() -> None:
+def test_data_loader_is_a_source() -> None:
     loader = DataLoader(TensorDataset(torch.arange(10), torch.arange(10)), batch_size=4)
     with LiveStream({"loader": loader}, patience=LONG) as stream:
         sizes = [len(moment.batches["loader"][0]) for moment in stream if moment.batches]
     assert sizes == [4, 4, 2]
 
 
-def test_sources_join_and_leave_while_the_loop_runs() -> None:
+def test_sources_are_added_and_removed_while_iterating() -> None:
     first, second = Feed(), Feed()
     first.push(1)
     with LiveStream({"first": first}, patience=LONG) as stream:
@@ -259,7 +259,7 @@ def test_sources_join_and_leave_while_the_loop_runs() -> None:
         first.finish()
 
 
-def test_removing_drops_what_was_waiting() -> None:
+def test_removing_discards_queued_batches() -> None:
     with LiveStream({"a": counting(100)}, capacity=3, patience=LONG) as stream:
         moments = iter(stream)
         next(moments)
@@ -267,7 +267,7 @@ def test_removing_drops_what_was_waiting() -> None:
         assert [(moment.batches, moment.ended) for moment in moments] == [({}, ("a",))]
 
 
-def test_what_a_removed_source_does_later_is_nobody_s_business() -> None:
+def test_removed_source_is_ignored() -> None:
     feed = Feed()
     with LiveStream({"a": feed}, patience=LONG) as stream:
         stream.remove("a")
@@ -277,7 +277,7 @@ def test_what_a_removed_source_does_later_is_nobody_s_business() -> None:
     assert stream.failures == {}
 
 
-def test_a_source_that_never_delivered_is_never_announced() -> None:
+def test_source_without_batches_neither_starts_nor_ends() -> None:
     silent = Feed()
     with LiveStream({"empty": [], "silent": silent}, patience=LONG) as stream:
         stream.remove("silent")
@@ -285,7 +285,7 @@ def test_a_source_that_never_delivered_is_never_announced() -> None:
         silent.finish()
 
 
-def test_bad_calls_are_named_and_change_nothing() -> None:
+def test_invalid_calls_are_named_and_change_nothing() -> None:
     feed = Feed()
     with LiveStream({"a": feed, "b": counting(1)}, patience=LONG) as stream:
         feed.push(0)
@@ -300,7 +300,7 @@ def test_bad_calls_are_named_and_change_nothing() -> None:
         assert (numbers(moments, "a"), numbers(moments, "b")) == ([0], [0])
         with pytest.raises(TaskError, match="there is or was a source 'b'"):
             stream.add("b", counting(1))
-    with pytest.raises(SpclError, match="the stream is closed: source 'd' cannot join"):
+    with pytest.raises(SpclError, match="the stream is closed, so source 'd' cannot be added"):
         stream.add("d", counting(1))
 
 
@@ -313,12 +313,12 @@ def test_bad_calls_are_named_and_change_nothing() -> None:
         ("on_failure", None),
     ],
 )
-def test_arguments_are_checked_when_the_stream_is_made(name: str, value: Any) -> None:
+def test_arguments_are_validated(name: str, value: Any) -> None:
     with pytest.raises(SpclError, match=rf"^{name} is "):
         LiveStream(**{"sources": {"a": counting(1)}, name: value})
 
 
-def test_patience_leaves_an_idle_loop_which_can_go_on() -> None:
+def test_iteration_ends_after_patience_and_can_continue() -> None:
     feed = Feed()
     with LiveStream({"slow": feed}, patience=0.01) as stream:
         assert list(stream) == []
@@ -330,7 +330,7 @@ def test_patience_leaves_an_idle_loop_which_can_go_on() -> None:
         assert [moment.ended for moment in stream] == [("slow",)]
 
 
-def test_an_open_stream_waits_for_sources_until_it_is_closed() -> None:
+def test_keep_open_waits_for_sources_until_closed() -> None:
     taken: queue.SimpleQueue[Moment] = queue.SimpleQueue()
     stream = LiveStream(keep_open=True)
     loop = threading.Thread(target=lambda: [taken.put(moment) for moment in stream])
@@ -347,7 +347,7 @@ def test_an_open_stream_waits_for_sources_until_it_is_closed() -> None:
     assert not loop.is_alive()
 
 
-def test_closing_stops_threads_that_wait_for_room() -> None:
+def test_close_stops_threads_waiting_for_capacity() -> None:
     with LiveStream({str(number): counting(10**9) for number in range(5)}, capacity=2) as stream:
         for _, moment in zip(range(20), stream, strict=False):
             assert moment.batches
@@ -357,17 +357,17 @@ def test_closing_stops_threads_that_wait_for_room() -> None:
     assert list(stream) == []
 
 
-def test_closing_does_not_wait_for_a_source_that_hangs() -> None:
+def test_close_does_not_wait_for_a_hanging_source() -> None:
     hanging = Feed()
     stream = LiveStream({"hanging": hanging})
     begin = time.monotonic()
     stream.close(timeout=0.01)
     assert time.monotonic() - begin < LONG
     assert list(stream) == []
-    hanging.push(0)  # its thread finds out, and leaves: see the fixture
+    hanging.push(0)  # lets its thread exit: see the fixture
 
 
-def test_a_source_may_close_the_stream() -> None:
+def test_source_may_close_the_stream() -> None:
     def last_words() -> Iterator[tuple[Tensor, Tensor]]:
         yield batch(1)
         stream.close()
@@ -377,7 +377,7 @@ def test_a_source_may_close_the_stream() -> None:
     assert len(list(stream)) <= 1
 
 
-def test_state_counts_on_and_leaves_out_what_had_ended() -> None:
+def test_restored_state_continues_and_removes_ended_sources() -> None:
     with LiveStream({"done": counting(2), "cut": failing_after(3)}, patience=LONG) as stream:
         moments = list(stream)
         state = stream.state_dict()
@@ -399,14 +399,14 @@ def test_state_counts_on_and_leaves_out_what_had_ended() -> None:
             resumed.add("done", counting(1))
 
 
-def test_a_task_that_had_started_ends_even_if_its_source_has_nothing_more() -> None:
+def test_started_task_ends_though_its_source_is_exhausted() -> None:
     with LiveStream({"a": []}, patience=LONG) as stream:
         wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
         stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []})
         assert [(moment.step, moment.ended) for moment in stream] == [(5, ("a",))]
 
 
-def test_a_task_that_had_started_may_be_added_after_loading() -> None:
+def test_started_task_may_be_added_after_loading() -> None:
     with LiveStream(patience=LONG) as stream:
         stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []})
         stream.add("a", counting(1, start=3))
@@ -417,7 +417,7 @@ def test_a_task_that_had_started_may_be_added_after_loading() -> None:
 
 
 class RandomLife(RuleBasedStateMachine):
-    """Sources are added, fed, failed, restarted, finished and removed at random: what goes in must come out."""
+    """Random sequences of adding, feeding, failing, restarting, finishing and removing sources, against a model."""
 
     @initialize(capacity=st.integers(1, 3))
     def open(self, capacity: int) -> None:

@@ -52,7 +52,7 @@ def batches_of(name: str, moments: list[Moment]) -> list[tuple[Tensor, Tensor]]:
 
 
 @given(streams())
-def test_every_sample_once_with_its_local_label(case: tuple[ParallelStream, list[int]]) -> None:
+def test_every_sample_is_seen_once_with_its_local_label(case: tuple[ParallelStream, list[int]]) -> None:
     stream, labels = case
     moments = list(stream)
     for name, members in zip(stream.names, stream.label_set, strict=True):
@@ -82,7 +82,7 @@ def test_moments_follow_the_timeline(case: tuple[ParallelStream, list[int]]) -> 
 
 @settings(max_examples=50)
 @given(streams(), st.data())
-def test_a_stream_resumes_anywhere(case: tuple[ParallelStream, list[int]], data: st.DataObject) -> None:
+def test_stream_resumes_at_any_position(case: tuple[ParallelStream, list[int]], data: st.DataObject) -> None:
     stream, _ = case
     expected = [stream[position] for position in range(len(stream))]
     position = data.draw(st.integers(0, len(stream)))
@@ -95,7 +95,7 @@ def test_a_stream_resumes_anywhere(case: tuple[ParallelStream, list[int]], data:
     assert_same(list(stream), rest)
 
 
-def test_prefetching_changes_neither_moments_nor_position() -> None:
+def test_prefetching_does_not_change_moments_or_position() -> None:
     plain, ahead = small_stream(), small_stream()
     moments = []
     ahead.prefetch()
@@ -110,7 +110,7 @@ def test_prefetching_changes_neither_moments_nor_position() -> None:
     assert_same(moments, list(plain))
 
 
-def test_same_seed_same_stream() -> None:
+def test_same_seed_gives_same_stream() -> None:
     assert_same(list(small_stream(seed=3)), list(small_stream(seed=3)))
     different = [
         torch.cat([x for x, _ in batches_of("task-0", list(small_stream(seed=seed)))]).tolist() for seed in range(5)
@@ -118,13 +118,13 @@ def test_same_seed_same_stream() -> None:
     assert len(set(map(tuple, different))) == 5
 
 
-def test_tasks_are_shuffled_apart_from_one_another() -> None:
+def test_tasks_are_shuffled_independently() -> None:
     moments = list(small_stream())
     orders = {tuple((torch.cat([x for x, _ in batches_of(f"task-{i}", moments)]) // 6).tolist()) for i in range(3)}
     assert len(orders) == 3
 
 
-def test_paradigms_show_a_task_the_same_batches() -> None:
+def test_batches_of_a_task_are_independent_of_the_paradigm() -> None:
     parallel = list(small_stream())
     for timeline in (Timeline.joint((10, 10, 10)), Timeline.serial((10, 10, 10))):
         other = list(small_stream(timeline=timeline))
@@ -145,7 +145,7 @@ def test_names_and_classes() -> None:
         small_stream(names=["camera"])
 
 
-def test_samples_keep_their_type_and_shape() -> None:
+def test_samples_keep_their_dtype_and_shape() -> None:
     images = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8)
     stream = ParallelStream(images, torch.tensor([0, 1] * 4), ((0, 1),), Timeline(((0, 2),)), 3, seed=0)
     assert [tuple(moment.batches["task-0"][0].shape) for moment in stream] == [(3, 3, 4, 4), (3, 3, 4, 4), (2, 3, 4, 4)]
@@ -165,7 +165,7 @@ def test_samples_stay_on_their_device() -> None:
             assert torch.equal(x.cpu(), expected.batches[name][0])
 
 
-def test_a_timeline_that_does_not_fit_says_by_how_much() -> None:
+def test_mismatched_timeline_is_reported_with_the_difference() -> None:
     with pytest.raises(DataError) as caught:
         small_stream(timeline=Timeline(((0, 9), (4, 10), (4, 25))))
     message = str(caught.value)
@@ -174,7 +174,7 @@ def test_a_timeline_that_does_not_fit_says_by_how_much() -> None:
     assert "task 2 has 22 steps and needs 10 (12 too many)" in message
 
 
-def test_data_that_do_not_belong_together_are_refused() -> None:
+def test_inconsistent_arguments_are_refused() -> None:
     x, labels, timeline = torch.zeros(4), torch.tensor([0, 0, 1, 1]), Timeline(((0, 1), (0, 1)))
     with pytest.raises(DataError, match="4 samples and 3 labels"):
         ParallelStream(x, labels[:3], ((0,), (1,)), timeline, 1, seed=0)
@@ -187,7 +187,7 @@ def test_data_that_do_not_belong_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize("state", [{"position": 3, "moments": 13}, {"position": 15, "moments": 14}])
-def test_a_foreign_position_is_refused(state: dict[str, int]) -> None:
+def test_position_of_another_stream_is_refused(state: dict[str, int]) -> None:
     stream = small_stream()
     with pytest.raises(CheckpointError, match=f"position {state['position']} of {state['moments']} moments"):
         stream.load_state_dict(state)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spcl.errors import SpclError
+from spcl.runs.timeline import draw_timeline
 from spcl.streams import Timeline
 
 PROTOCOLS = Path(__file__).resolve().parents[2] / "shared" / "protocols"
@@ -15,7 +16,7 @@ seeds = st.integers(0, 2**32)
 
 
 def windows(timeline: Timeline) -> list[tuple[int, int, int]]:
-    """Of each task after the first: the start of the one before, its own start, the latest end before it."""
+    """Return for each task after the first the start of the one before, its start, and the latest end before it."""
     spans = timeline.spans
     return [(spans[i - 1][0], spans[i][0], max(last for _, last in spans[:i])) for i in range(1, len(spans))]
 
@@ -25,7 +26,7 @@ def obeys_the_rule(timeline: Timeline) -> bool:
 
 
 @given(durations_lists, seeds)
-def test_parallel_obeys_the_published_rule(durations: list[int], seed: int) -> None:
+def test_parallel_follows_the_published_rule(durations: list[int], seed: int) -> None:
     timeline = Timeline.parallel(durations, seed)
     assert obeys_the_rule(timeline)
     assert timeline.durations == tuple(durations)
@@ -46,7 +47,7 @@ def test_overlap_and_gap_bound_the_window(durations: list[int], seed: int, overl
 
 
 @given(durations_lists, seeds)
-def test_no_overlap_and_a_gap_of_one_is_serial(durations: list[int], seed: int) -> None:
+def test_zero_overlap_and_gap_of_one_is_serial(durations: list[int], seed: int) -> None:
     assert Timeline.parallel(durations, seed, overlap=0, gap=1) == Timeline.serial(durations)
 
 
@@ -68,7 +69,7 @@ def test_joint_and_serial(durations: list[int]) -> None:
 
 
 @given(durations_lists, seeds, st.integers(0, 5))
-def test_measures_agree_with_counting(durations: list[int], seed: int, gap: int) -> None:
+def test_properties_agree_with_counting(durations: list[int], seed: int, gap: int) -> None:
     timeline = Timeline.parallel(durations, seed, gap=gap)
     active = [timeline.active(step) for step in range(timeline.steps)]
     assert timeline.active(timeline.steps) == timeline.active(-1) == ()
@@ -80,7 +81,7 @@ def test_measures_agree_with_counting(durations: list[int], seed: int, gap: int)
 
 
 @given(st.data(), durations_lists, seeds)
-def test_rescaling_keeps_the_rule(data: st.DataObject, durations: list[int], seed: int) -> None:
+def test_rescaling_preserves_the_rule(data: st.DataObject, durations: list[int], seed: int) -> None:
     others = data.draw(st.lists(st.integers(1, 60), min_size=len(durations), max_size=len(durations)))
     timeline = Timeline.parallel(durations, seed)
     rescaled = timeline.rescaled(others)
@@ -101,7 +102,7 @@ def test_rescaling_to_a_multiple_multiplies_every_start(durations: list[int], se
 @pytest.mark.parametrize(
     ("spans", "message"),
     [
-        ((), "at least one task"),
+        ((), "has no task; give at least one"),
         (((0, 3), (4, 2)), r"task 1 has the span \(4, 2\)"),
         (((0, 3), (4, 5, 6)), r"task 1 has the span \(4, 5, 6\)"),
         (((1, 3),), "task 0 starts at step 1"),
@@ -109,19 +110,19 @@ def test_rescaling_to_a_multiple_multiplies_every_start(durations: list[int], se
         (((0, 3), (3, 4), (2, 4)), "task 2 starts at step 2, before task 1 at 3"),
     ],
 )
-def test_bad_spans_are_named(spans: tuple[tuple[int, int], ...], message: str) -> None:
+def test_invalid_spans_are_named(spans: tuple[tuple[int, int], ...], message: str) -> None:
     with pytest.raises(SpclError, match=message):
         Timeline(spans)
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     with pytest.raises(SpclError, match="task 1 lasts 0 steps"):
         Timeline.parallel((3, 0), seed=0)
     with pytest.raises(SpclError, match=r"overlap is 1\.5"):
         Timeline.parallel((3, 3), seed=0, overlap=1.5)
     with pytest.raises(SpclError, match="gap is -1"):
         Timeline.parallel((3, 3), seed=0, gap=-1)
-    with pytest.raises(SpclError, match="no duration"):
+    with pytest.raises(SpclError, match="no durations"):
         Timeline.serial(())
     with pytest.raises(SpclError, match="3 durations for a timeline of 2 tasks"):
         Timeline.joint((3, 3)).rescaled((1, 2, 3))
@@ -136,7 +137,7 @@ def test_lists_become_tuples() -> None:
 @given(durations_lists, seeds, st.integers(5, 80))
 def test_drawing_shows_a_task_where_it_is_active(durations: list[int], seed: int, width: int) -> None:
     timeline = Timeline.parallel(durations, seed)
-    *bars, memory, axis = timeline.draw(width).plain.split("\n")
+    *bars, memory, axis = draw_timeline(timeline, width).plain.split("\n")
     margin = len("memory ")
     for task, bar in enumerate(bars):
         cells = bar[margin:].ljust(width)
@@ -152,13 +153,13 @@ def test_drawing_shows_a_task_where_it_is_active(durations: list[int], seed: int
 @given(durations_lists, st.integers(5, 80))
 def test_drawing_splits_past_and_future(durations: list[int], width: int) -> None:
     timeline = Timeline.serial(durations)
-    whole, begin, end = (timeline.draw(width, now=now).plain for now in (None, 0, timeline.steps))
+    whole, begin, end = (draw_timeline(timeline, width, now=now).plain for now in (None, 0, timeline.steps))
     assert whole == end
     assert "█" not in begin
     assert begin.replace("░", "█") == whole
 
 
-def test_published_timelines_obey_the_rule() -> None:
+def test_published_timelines_follow_the_rule() -> None:
     if not PROTOCOLS.is_dir():
         pytest.skip(f"no published protocols in {PROTOCOLS}")
     for path in PROTOCOLS.glob("*.json"):

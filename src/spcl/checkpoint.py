@@ -1,8 +1,8 @@
-"""Checkpoints: nested plain data and tensors in one checksummed file that a crash cannot destroy.
+"""Checkpoints: nested plain data and tensors in one checksummed file that is replaced atomically.
 
 The file is a standard safetensors file, so any safetensors reader opens it. Its metadata holds the format's name and
 version, the JSON of the state with every tensor replaced by a reference, and a SHA-256 over that JSON and all tensors.
-Nothing is ever pickled: reading a checkpoint runs no code from it.
+Nothing is pickled: reading a checkpoint runs no code from it.
 """
 
 import glob
@@ -10,11 +10,9 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spcl.errors import CheckpointError
+from spcl.files import PARTIAL, scratch_path
 
 __all__ = ["read_checkpoint", "read_newest", "write_checkpoint"]
 
 FORMAT = "spcl-checkpoint"
 VERSION = 1
-NO_DIGEST = "0" * 64  # holds the digest's place in the header until every byte is written
+NO_DIGEST = "0" * 64  # placeholder in the header until every byte is hashed
 
 DTYPES = {
     torch.float64: "F64",
@@ -48,13 +47,11 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> 
     """Write ``state`` to ``path``, keeping the checkpoint that was there as ``<path>.previous``.
 
     A state is nested dicts (with ``str`` or ``int`` keys) and lists of ``None``, ``bool``, ``int``, ``float``, ``str``
-    and tensors. Everything comes back bit for bit, except that tuples come back as lists, other mappings as dicts,
+    and tensors. Everything is restored bit for bit, except that tuples are read as lists, other mappings as dicts,
     tensors of other devices on the host, and tensors that share memory as separate ones.
 
-    A link stays a link: the file it leads to is replaced, and the one before lies beside that file.
-
-    The file is complete and on the disk before it takes the name ``path``: whenever the process or the machine stops,
-    ``path`` or ``<path>.previous`` is a valid checkpoint. What a killed writer leaves behind, the next one removes.
+    The file is flushed to disk before it is renamed to ``path`` (symbolic links are followed): whenever the process or
+    the machine stops, ``path`` or ``<path>.previous`` is a valid checkpoint.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
@@ -66,25 +63,25 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> 
     1
 
     Raises:
-        CheckpointError: if the state holds anything else, the disk is full, read-only or absent, or what lies at
-            ``path`` is no regular file. The checkpoints that were there stay as they were.
+        CheckpointError: if the state holds anything else, the disk is full, read-only or absent, or ``path`` exists
+            and is not a regular file. Existing checkpoints stay unchanged.
     """
-    path = _behind_links(Path(path))
+    path = _resolved(Path(path))
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, "state", tensors))
     try:
         _check_replaceable(path)
-        _remove_leftovers(path)
-        with _scratch(path) as new, _scratch(path) as old:
+        _remove_partial_files(path)
+        with scratch_path(path) as new, scratch_path(path) as old:
             _write_file(new, structure, tensors)
-            kept = _keep(path, old)
+            kept = _link_or_copy(path, old)
             new.replace(path)
-            if kept:  # only now: where `path` was damaged, the one before it had to stay until `path` was good again
+            if kept:  # last: where `path` was damaged, `.previous` must stay until `path` is valid again
                 old.replace(_previous(path))
             _sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
-            f"cannot write checkpoint {path}: {error.strerror or error}; earlier checkpoints are untouched"
+            f"cannot write checkpoint {path}: {error.strerror or error}; earlier checkpoints are unchanged"
         ) from error
 
 
@@ -97,20 +94,20 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     spcl.errors.CheckpointError: absent.ckpt does not exist; there is no absent.ckpt.previous to go back to
 
     Raises:
-        CheckpointError: if the file is missing, truncated, altered, foreign, or from another version of the format. The
-            message says whether ``<path>.previous`` can be used instead.
+        CheckpointError: if the file is missing, truncated, altered, or of another format or version. The message says
+            whether ``<path>.previous`` can be used instead.
     """
     path = Path(path)
     try:
         return _read_file(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_way_back(path)}") from error
+        raise CheckpointError(f"{error}; {_fallback(path)}") from error
 
 
 def read_newest(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Path]:
-    """Read ``path`` or, where that is missing or damaged, ``<path>.previous``; also return the path that was used.
+    """Read ``path`` or, where that is missing or damaged, ``<path>.previous``; also return the path that was read.
 
-    Going back to the previous checkpoint gives a :class:`RuntimeWarning` that says why.
+    Falling back to the previous checkpoint gives a :class:`RuntimeWarning` with the reason.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
@@ -130,21 +127,22 @@ def read_newest(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Path]:
         try:
             state = _read_file(previous)
         except CheckpointError:
-            raise CheckpointError(f"{newest}; {_way_back(path)}") from newest
+            raise CheckpointError(f"{newest}; {_fallback(path)}") from newest
         warnings.warn(f"{newest}; going back to {previous}", RuntimeWarning, stacklevel=2)
         return state, previous
 
 
-def _behind_links(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _previous(path: Path) -> Path:
-    path = _behind_links(path)
+    path = _resolved(path)
     return path.with_name(f"{path.name}.previous")
 
 
-def _way_back(path: Path) -> str:
+def _fallback(path: Path) -> str:
+    """Describe whether the previous checkpoint can be used instead."""
     previous = _previous(path)
     if not previous.exists():
         return f"there is no {previous} to go back to"
@@ -155,11 +153,11 @@ def _way_back(path: Path) -> str:
     return f"the previous checkpoint is valid: load {previous}, or copy it to {path}"
 
 
-def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """Turn ``value`` into what JSON can hold, moving its tensors into ``tensors``.
+def _pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+    """Convert ``value`` to JSON data, moving its tensors into ``tensors``.
 
-    A key that starts with one ``$`` is ours: of a reference, or ``$5`` for the number 5. The user's own keys that start
-    with ``$`` get another one.
+    Keys that start with one ``$`` are reserved: for references, and ``$5`` for the integer key 5. Keys of ``value``
+    that start with ``$`` get a second one.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -167,25 +165,28 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         return value if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, Tensor):
         if value.dtype not in DTYPES or value.layout != torch.strided or value.is_meta:
-            raise CheckpointError(f"{place} is a {value.layout} tensor of {value.dtype}, which no checkpoint can hold")
+            raise CheckpointError(
+                f"{where} is a {value.layout} tensor of {value.dtype}; a checkpoint holds dense tensors of the types "
+                f"{', '.join(DTYPES.values())}"
+            )
         name = str(len(tensors))
         tensors[name] = value
         return {"$tensor": name}
     if isinstance(value, list | tuple):
-        return [_pack(item, f"{place}[{index}]", tensors) for index, item in enumerate(value)]
+        return [_pack(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
     if isinstance(value, Mapping):
-        return {_pack_key(key, place): _pack(item, f"{place}[{key!r}]", tensors) for key, item in value.items()}
+        return {_pack_key(key, where): _pack(item, f"{where}[{key!r}]", tensors) for key, item in value.items()}
     raise CheckpointError(
-        f"{place} is a {type(value).__name__}: a checkpoint holds dicts, lists, numbers, strings and tensors"
+        f"{where} is a {type(value).__name__}; a checkpoint holds dicts, lists, numbers, strings and tensors"
     )
 
 
-def _pack_key(key: Any, place: str) -> str:
+def _pack_key(key: Any, where: str) -> str:
     if isinstance(key, int) and not isinstance(key, bool):
         return f"${int(key)}"
     if not isinstance(key, str):
         raise CheckpointError(
-            f"{place} has the key {key!r}: keys in a checkpoint must be strings or whole numbers; use str(key)"
+            f"{where} has the key {key!r}; keys in a checkpoint must be strings or integers, so use str(key)"
         )
     return f"${key}" if key.startswith("$") else key
 
@@ -205,20 +206,20 @@ def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _unpack_key(key: str) -> str | int:
-    own = key.removeprefix("$")
-    return own if own == key or own.startswith("$") else int(own)
+    bare = key.removeprefix("$")
+    return bare if bare == key or bare.startswith("$") else int(bare)
 
 
 def _in_file_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """Sort the widest types first, so that every tensor is aligned in the file."""
+    """Sort tensors by element size, largest first, so that every tensor is aligned in the file."""
     return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
 def _raw(name: str, tensor: Tensor) -> tuple[bytes, memoryview]:
-    """Return what ``tensor`` is and its bytes (without a copy where it is contiguous and on the host)."""
+    """Return name, type and shape of ``tensor``, and its bytes (not copied where contiguous and on the host)."""
     identity = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
     if not tensor.numel():
-        return identity, memoryview(b"")  # empty arrays of numpy have strides that cannot be viewed as bytes
+        return identity, memoryview(b"")  # empty numpy arrays have strides that cannot be viewed as bytes
     return identity, tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -235,7 +236,7 @@ def _header(structure: str, ordered: Iterable[tuple[str, Tensor]]) -> bytes:
 
 
 def _write_file(path: Path, structure: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write and hash one tensor after another, so that never more than one is copied to the host."""
+    """Write and hash tensors one by one, so that at most one is copied to the host at a time."""
     ordered = _in_file_order(tensors)
     header = _header(structure, ordered)
     digest = hashlib.sha256(structure.encode())
@@ -252,41 +253,32 @@ def _write_file(path: Path, structure: str, tensors: Mapping[str, Tensor]) -> No
         os.fsync(file.fileno())
 
 
-@contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
-    """Give a new name beside ``path``; what is still there at the end is removed."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        yield scratch
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def _check_replaceable(path: Path) -> None:
-    for place in path, _previous(path):
-        if os.path.lexists(place) and not place.is_file():
+    for target in path, _previous(path):
+        if os.path.lexists(target) and not target.is_file():
             raise CheckpointError(
-                f"cannot write checkpoint {path}: {place} exists and is no regular file; choose another path"
+                f"cannot write checkpoint {path}: {target} exists and is not a regular file; choose another path"
             )
 
 
-def _remove_leftovers(path: Path) -> None:
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-        leftover.unlink(missing_ok=True)
+def _remove_partial_files(path: Path) -> None:
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        partial.unlink(missing_ok=True)
 
 
-def _keep(path: Path, aside: Path) -> bool:
+def _link_or_copy(path: Path, target: Path) -> bool:
+    """Give the file at ``path`` the second name ``target``; return whether there is a file."""
     if not path.exists():
         return False
     try:
-        aside.hardlink_to(path)
+        target.hardlink_to(path)
     except OSError:  # this file system has no hard links
-        shutil.copyfile(path, aside)
+        shutil.copyfile(path, target)
     return True
 
 
 def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+    if os.name != "posix":  # other systems cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -296,7 +288,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Read and check one file; the tensors are copied before they are checked, so no later change reaches them."""
+    """Read and verify one file; tensors are copied before the check, so later changes of the file do not matter."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -307,13 +299,13 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is truncated, damaged or no checkpoint at all: {error}") from error
+        raise CheckpointError(f"{path} is truncated, damaged or not a checkpoint: {error}") from error
     digest = hashlib.sha256(metadata["state"].encode())
     for name, tensor in _in_file_order(tensors):
         for part in _raw(name, tensor):
             digest.update(part)
     if digest.hexdigest() != metadata["sha256"]:
-        raise CheckpointError(f"{path} is damaged: its contents do not match its checksum")
+        raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
     state: dict[str, Any] = _unpack(json.loads(metadata["state"]), tensors)
     return state
 
@@ -323,6 +315,6 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
         raise CheckpointError(f"{path} is a safetensors file, but not an spcl checkpoint")
     if metadata["version"] != str(VERSION):
         raise CheckpointError(
-            f"{path} has version {metadata['version']} of the checkpoint format, this spcl reads version {VERSION}: "
-            "use the spcl that wrote it"
+            f"{path} has version {metadata['version']} of the format, and this spcl reads version {VERSION}; "
+            "use the spcl version that wrote it"
         )

@@ -1,12 +1,10 @@
-"""The errors a user can mend: the command line prints them as one line, without a traceback."""
+"""User errors: the command line prints them as one line, without a traceback."""
 
 __all__ = ["CheckpointError", "DataError", "OutOfMemoryError", "SpclError", "TaskError", "is_out_of_memory"]
 
-NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "not enough memory")
-
 
 class SpclError(ValueError):
-    """Something the caller can put right; the message names the value found and what to do next."""
+    """Base class of all user errors; the message names the value found, what was expected and what to do."""
 
 
 class TaskError(SpclError):
@@ -18,15 +16,15 @@ class DataError(SpclError):
 
 
 class CheckpointError(SpclError):
-    """A checkpoint that is truncated, altered, foreign, or from another version."""
+    """A checkpoint that is truncated, altered, of another format, or from another version."""
 
 
 class OutOfMemoryError(SpclError):
-    """The GPU, or the host, has no room for a run, perhaps only as long as others share it."""
+    """The GPU or the host ran out of memory, perhaps only because other processes share it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left; every library has its own words for it.
+    """Return whether an error reports exhausted memory, by its type or by the wording of common libraries.
 
     >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     True
@@ -34,4 +32,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     False
     """
     text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in NO_MEMORY)
+    return isinstance(error, MemoryError) or any(phrase in text for phrase in _OUT_OF_MEMORY_PHRASES)
+
+
+_OUT_OF_MEMORY_PHRASES = ("out of memory", "alloc_failed", "can't allocate memory", "not enough memory")

@@ -1,37 +1,46 @@
-"""Files that appear complete or not at all, and JSON that may be missing or damaged."""
+"""Atomic writes, and JSON files that may be missing or damaged."""
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["atomic_write", "read_json", "write_json", "write_text"]
+__all__ = ["PARTIAL", "atomic_write", "read_json", "scratch_path", "write_json", "write_text"]
+
+PARTIAL = ".partial"
+"""The suffix of files that are still being written."""
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces ``path`` when the block ends, and is removed when it raises.
 
+    >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
     >>> with atomic_write(path) as file:
     ...     _ = file.write(b"1 2 3")
     >>> path.read_text()
     '1 2 3'
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-        try:
+    with scratch_path(path) as scratch:
+        with scratch.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        scratch.replace(path)
+
+
+@contextmanager
+def scratch_path(path: Path) -> Iterator[Path]:
+    """Yield an unused hidden path beside ``path``, and remove the file that is there when the block ends."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        yield scratch
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

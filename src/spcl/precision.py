@@ -1,4 +1,4 @@
-"""Which arithmetic products of float32 matrices are formed in."""
+"""Precision of float32 matrix products."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ __all__ = ["float32_products"]
 
 @contextmanager
 def float32_products(kind: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Within the block float32 products are exact to float32 (``ieee``), or on a GPU as fast as TF32 is (``tf32``).
+    """Compute float32 products within the block in full precision (``ieee``), or on a GPU in TF32 (``tf32``).
 
-    PyTorch may be set to TF32 on a GPU and to bfloat16 on a CPU; afterwards it is as it was.
+    PyTorch's own settings, which may allow TF32 on a GPU and bfloat16 on a CPU, are restored afterwards.
 
     >>> with float32_products("ieee"):
     ...     product = torch.ones(2, 3) @ torch.ones(3, 2)
     """
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9 has one setting for all
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9: one setting for all devices
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest" if kind == "ieee" else "high")
         try:

@@ -1,4 +1,4 @@
-"""How stable a set of gradients is: condition number, conflicts and magnitude similarity, all from their Gramian."""
+"""Stability of a set of gradients: condition number, conflicts and magnitude similarity, from their Gramian."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 def condition_number(gramian: Tensor) -> float:
-    r"""The condition number of the gradients, :math:`\kappa(G) = \sigma_{max}/\sigma_{min}` (paper, Definition 1).
+    r"""Return the condition number of the gradients, :math:`\kappa(G) = \sigma_{max}/\sigma_{min}` (Definition 1).
 
     Infinite when the gradients are linearly dependent (to float64 precision), NaN when all are zero or there are none.
 
@@ -29,20 +29,8 @@ def condition_number(gramian: Tensor) -> float:
     return float(_condition_numbers(host_gramian(gramian)))
 
 
-def _condition_numbers(matrices: Array) -> Array:
-    count = matrices.shape[-1]
-    if not count:
-        return np.full(matrices.shape[:-2], np.nan)
-    eigenvalues = np.linalg.eigvalsh(matrices)
-    smallest, largest = eigenvalues[..., 0], eigenvalues[..., -1]
-    independent = smallest > largest * count * np.finfo(np.float64).eps
-    ratios = np.divide(largest, smallest, out=np.full_like(largest, np.inf), where=independent)
-    result: Array = np.sqrt(np.where(largest > 0.0, ratios, np.nan))
-    return result
-
-
 def cosines(gramian: Tensor) -> Tensor:
-    r"""The pairwise cosines :math:`g_i \cdot g_j / (\|g_i\| \|g_j\|)` (paper, eq. 2); a negative one is a conflict.
+    r"""Return the pairwise cosines :math:`g_i \cdot g_j / (\|g_i\| \|g_j\|)` (paper, eq. 2); negative ones conflict.
 
     A zero gradient has cosine 0 with every other.
 
@@ -54,21 +42,8 @@ def cosines(gramian: Tensor) -> Tensor:
     return torch.from_numpy(_cosines(host_gramian(gramian)))
 
 
-def _cosines(matrices: Array) -> Array:
-    norms = np.sqrt(_squares(matrices))
-    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
-    result: Array = np.clip(matrices * inverse[..., :, None] * inverse[..., None, :], -1.0, 1.0)
-    return result
-
-
-def _squares(matrices: Array) -> Array:
-    """The squared norms of the gradients."""
-    result: Array = np.maximum(matrices.diagonal(axis1=-2, axis2=-1), 0.0)
-    return result
-
-
 def magnitude_similarities(gramian: Tensor) -> Tensor:
-    r"""The pairwise :math:`2 \|g_i\| \|g_j\| / (\|g_i\|^2 + \|g_j\|^2)` (paper, eq. 2); 1 for equal norms.
+    r"""Return the pairwise :math:`2 \|g_i\| \|g_j\| / (\|g_i\|^2 + \|g_j\|^2)` (paper, eq. 2), 1 for equal norms.
 
     >>> import torch
     >>> magnitude_similarities(torch.tensor([[9.0, 0.0], [0.0, 1.0]]))
@@ -78,27 +53,9 @@ def magnitude_similarities(gramian: Tensor) -> Tensor:
     return torch.from_numpy(_magnitude_similarities(host_gramian(gramian)))
 
 
-def _magnitude_similarities(matrices: Array) -> Array:
-    squares = _squares(matrices)
-    norms = np.sqrt(squares)
-    sums = squares[..., :, None] + squares[..., None, :]
-    products = norms[..., :, None] * norms[..., None, :]
-    result: Array = np.divide(2.0 * products, sums, out=np.ones_like(sums), where=sums > 0.0)
-    return result
-
-
-def _means_over_pairs(matrices: Array) -> Array:
-    count, several = matrices.shape[-1], matrices.shape[:-2]
-    if count < 2:
-        return np.full(several, np.nan)
-    sums = matrices.reshape(*several, count * count).sum(axis=-1)  # in an order that does not depend on how many
-    result: Array = (sums - matrices.trace(axis1=-2, axis2=-1)) / (count * (count - 1))
-    return result
-
-
 @dataclass(frozen=True)
 class Stability:
-    """The three measures of one Gramian, computed when first asked for.
+    """Measures of one Gramian, computed lazily.
 
     >>> import torch
     >>> stability = Stability(torch.tensor([[4.0, -1.0], [-1.0, 1.0]]))
@@ -116,7 +73,7 @@ class Stability:
 
     @cached_property
     def condition_number(self) -> float:
-        """κ of the gradient matrix."""
+        """Condition number κ of the gradient matrix."""
         return float(_condition_numbers(self._matrix))
 
     @cached_property
@@ -131,17 +88,17 @@ class Stability:
 
     @property
     def mean_cosine(self) -> float:
-        """The mean over pairs of different gradients; NaN when there are fewer than two."""
+        """Mean over pairs of different gradients, NaN when there are fewer than two."""
         return float(_means_over_pairs(self.cosines.numpy()))
 
     @property
     def mean_magnitude_similarity(self) -> float:
-        """The mean over pairs of different gradients; NaN when there are fewer than two."""
+        """Mean over pairs of different gradients, NaN when there are fewer than two."""
         return float(_means_over_pairs(self.magnitude_similarities.numpy()))
 
     @property
     def conflicts(self) -> int:
-        """How many pairs of gradients point against each other."""
+        """Number of pairs of gradients with a negative cosine."""
         return int((self.cosines.numpy() < 0.0).sum()) // 2
 
 
@@ -154,19 +111,19 @@ class Summary(NamedTuple):
 
 
 def summaries(gramians: Sequence[Tensor]) -> list[Summary]:
-    """The summary of each of many Gramians, to the last bit what :class:`Stability` has, in a fraction of its time.
+    """Return the summary of each Gramian, equal to the last bit to :class:`Stability` but computed in batches.
 
-    They may differ in size and, unlike there, are not checked: they must be finite and symmetric.
+    The Gramians may differ in size. They are not validated: they must be finite and symmetric.
 
     >>> import torch
     >>> summaries([torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.eye(3)])[0]
     Summary(condition_number=1.0, cosine=0.0, magnitude_similarity=1.0)
     """
-    of_size: dict[int, list[int]] = {}
+    by_size: dict[int, list[int]] = {}
     for position, gramian in enumerate(gramians):
-        of_size.setdefault(len(gramian), []).append(position)
+        by_size.setdefault(len(gramian), []).append(position)
     found: dict[int, Summary] = {}
-    for positions in of_size.values():
+    for positions in by_size.values():
         stacked = torch.stack([gramians[position] for position in positions])
         found |= zip(positions, _summaries_of_stack(stacked.detach().to("cpu", torch.float64).numpy()), strict=True)
     return [found[position] for position in range(len(gramians))]
@@ -177,3 +134,45 @@ def _summaries_of_stack(matrices: Array) -> list[Summary]:
     similarity = _means_over_pairs(_magnitude_similarities(matrices))
     measures = (_condition_numbers(matrices), cosine, similarity)
     return [Summary(*values) for values in zip(*(measure.tolist() for measure in measures), strict=True)]
+
+
+def _condition_numbers(matrices: Array) -> Array:
+    count = matrices.shape[-1]
+    if not count:
+        return np.full(matrices.shape[:-2], np.nan)
+    eigenvalues = np.linalg.eigvalsh(matrices)
+    smallest, largest = eigenvalues[..., 0], eigenvalues[..., -1]
+    independent = smallest > largest * count * np.finfo(np.float64).eps
+    ratios = np.divide(largest, smallest, out=np.full_like(largest, np.inf), where=independent)
+    result: Array = np.sqrt(np.where(largest > 0.0, ratios, np.nan))
+    return result
+
+
+def _cosines(matrices: Array) -> Array:
+    norms = np.sqrt(_squared_norms(matrices))
+    inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0.0)
+    result: Array = np.clip(matrices * inverse[..., :, None] * inverse[..., None, :], -1.0, 1.0)
+    return result
+
+
+def _magnitude_similarities(matrices: Array) -> Array:
+    squares = _squared_norms(matrices)
+    norms = np.sqrt(squares)
+    sums = squares[..., :, None] + squares[..., None, :]
+    products = norms[..., :, None] * norms[..., None, :]
+    result: Array = np.divide(2.0 * products, sums, out=np.ones_like(sums), where=sums > 0.0)
+    return result
+
+
+def _squared_norms(matrices: Array) -> Array:
+    result: Array = np.maximum(matrices.diagonal(axis1=-2, axis2=-1), 0.0)
+    return result
+
+
+def _means_over_pairs(matrices: Array) -> Array:
+    count, batch = matrices.shape[-1], matrices.shape[:-2]
+    if count < 2:
+        return np.full(batch, np.nan)
+    sums = matrices.reshape(*batch, count * count).sum(axis=-1)  # flattened: same summation order for any batch size
+    result: Array = (sums - matrices.trace(axis1=-2, axis2=-1)) / (count * (count - 1))
+    return result

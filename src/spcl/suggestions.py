@@ -1,4 +1,4 @@
-"""Suggestions for names that are unknown."""
+"""Suggestions for unknown names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ __all__ = ["did_you_mean"]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the nearest known name as a question, or all known names where none is near.
+    """Return the closest known name as a question, or all known names where none is close.
 
     >>> did_you_mean("sorro", ["er", "soro"])
     "did you mean 'soro'?"
@@ -15,5 +15,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     'choose one of er, soro'
     """
     by_lower_case = {candidate.lower(): candidate for candidate in known}
-    near = get_close_matches(name.lower(), by_lower_case, n=1)
-    return f"did you mean {by_lower_case[near[0]]!r}?" if near else f"choose one of {', '.join(by_lower_case.values())}"
+    close = get_close_matches(name.lower(), by_lower_case, n=1)
+    return (
+        f"did you mean {by_lower_case[close[0]]!r}?" if close else f"choose one of {', '.join(by_lower_case.values())}"
+    )

@@ -1,4 +1,4 @@
-"""Weightings: the Gramian of the tasks' gradients (and their losses) in, one weight per task out."""
+"""Weightings, which compute one weight per task from the Gramian of the tasks' gradients."""
 
 from spcl.aggregation.agem import AGEMWeighting
 from spcl.aggregation.emgd import emgd_weights

@@ -1,4 +1,4 @@
-"""A-GEM's projection, in the plane of two gradients."""
+"""A-GEM's projection of a gradient, as weights of two gradients."""
 
 from typing import cast
 
@@ -13,11 +13,11 @@ __all__ = ["AGEMWeighting"]
 
 
 class AGEMWeighting(Weighting[PSDMatrix]):
-    r"""Weights of (g, g_m): g, less its part against g_m where the two conflict.
+    r"""Weights of (g, g_m) that project g to be orthogonal to g_m where the two conflict.
 
     .. math:: u = g - \min\!\Big(\frac{g \cdot g_m}{g_m \cdot g_m}, 0\Big)\, g_m
 
-    Chaudhry et al., *Efficient Lifelong Learning with A-GEM*, ICLR 2019, eq. 11. A single gradient is left as it is.
+    Chaudhry et al., *Efficient Lifelong Learning with A-GEM*, ICLR 2019, eq. 11. A single gradient gets weight 1.
 
     >>> import torch
     >>> AGEMWeighting()(torch.tensor([[5.0, -1.0], [-1.0, 2.0]]))
@@ -27,10 +27,10 @@ class AGEMWeighting(Weighting[PSDMatrix]):
     """
 
     def forward(self, gramian: PSDMatrix, /) -> Tensor:
-        """The weights, in the Gramian's type and on its device."""
+        """Return the weights, in the Gramian's dtype and on its device."""
         C = host_gramian(gramian)
         if len(C) not in (1, 2):
-            raise SpclError(f"A-GEM combines one gradient with one reference, but the Gramian is {len(C)}×{len(C)}")
+            raise SpclError(f"the Gramian is {len(C)}×{len(C)}, but A-GEM combines one gradient with one reference")
         weights = [1.0]
         if len(C) == 2:
             weights.append(-C[0, 1] / C[1, 1] if C[0, 1] < 0.0 < C[1, 1] else 0.0)

@@ -1,4 +1,4 @@
-"""EMGD's weights: the shortest combination under elastic factors."""
+"""EMGD: the minimum-norm combination under elastic factors."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ __all__ = ["emgd_weights"]
 
 
 def emgd_weights(gramian: Tensor, running_norms: Tensor, temperature: float = 5.0) -> Tensor:
-    r"""The weights of elastic multi-gradient descent.
+    r"""Return the weights of elastic multi-gradient descent.
 
     .. math:: \min_w \|\textstyle\sum_i w_i g_i\|^2
         \quad\text{subject to}\quad \textstyle\sum_i \sigma_i w_i = 1,\; w_i \ge \tfrac{1}{T+1}

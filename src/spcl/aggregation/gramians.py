@@ -1,4 +1,4 @@
-"""A Gramian that is both fast and trustworthy: float32 slices added up in float64, all float64 where κ demands it."""
+"""Gramians in mixed precision: float32 slices summed in float64, or float64 where the conditioning requires it."""
 
 import math
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ __all__ = ["gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "
 Array = NDArray[np.float64]
 
 SLICE = 2048
-SLICE_ERROR = 2.0**-24  # of a slice's product, relative to its trace: the unit roundoff of float32
-TRUSTED_ERROR = 1e-3  # of the smallest eigenvalue; where a few numbers outweigh the rest it comes out ten times larger
-UNDERFLOW = 1e-30  # what float32 may have lost of a slice's product because it is too small a number
-DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # what a cache holds; what is worth a launch
+SLICE_ERROR = 2.0**-24  # relative error of a slice's product: the unit roundoff of float32
+TOLERATED_ERROR = 1e-3  # of the smallest eigenvalue; up to ten times larger where a few entries outweigh the rest
+UNDERFLOW = 1e-30  # bound on what underflow in float32 removes from a slice's product
+DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # fits a CPU cache; amortises a kernel launch
 
 
 def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
-    r"""The T×T matrix :math:`C_{ij} = g_i \cdot g_j` of T gradients, in float64, on their device.
+    r"""Compute the T×T matrix :math:`C_{ij} = g_i \cdot g_j` of T gradients, in float64, on their device.
 
-    Products are formed in float32 over slices of 2,048 numbers and summed in float64. Where that would put the smallest
-    eigenvalue off by about a thousandth (at condition numbers above 100 to 1,000, the longer the gradients the higher)
-    they are formed in float64 throughout. TF32 and bfloat16 products are never used, whatever PyTorch is set to.
+    Products are computed in float32 over slices of 2,048 entries and summed in float64. Where that would change the
+    smallest eigenvalue by about a thousandth (at condition numbers above 100 to 1,000, the longer the gradients the
+    higher) they are computed in float64. TF32 and bfloat16 products are never used, whatever PyTorch's settings.
 
     Args:
         gradients: the gradients as the rows of one T×n matrix, or one tensor of shape (T, …) per parameter. The
-            pieces are not concatenated.
+            tensors are not concatenated.
 
     >>> import torch
     >>> gramian(torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
@@ -48,7 +48,7 @@ def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def gramian_and_numbers(rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
-    """The :func:`gramian` of a T×n matrix and other float64 numbers, brought to the host in one transfer.
+    """Return the :func:`gramian` of a T×n matrix and other float64 numbers on the host, in one transfer.
 
     >>> import torch
     >>> gramian_and_numbers(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.7], dtype=torch.float64))
@@ -58,17 +58,43 @@ def gramian_and_numbers(rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
 
 
 def packed_gramian(rows: Tensor, numbers: Tensor) -> Tensor:
-    """The device's part of :func:`gramian_and_numbers`: a fixed sequence of kernels, which a CUDA graph can hold."""
+    """Compute the device's part of :func:`gramian_and_numbers`, a fixed sequence of kernels for CUDA graphs."""
     return _packed([rows.detach()], numbers)
 
 
 def unpacked_gramian(packed: Tensor, rows: Tensor) -> tuple[Array, Array]:
-    """The host's part: where the products are not exact enough, they are formed again in float64."""
+    """Compute the host's part of :func:`gramian_and_numbers`; inexact products are recomputed in float64."""
     return _unpacked(packed, [rows.detach()])
 
 
+def host_gramian(matrix: Tensor) -> Array:
+    """Return the Gramian as a float64 array on the host; raise unless it is square, finite and symmetric.
+
+    >>> import torch
+    >>> host_gramian(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: the Gramian must be symmetric, but entry (0, 1) is 2.0 and entry (1, 0) is 3.0
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise SpclError(f"the Gramian must be a square matrix, but its shape is {tuple(matrix.shape)}")
+    array: Array = matrix.detach().to("cpu", torch.float64).numpy()
+    if not np.isfinite(array).all():
+        i, j = np.argwhere(~np.isfinite(array))[0]
+        raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; skip that task")
+    if array.size:
+        asymmetry = np.abs(array - array.T)
+        if asymmetry.max() > 1e-5 * np.abs(array).max():
+            i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)
+            raise SpclError(
+                f"the Gramian must be symmetric, but entry ({i}, {j}) is {array[i, j]} "
+                f"and entry ({j}, {i}) is {array[j, i]}"
+            )
+    return array
+
+
 def _packed(blocks: Sequence[Tensor], numbers: Tensor) -> Tensor:
-    """T×T products, the sum of the squared traces of their slices (negative if they are exact), and the numbers."""
+    """Concatenate the T×T products, the sum of the squared traces of their slices (-1 if exact), and the numbers."""
     if all(block.dtype == torch.float32 for block in blocks):
         with float32_products("ieee"):
             sliced = [_sliced_products(block) for block in blocks]
@@ -82,7 +108,7 @@ def _unpacked(packed: Tensor, blocks: Sequence[Tensor]) -> tuple[Array, Array]:
     tasks = len(blocks[0])
     values: Array = packed.cpu().numpy()
     matrix = _symmetric(values[: tasks * tasks], tasks)
-    if not _trusted(matrix, values[tasks * tasks]):
+    if not _exact_enough(matrix, values[tasks * tasks]):
         products = [_double_products(block) for block in blocks]
         matrix = _symmetric(sum(products[1:], start=products[0]).cpu().numpy(), tasks)
     return matrix, values[tasks * tasks + 1 :]
@@ -95,32 +121,6 @@ def _symmetric(products: Array, tasks: int) -> Array:
     return symmetric
 
 
-def host_gramian(matrix: Tensor) -> Array:
-    """The Gramian as a float64 array on the host, after checking that it is square, finite and symmetric.
-
-    >>> import torch
-    >>> host_gramian(torch.tensor([[1.0, 2.0], [3.0, 1.0]]))
-    Traceback (most recent call last):
-    ...
-    spcl.errors.SpclError: the Gramian must be symmetric, but entry (0, 1) is 2.0 and entry (1, 0) is 3.0
-    """
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise SpclError(f"the Gramian must be a square matrix, but its shape is {tuple(matrix.shape)}")
-    array: Array = matrix.detach().to("cpu", torch.float64).numpy()
-    if not np.isfinite(array).all():
-        i, j = np.argwhere(~np.isfinite(array))[0]
-        raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; leave that task out")
-    if array.size:
-        asymmetry = np.abs(array - array.T)
-        if asymmetry.max() > 1e-5 * np.abs(array).max():
-            i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)
-            raise SpclError(
-                f"the Gramian must be symmetric, but entry ({i}, {j}) is {array[i, j]} "
-                f"and entry ({j}, {i}) is {array[j, i]}"
-            )
-    return array
-
-
 def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
     blocks = [gradients] if isinstance(gradients, Tensor) else list(gradients)
     if not blocks:
@@ -128,14 +128,14 @@ def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
     for block in blocks:
         if block.ndim == 0 or block.shape[0] != blocks[0].shape[0]:
             raise SpclError(
-                f"every gradient tensor needs the same leading dimension, but their shapes are "
+                f"gradient tensors must have the same leading dimension, but their shapes are "
                 f"{[tuple(other.shape) for other in blocks]}"
             )
     return [block.detach().reshape(block.shape[0], math.prod(block.shape[1:])) for block in blocks]
 
 
 def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The Gramian of these rows, and the sum of the squared traces of its float32 slices."""
+    """Return the Gramian of the rows, and the sum of the squared traces of its float32 slices."""
     tasks, length = rows.shape
     whole = length // SLICE * SLICE
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
@@ -153,11 +153,11 @@ def _double_products(rows: Tensor) -> Tensor:
     return products
 
 
-def _trusted(matrix: Array, squared_traces: float) -> bool:
-    """Whether the smallest eigenvalue survives the slices' rounding errors, taken as independent."""
+def _exact_enough(matrix: Array, squared_traces: float) -> bool:
+    """Return whether the slices' rounding errors, taken as independent, change the smallest eigenvalue little."""
     if squared_traces < 0.0:
         return True
     if not np.isfinite(matrix).all():
-        return False  # what overflows in float32 may be finite in float64
+        return False  # products that overflow in float32 may be finite in float64
     smallest = np.linalg.eigvalsh(matrix).min(initial=np.inf)
-    return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TRUSTED_ERROR * smallest)
+    return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TOLERATED_ERROR * smallest)

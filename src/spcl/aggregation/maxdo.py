@@ -1,4 +1,4 @@
-"""MaxDO, maximum discrepancy optimisation, from the Gramian alone."""
+"""MaxDO, maximum discrepancy optimisation, from the Gramian."""
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ __all__ = ["MaxDOWeighting"]
 
 
 class MaxDOWeighting(Weighting[PSDMatrix]):
-    r"""For each gradient the convex combination of the others nearest to it, plus the shortest combination of all.
+    r"""Sum of the convex combinations nearest to each gradient and the minimum-norm combination of all gradients.
 
-    Nearest is meant in the asymmetric gradient distance
+    For each gradient, the combination is of the other gradients, and nearest in the asymmetric gradient distance
 
     .. math:: \mathrm{AGD}(x \to y) = \frac{\|x-y\|}{\|x-y\| + \|y\|}
 
     from the combination x to the task's gradient y. As it grows with :math:`\|x-y\|`, the nearest combination
-    :math:`\sum_{j\ne i} w_j g_j` is the shortest one of the differences :math:`g_j - g_i`, whose Gramian is
+    :math:`\sum_{j\ne i} w_j g_j` is the minimum-norm combination of the differences :math:`g_j - g_i`, whose Gramian is
     :math:`C_{jk} - C_{ji} - C_{ik} + C_{ii}`. The T + 1 sets of weights are added and divided by T + 1.
 
     Lyu et al., *Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning*, ICCV 2023.
@@ -33,9 +33,9 @@ class MaxDOWeighting(Weighting[PSDMatrix]):
     """
 
     def forward(self, gramian: PSDMatrix, /) -> Tensor:
-        """The weights, in the Gramian's type and on its device."""
+        """Return the weights, in the Gramian's dtype and on its device."""
         C = host_gramian(gramian)
-        C = (C + C.T) / 2  # rounding must not outweigh small differences of large gradients
+        C = (C + C.T) / 2  # exactly symmetric: rounding would outweigh small differences of large gradients
         weights = min_norm_weights(gramian).numpy()
         if len(C) > 1:
             for i in range(len(C)):

@@ -1,4 +1,4 @@
-"""The shortest combination of gradients, exactly: the problem at the heart of MGDA, MaxDO and EMGD."""
+"""The minimum-norm combination of gradients, which MGDA, MaxDO and EMGD share."""
 
 import numpy as np
 import torch
@@ -14,18 +14,18 @@ Array = NDArray[np.float64]
 
 
 def min_norm_weights(gramian: Tensor, coefficients: Tensor | None = None, lower: float = 0.0) -> Tensor:
-    r"""The weights of the shortest combination of gradients, from their Gramian :math:`C`.
+    r"""Return the weights of the minimum-norm combination of gradients, from their Gramian :math:`C`.
 
     .. math:: \min_w \|\textstyle\sum_i w_i g_i\|^2 = w^\top C w
         \quad\text{subject to}\quad \textstyle\sum_i \sigma_i w_i = 1,\; w_i \ge l
 
-    Solved to rounding error by active sets. With v = w − l ≥ 0 and the gradients shifted accordingly the problem is
+    Solved to rounding error by an active-set method. With v = w − l ≥ 0 and the gradients shifted accordingly, it is
     homogeneous, so its solution is, up to a factor, that of the non-negative least squares
     :math:`\min_{v \ge 0} \|G'v\|^2 + (\sigma^\top v - 1)^2`.
 
     Args:
         gramian: C, T×T, symmetric and finite.
-        coefficients: σ, positive; all ones by default, which makes it the simplex (MGDA).
+        coefficients: σ, positive; all ones by default, which gives the simplex (MGDA).
         lower: l, with :math:`l \sum_i \sigma_i < 1`.
 
     >>> import torch
@@ -40,12 +40,12 @@ def min_norm_weights(gramian: Tensor, coefficients: Tensor | None = None, lower:
         return torch.zeros(0, dtype=torch.float64)
     spare = 1.0 - lower * sigma.sum()
     shift = np.eye(len(C)) + lower / spare * sigma
-    v = _shortest_direction(shift.T @ C @ shift, sigma)
+    v = _min_norm_direction(shift.T @ C @ shift, sigma)
     return torch.from_numpy(lower + v * (spare / (sigma @ v)))
 
 
-def _shortest_direction(C: Array, sigma: Array) -> Array:
-    """The minimiser up to a positive factor; every column is brought to norm 1 first, so that no scale is lost."""
+def _min_norm_direction(C: Array, sigma: Array) -> Array:
+    """Return the minimiser up to a positive factor; gradients are normalised first to keep those of small norm."""
     norms = np.sqrt(np.maximum(C.diagonal(), 0.0))
     least = norms[norms > 0.0].min(initial=norms.max() or 1.0)
     norms = np.where(norms > 0.0, norms, least)

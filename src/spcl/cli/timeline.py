@@ -9,6 +9,7 @@ from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Fit, Protocol, settings_from
 from spcl.runs.problem import make_problem
 from spcl.runs.settings import parse_assignments, resolve_settings
+from spcl.runs.timeline import draw_timeline
 
 __all__ = ["timeline"]
 
@@ -22,7 +23,7 @@ def timeline(
     data_dir: DataDir = None,
     assignments: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. overlap=0.5.")] = None,
 ) -> None:
-    """Draw which task of a configuration trains when, and where memory starts."""
+    """Draw when each task of a configuration trains, and when memory starts."""
     given = settings_from(
         benchmark=benchmark, config=config, fit=fit, paradigm=paradigm, protocol=protocol, data_dir=data_dir
     )
@@ -30,4 +31,5 @@ def timeline(
     problem = make_problem(settings, torch.device("cpu"))
     console = plain_console()
     names = [f"{name} ({n} classes)" for name, n in problem.stream.classes.items()]
-    console.print(problem.configuration.timeline.draw(max(20, min(100, console.width - 24)), names=names))
+    width = max(20, min(100, console.width - 24))
+    console.print(draw_timeline(problem.configuration.timeline, width, names=names))

@@ -1,13 +1,15 @@
-"""Data sets in their publishers' formats, the embedded PS-Glyphs, and your own data as `ImageData`."""
+"""Data sets in their publishers' formats, the generated PS-Glyphs, custom data, and the PS-* protocols."""
 
 from spcl.data.catalogue import DATA_NAMES, load_data
-from spcl.data.custom import from_arrays, from_dataset, from_folder
+from spcl.data.custom import from_arrays, from_dataset
 from spcl.data.image_data import ImageData
 from spcl.data.inventory import DatasetStatus, check_data, get_data, list_data
 from spcl.data.paths import cache_dir
-from spcl.data.presets import PRESETS, Preset, preset_for
+from spcl.data.picture_folder import from_folder
+from spcl.data.presets import PRESETS, BackboneName, Preset, PresetName, preset_for
 from spcl.data.protocol import (
     Configuration,
+    Paradigm,
     Protocol,
     check_fit,
     draw_protocol,
@@ -15,14 +17,18 @@ from spcl.data.protocol import (
     in_paradigm,
     load_protocol,
 )
+from spcl.data.splits import hold_out
 
 __all__ = [
     "DATA_NAMES",
     "PRESETS",
+    "BackboneName",
     "Configuration",
     "DatasetStatus",
     "ImageData",
+    "Paradigm",
     "Preset",
+    "PresetName",
     "Protocol",
     "cache_dir",
     "check_data",
@@ -33,6 +39,7 @@ __all__ = [
     "from_dataset",
     "from_folder",
     "get_data",
+    "hold_out",
     "in_paradigm",
     "list_data",
     "load_data",

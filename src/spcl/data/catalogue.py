@@ -1,8 +1,7 @@
-"""The data sets that are known by name: where their files lie, who reads them, where they can be had."""
+"""The catalogue of published data sets: their files, readers and download addresses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from spcl.data.cache import cached
@@ -15,6 +14,7 @@ from spcl.data.paths import data_dirs, download_dir
 from spcl.data.sources import Source, fingerprint, open_source
 from spcl.data.tiny_imagenet import read_tiny_imagenet
 from spcl.errors import DataError
+from spcl.suggestions import did_you_mean
 
 __all__ = [
     "DATA_NAMES",
@@ -24,19 +24,20 @@ __all__ = [
     "DataSet",
     "Layout",
     "Published",
+    "find_data_set",
     "how_to_get",
-    "known",
     "load_data",
     "locate",
 ]
 
 EMBEDDED = "ps-glyphs"
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
+EMNIST_MARKER = "emnist-byclass-train-images-idx3-ubyte.gz"
 
 
 @dataclass(frozen=True)
 class Published:
-    """A file as its publisher offers it."""
+    """The address and checksum of a publisher's file."""
 
     url: str
     sha256: str
@@ -73,10 +74,14 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a set's files may lie in a data folder.
+    """One arrangement of a data set's files in a data folder.
 
-    `path` is an archive, or a folder recognised by its file `marker`; `top` is the folder inside the archive; `pattern`
-    picks the set's files out of a folder that may hold others.
+    Attributes:
+        path: An archive, or a folder recognised by its file `marker`.
+        read: The reader of the files.
+        top: The folder inside the archive.
+        marker: A file that the folder must contain.
+        pattern: Selects the set's files in a folder that may hold others.
     """
 
     path: str
@@ -86,24 +91,19 @@ class Layout:
     pattern: str = "**/*"
 
     def is_in(self, folder: Path) -> bool:
-        """Whether the data folder holds the set in this layout."""
+        """Return whether the data folder holds the set in this layout."""
         return (folder / self.path / self.marker).is_file()
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A published set: its layouts, the archive to download, the number of images when complete."""
+    """A published data set: its layouts, the archive to download, and the number of images when complete."""
 
     title: str
     train: int
     test: int
     archive: str
     layouts: tuple[Layout, ...]
-
-
-def _emnist_folder(path: str) -> Layout:
-    marker = "emnist-byclass-train-images-idx3-ubyte.gz"
-    return Layout(path, read_emnist, marker=marker, pattern="emnist-byclass-*.gz")
 
 
 DATA_SETS = {
@@ -113,7 +113,10 @@ DATA_SETS = {
         116_323,
         "emnist/gzip.zip",
         (
-            *(_emnist_folder(path) for path in (".", "emnist", "gzip", "emnist/gzip")),
+            *(
+                Layout(path, read_emnist, marker=EMNIST_MARKER, pattern="emnist-byclass-*.gz")
+                for path in (".", "emnist", "gzip", "emnist/gzip")
+            ),
             *(Layout(path, read_emnist, top="gzip") for path in ("gzip.zip", "emnist/gzip.zip")),
         ),
     ),
@@ -155,14 +158,14 @@ DATA_SETS = {
 """The published data sets by name."""
 
 DATA_NAMES = (EMBEDDED, *DATA_SETS)
-"""Every name that `load_data` understands."""
+"""All names that `load_data` accepts."""
 
 
 def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = False) -> ImageData:
-    """Load a data set by name; its files are looked for in `data_dir`, ``$SPCL_DATA`` and the cache folder.
+    """Load a data set by name; its files are searched in `data_dir`, ``$SPCL_DATA`` and the cache folder.
 
-    The first call decodes the publisher's files (or draws ``ps-glyphs``), later ones open the cached result as a memory
-    map; `renew` decodes again.
+    The first call decodes the publisher's files (or generates ``ps-glyphs``), later ones open the cached result as a
+    memory map; `renew` decodes again.
 
     >>> load_data("ps-glyph")
     Traceback (most recent call last):
@@ -170,37 +173,35 @@ def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = Fa
     """
     if name == EMBEDDED:
         return load_glyphs(name, renew=renew)
-    data_set = known(name)
-    place = locate(name, data_dir)
-    if place is None:
+    data_set = find_data_set(name)
+    located = locate(name, data_dir)
+    if located is None:
         folders = ", ".join(str(folder) for folder in data_dirs(data_dir))
         raise DataError(f"{data_set.title} is in none of {folders}; {how_to_get(name, data_dir)}")
-    path, layout = place
+    path, layout = located
     identity = [layout.path, fingerprint(path, layout.pattern)]
     return cached(name, identity, lambda: layout.read(open_source(path, layout.top, layout.pattern), name), renew=renew)
 
 
-def known(name: str) -> DataSet:
-    """The published data set of that name."""
+def find_data_set(name: str) -> DataSet:
+    """Return the published data set of that name."""
     if name in DATA_SETS:
         return DATA_SETS[name]
-    near = get_close_matches(name, DATA_NAMES, 1)
-    advice = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(DATA_NAMES)}"
-    raise DataError(f"unknown data set {name!r}; {advice}")
+    raise DataError(f"unknown data set {name!r}; {did_you_mean(name, DATA_NAMES)}")
 
 
 def locate(name: str, data_dir: str | Path | None = None) -> tuple[Path, Layout] | None:
-    """The first place where the set's files are, or None."""
+    """Return the path and layout of the set's files in the first folder that has them, or None."""
     for folder in data_dirs(data_dir):
-        for layout in known(name).layouts:
+        for layout in find_data_set(name).layouts:
             if layout.is_in(folder):
                 return folder / layout.path, layout
     return None
 
 
 def how_to_get(name: str, data_dir: str | Path | None = None) -> str:
-    """What to do for the set's files, with and without network."""
-    archive = known(name).archive
+    """Return instructions for getting the set's files, with and without network."""
+    archive = find_data_set(name).archive
     published = PUBLISHED[Path(archive).name]
     target = download_dir(data_dir) / archive
-    return f"run `spcl data get {name}`, or without network fetch {published.url} elsewhere and save it as {target}"
+    return f"run `spcl data get {name}`, or download {published.url} on another machine and save it as {target}"

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: what their binary and their python version have in common."""
+"""CIFAR-10 and CIFAR-100, independent of the file format."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two sets: its classes and the names of its batch files (without ``.bin``)."""
+    """One of the two sets: its number of classes and the names of its batch files (without ``.bin``)."""
 
     classes: int
     train: tuple[str, ...]
@@ -34,7 +34,7 @@ CIFAR100 = Cifar(100, ("train",), "test")
 def assemble(
     source: Source, name: str, cifar: Cifar, suffix: str, read_batch: Callable[[str], Batch], class_names: list[str]
 ) -> ImageData:
-    """Put the batches together; of several training batches some may be missing, then the set is a part."""
+    """Assemble a data set from its batches; some of several training batches may be missing."""
     present = [batch + suffix for batch in cifar.train if batch + suffix in source.names]
     train_x, train_y = _split(source, cifar, present or [cifar.train[0] + suffix], read_batch)
     test_x, test_y = _split(source, cifar, [cifar.test + suffix], read_batch)

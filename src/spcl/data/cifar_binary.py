@@ -1,4 +1,4 @@
-"""The binary version of CIFAR: records of one or two label bytes and 3072 pixel bytes."""
+"""Reader of the binary version of CIFAR: records of one or two label bytes and 3072 pixel bytes."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ def read_cifar10_binary(source: Source, name: str) -> ImageData:
 
 
 def read_cifar100_binary(source: Source, name: str) -> ImageData:
-    """Read ``train.bin`` and ``test.bin``; of the two label bytes the second, the fine one, counts."""
+    """Read ``train.bin`` and ``test.bin`` with the second of the two label bytes, the fine label."""
     return _read(source, name, CIFAR100, label_bytes=2, names_file="fine_label_names.txt")
 
 
@@ -34,7 +34,7 @@ def _batch(source: Source, label_bytes: int, file: str) -> Batch:
     if len(raw) % record:
         raise DataError(
             f"{source.path}, {file}: expected records of {record} bytes, found {len(raw)} bytes: "
-            f"{len(raw) // record} records and {len(raw) % record} bytes too many"
+            f"{len(raw) // record} records and {len(raw) % record} extra bytes"
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
     return records[:, label_bytes:], records[:, label_bytes - 1]

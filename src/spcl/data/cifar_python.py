@@ -1,4 +1,4 @@
-"""The python version of CIFAR: pickled dictionaries, read by an unpickler that can build nothing else."""
+"""Reader of the Python version of CIFAR: pickled dictionaries, read by a restricted unpickler."""
 
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ def _entries(source: Source, file: str, *keys: str) -> list[Any]:
     content = load_plain_pickle(source.require(file), where)
     if not isinstance(content, dict):
         raise DataError(f"{where}: expected a pickled dictionary, found {type(content).__name__}")
-    # Python 2 wrote the keys as bytes, later versions as text.
+    # Python 2 writes the keys as bytes, Python 3 as text.
     entries = {key.decode(errors="replace") if isinstance(key, bytes) else key: entry for key, entry in content.items()}
     for key in keys:
         if key not in entries:

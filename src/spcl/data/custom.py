@@ -1,8 +1,6 @@
-"""Your own data: arrays, a torch Dataset or a folder of pictures."""
+"""Custom data from arrays, tensors or a torch Dataset."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,14 +9,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from spcl.data.cache import cached
 from spcl.data.image_data import ImageData
-from spcl.data.pictures import Mode, decode_picture, eight_bit
-from spcl.data.progress import track
-from spcl.data.sources import file_states
+from spcl.data.pictures import eight_bit
+from spcl.data.splits import stratified_mask
 from spcl.errors import DataError
 
-__all__ = ["from_arrays", "from_dataset", "from_folder"]
+__all__ = ["from_arrays", "from_dataset"]
 
 
 def from_arrays(
@@ -29,23 +25,24 @@ def from_arrays(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
-    name: str = "own",
+    name: str = "custom",
 ) -> ImageData:
     """Make a data set of arrays or tensors.
 
-    Samples are uint8 images N×C×H×W (or N×H×W, grey), or floating-point features of any shape; labels are integers or
-    text of any values, which become 0..classes-1 in sorted order. Without test samples, `test_fraction` of every class
-    is set aside, chosen by `seed`.
+    Samples are uint8 images N×C×H×W (or N×H×W, grey), or floating-point features of any shape; labels are arbitrary
+    integers or strings, which become 0..classes-1 in sorted order. Without test samples, `test_fraction` of every class
+    is held out, chosen by `seed`.
 
     >>> features = np.random.default_rng(0).normal(size=(10, 4))
     >>> from_arrays(features, ["cat", "dog"] * 5, name="pets")
     ImageData('pets': 8 + 2 samples of 4, 2 classes)
     """
     if (test_x is None) != (test_y is None):
-        raise DataError(f"{name}: give test samples and test labels together, or neither")
+        found = "labels" if test_x is None else "samples"
+        raise DataError(f"{name}: only test {found} are given; give test samples and test labels together, or neither")
     samples, labels = _samples(x, name), _labels(y, name)
     if len(samples) != len(labels):
-        raise DataError(f"{name}: {len(samples)} samples but {len(labels)} labels")
+        raise DataError(f"{name}: {len(samples)} samples but {len(labels)} labels; give one label per sample")
     if test_x is None:
         test = _held_out(labels, test_fraction, seed, name)
         train = ~test
@@ -61,7 +58,7 @@ def from_dataset(
     *,
     test_fraction: float = 0.2,
     seed: int = 0,
-    name: str = "own",
+    name: str = "custom",
 ) -> ImageData:
     """Make a data set of a torch Dataset whose items are (sample, label); samples may also be Pillow images.
 
@@ -72,39 +69,6 @@ def from_dataset(
     x, y = _stack(dataset, name)
     test_x, test_y = (None, None) if test is None else _stack(test, name)
     return from_arrays(x, y, test_x, test_y, test_fraction=test_fraction, seed=seed, name=name)
-
-
-def from_folder(
-    path: str | Path,
-    *,
-    size: int = 32,
-    mode: Mode = "RGB",
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    name: str | None = None,
-) -> ImageData:
-    """Make a data set of a folder with one sub-folder of pictures per class, or of its ``train`` and ``test`` folders.
-
-    Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size`, and kept in the cache for the
-    next time. Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); pictures of 32-bit integers or floats are
-    refused.
-    """
-    root = Path(path).expanduser()
-    name = name or root.name
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder")
-    halves = [root / "train", root / "test"]
-    folders = halves if all(half.is_dir() for half in halves) else [root]
-    with _trouble_named(root):
-        splits = {folder: _picture_files(folder) for folder in folders}
-        states = [file_states(root, files) for files in splits.values()]
-
-    def make() -> ImageData:
-        with _trouble_named(root):
-            arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, size, mode)]
-        return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
-
-    return cached(name, [str(root.resolve()), size, mode, test_fraction, seed, states], make)
 
 
 def _samples(x: Any, name: str) -> Tensor:
@@ -143,29 +107,28 @@ def _labels(y: Any, name: str) -> np.ndarray:
 
 
 def _held_out(labels: np.ndarray, fraction: float, seed: int, name: str) -> np.ndarray:
-    """A mask of the samples set aside for testing: of every class the same fraction, at least one, never all."""
+    """Return a mask of the test samples: the same fraction of every class, at least one sample and never all."""
     if not 0 < fraction < 1:
-        raise DataError(f"{name}: test_fraction must lie between 0 and 1, found {fraction}")
-    rng = np.random.default_rng(seed)
-    mask = np.zeros(len(labels), bool)
-    for value in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == value))
-        if len(members) < 2:
-            raise DataError(f"{name}: class {value!s} has one sample; splitting into training and test needs two")
-        mask[members[: min(max(1, round(fraction * len(members))), len(members) - 1)]] = True
-    return mask
+        raise DataError(f"{name}: test_fraction is {fraction}; give a number between 0 and 1")
+    values, counts = np.unique(labels, return_counts=True)
+    if len(single := values[counts < 2]):
+        raise DataError(f"{name}: class {single[0]!s} has one sample; splitting into training and test needs two")
+    return stratified_mask(labels, fraction, np.random.default_rng(seed).permutation, nonempty=True)
 
 
 def _data_set(name: str, x: Tensor, y: np.ndarray, test_x: Tensor, test_y: np.ndarray) -> ImageData:
     values = np.unique(y)
     if len(unknown := np.setdiff1d(test_y, values)):
-        raise DataError(f"{name}: test labels without training samples: {', '.join(map(str, unknown[:5]))}")
+        raise DataError(
+            f"{name}: test labels without training samples: {', '.join(map(str, unknown[:5]))}; "
+            "remove them or add training samples"
+        )
     train_labels, test_labels = (torch.from_numpy(np.searchsorted(values, labels)) for labels in (y, test_y))
     return ImageData(name, x, train_labels, test_x, test_labels, tuple(map(str, values)))
 
 
 def _stack(dataset: Any, name: str) -> tuple[np.ndarray, list[Any]]:
-    # Indexing, where possible: iterating over a Dataset relies on an IndexError that not every Dataset raises.
+    # Index where possible: iterating over a Dataset relies on an IndexError that not every Dataset raises.
     items: Iterable[Any] = (dataset[i] for i in range(len(dataset))) if hasattr(dataset, "__len__") else dataset
     samples: list[np.ndarray] = []
     labels = []
@@ -178,7 +141,7 @@ def _stack(dataset: Any, name: str) -> tuple[np.ndarray, list[Any]]:
         samples.append(sample)
         labels.append(item[1].item() if isinstance(item[1], Tensor) else item[1])
     if not samples:
-        raise DataError(f"{name}: the dataset is empty")
+        raise DataError(f"{name}: the dataset is empty; give at least one sample")
     return np.stack(samples), labels
 
 
@@ -188,45 +151,3 @@ def _sample_array(sample: Any, origin: str) -> np.ndarray:
         pixels = np.asarray(picture if picture.mode in ("L", "RGB") else picture.convert("RGB"))
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return np.asarray(sample)
-
-
-def _pictures(folder: Path, files: list[Path], size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:
-    """The pictures, with the names of their class folders as labels."""
-    progress = track(files, f"decoding {folder}", len(files))
-    pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]
-    return np.stack(pixels), [file.parent.name for file in files]
-
-
-@contextmanager
-def _trouble_named(root: Path) -> Iterator[None]:
-    """Say which file cannot be read, or in which folder there is one."""
-    try:
-        yield
-    except OSError as error:
-        unreadable = error.filename or root
-        raise DataError(f"{unreadable} cannot be read: {error.strerror}; make it readable or remove it") from error
-
-
-def _picture_files(folder: Path) -> list[Path]:
-    return [file for kind in _class_folders(folder) for file in _pictures_of_class(kind)]
-
-
-def _class_folders(folder: Path) -> list[Path]:
-    folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not folders:
-        raise DataError(f"{folder}: expected one sub-folder of pictures per class, found none")
-    return folders
-
-
-def _pictures_of_class(folder: Path) -> list[Path]:
-    readable = Image.registered_extensions()
-    named = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in readable)
-    for entry in named:
-        if entry.is_symlink() and not entry.exists():
-            raise DataError(
-                f"{entry} is a link to {entry.readlink()}, which is not there; restore it or remove the link"
-            )
-    files = [entry for entry in named if entry.is_file()]
-    if not files:
-        raise DataError(f"{folder}: expected pictures of this class, found none")
-    return files

@@ -1,4 +1,4 @@
-"""Downloads that resume, retry and count only when their checksum fits."""
+"""Downloads that resume, retry and verify a checksum."""
 
 import hashlib
 import http.client
@@ -8,78 +8,75 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
+from spcl.data.progress import download_progress
 from spcl.errors import DataError
 
 __all__ = ["download", "file_sha256"]
 
 PAUSES = (1.0, 2.0, 4.0)
-"""Seconds to wait before each further attempt."""
+"""Seconds to wait before each retry."""
 TIMEOUT_SECONDS = 30
 CHUNK = 1 << 20
-NOTHING_LEFT, TOO_MANY_REQUESTS = 416, 429
-TROUBLE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
+RANGE_NOT_SATISFIABLE, TOO_MANY_REQUESTS = 416, 429
+NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
 def download(url: str, target: Path, sha256: str) -> None:
-    """Fetch `url` into `target`, which appears only when it is complete and its checksum right.
+    """Download `url` to `target`, which is created only when the file is complete and its checksum correct.
 
-    Until then the bytes are in ``<target>.part``; a broken connection is taken up again where it ended, in this call or
-    a later one.
+    Until then the bytes are in ``<target>.part``; an interrupted download resumes there, in this call or a later one.
     """
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _fetch_persistently(url, part, target)
+        _fetch_with_retries(url, part, target)
         if (found := file_sha256(part)) != sha256:
             part.unlink()
             raise DataError(f"{url}: expected a file with SHA-256 {sha256}, found {found}; {_by_hand(target)}")
         part.replace(target)
     except OSError as error:
-        raise DataError(f"cannot save {target} ({error}); choose another folder with --data-dir") from error
+        raise DataError(f"cannot save {target} ({error}); choose another data folder") from error
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _fetch_persistently(url: str, part: Path, target: Path) -> None:
+def _fetch_with_retries(url: str, part: Path, target: Path) -> None:
     for attempt, pause in enumerate((0.0, *PAUSES)):
         time.sleep(pause)
         try:
             return _fetch(url, part)
-        except TROUBLE as error:
+        except NETWORK_ERRORS as error:
             if _is_final(error) or attempt == len(PAUSES):
                 raise DataError(f"could not download {url} ({error}); {_by_hand(target)}") from error
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether the server refused, so that asking again is useless."""
+    """Return whether the server refused the request, so that retrying is useless."""
     return isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != TOO_MANY_REQUESTS
 
 
 def _fetch(url: str, part: Path) -> None:
-    """One attempt: add to the part file what is missing."""
+    """Append the missing bytes to the part file, in one attempt."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-", "User-Agent": "spcl"})
-    # A fresh opener, because the one urlopen() keeps would not notice changed proxy settings.
+    # A new opener, because the one that urlopen() keeps ignores later changes of the proxy settings.
     try:
         with urllib.request.build_opener().open(request, timeout=TIMEOUT_SECONDS) as response:
             resumed = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
             _append(response, part, have if resumed else 0)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code != NOTHING_LEFT or have == 0:
+        if error.code != RANGE_NOT_SATISFIABLE or have == 0:
             raise
 
 
 def _append(response: http.client.HTTPResponse, part: Path, have: int) -> None:
     total = have + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
-    with _bar() as progress, part.open("ab" if have else "wb") as file:
+    with download_progress() as progress, part.open("ab" if have else "wb") as file:
         bar = progress.add_task(part.stem, completed=have, total=total)
         while chunk := response.read(CHUNK):
             file.write(chunk)
@@ -89,17 +86,5 @@ def _append(response: http.client.HTTPResponse, part: Path, have: int) -> None:
         raise ConnectionError(f"connection closed after {size} of {total} bytes")
 
 
-def _bar() -> Progress:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
 def _by_hand(target: Path) -> str:
-    return f"fetch that file with another computer and save it as {target}"
+    return f"download that file on another machine and save it as {target}"

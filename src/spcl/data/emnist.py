@@ -1,4 +1,4 @@
-"""EMNIST ByClass as NIST publishes it: four gzipped idx files, images stored transposed."""
+"""Reader of EMNIST ByClass as published by NIST: four gzipped idx files with transposed images."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ SIDE = 28
 
 
 def read_emnist(source: Source, name: str) -> ImageData:
-    """Read the ByClass split: 62 classes 0-9A-Za-z, 28×28 grey, turned upright."""
+    """Read the ByClass split: 62 classes 0-9A-Za-z, 28×28 grey, transposed to be upright."""
     train_x, train_y = _split(source, "train")
     test_x, test_y = _split(source, "test")
     return ImageData(name, train_x, train_y, test_x, test_y, tuple(CHARACTERS))
@@ -45,7 +45,7 @@ def _split(source: Source, split: str) -> tuple[Tensor, Tensor]:
 
 
 def _idx(source: Source, name: str, dimensions: int) -> np.ndarray:
-    """An idx file: two zero bytes, type 8 (unsigned byte), the number of dimensions, the extents, the data."""
+    """Read an idx file: two zero bytes, type 8 (unsigned byte), the number of dimensions, the extents, the data."""
     raw = _gunzip(source, name)
     header = 4 + 4 * dimensions
     magic = bytes((0, 0, 8, dimensions))

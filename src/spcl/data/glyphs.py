@@ -1,4 +1,4 @@
-"""PS-Glyphs: the characters 0-9A-Za-z drawn with Pillow's own font and distorted; needs no download."""
+"""PS-Glyphs: generated images of the characters 0-9A-Za-z in Pillow's font, distorted; needs no download."""
 
 import numpy as np
 import PIL
@@ -15,15 +15,15 @@ from spcl.errors import DataError
 __all__ = ["load_glyphs", "make_glyphs"]
 
 VERSION = 1
-"""To be raised with every change of what is drawn, so that cached images are made again."""
+"""Part of the cache key; increase it with every change of the images."""
 
 SIDE = 28
 TRAIN_PER_CLASS, TEST_PER_CLASS = 400, 80
 OVERSAMPLING = 2  # drawn and distorted at twice the final size, then averaged down
-TEMPLATE, FONT_SIZE, BASELINE = 80, 48, 54  # the undistorted drawing, in oversampled pixels
+TEMPLATE, FONT_SIZE, BASELINE = 80, 48, 54  # of the undistorted image, in oversampled pixels
 
-# The distortions keep a linear classifier under 60 % on tasks of twelve characters, where a small convolutional network
-# reaches 97 %. A single number is a range to either side of zero; lengths are pixels of the finished image.
+# With these distortions a linear classifier stays under 60 % on tasks of twelve characters, and a small convolutional
+# network reaches 97 %. A single number v is the range ±v; lengths are in pixels of the final image.
 STROKE_WIDTHS = range(4)
 ROTATION = np.pi / 6
 SHEAR = 0.3
@@ -36,19 +36,13 @@ NOISE = (5.0, 45.0)  # standard deviation in grey levels
 
 
 def load_glyphs(name: str = "ps-glyphs", *, renew: bool = False) -> ImageData:
-    """The embedded data set, 400 + 80 images of each of 62 characters, made at the first call and cached."""
+    """Load the data set, 400 + 80 images of each of 62 characters, generated at the first call and cached."""
     identity = [VERSION, PIL.__version__, features.version("freetype2")]
     return cached(name, identity, lambda: _make_both(name), renew=renew)
 
 
-def _make_both(name: str) -> ImageData:
-    train_x, train_y = make_glyphs(TRAIN_PER_CLASS, seed=0)
-    test_x, test_y = make_glyphs(TEST_PER_CLASS, seed=1)
-    return ImageData(name, train_x, train_y, test_x, test_y, tuple(CHARACTERS))
-
-
 def make_glyphs(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw `per_class` images of every character: uint8 N×1×28×28 and their labels, the same for the same seed.
+    """Generate `per_class` images of every character, uint8 N×1×28×28, and their labels; seeded.
 
     >>> images, labels = make_glyphs(2, seed=0)
     >>> images.shape, labels[:5]
@@ -66,8 +60,14 @@ def make_glyphs(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(_expose(rng, images)[:, None]), torch.from_numpy(labels)
 
 
+def _make_both(name: str) -> ImageData:
+    train_x, train_y = make_glyphs(TRAIN_PER_CLASS, seed=0)
+    test_x, test_y = make_glyphs(TEST_PER_CLASS, seed=1)
+    return ImageData(name, train_x, train_y, test_x, test_y, tuple(CHARACTERS))
+
+
 def _templates() -> list[list[Image.Image]]:
-    """Every character in every stroke width, undistorted, on a common baseline."""
+    """Draw every character in every stroke width, undistorted, on a common baseline."""
     if not features.check("freetype2"):
         raise DataError("ps-glyphs needs Pillow with FreeType, which this installation lacks; reinstall Pillow")
     font = ImageFont.load_default(size=FONT_SIZE)
@@ -76,13 +76,13 @@ def _templates() -> list[list[Image.Image]]:
 
 def _draw(character: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, stroke_width: int) -> Image.Image:
     image = Image.new("L", (TEMPLATE, TEMPLATE))
-    place = (TEMPLATE / 2, BASELINE)
-    ImageDraw.Draw(image).text(place, character, fill=255, font=font, anchor="ms", stroke_width=stroke_width)
+    anchor = (TEMPLATE / 2, BASELINE)
+    ImageDraw.Draw(image).text(anchor, character, fill=255, font=font, anchor="ms", stroke_width=stroke_width)
     return image
 
 
 def _affine_maps(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Random maps from pixels of the distorted image to pixels of the template, as count×6 coefficients for Pillow."""
+    """Draw random maps from the distorted image's pixels to the template's, as count×6 coefficients for Pillow."""
     angle = rng.uniform(-ROTATION, ROTATION, count)
     shear = rng.uniform(-SHEAR, SHEAR, count)
     low, high = np.log(SCALE)
@@ -99,7 +99,7 @@ def _affine_maps(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def _matrices(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """A stack of 2×2 matrices [[a, b], [c, d]]."""
+    """Stack 2×2 matrices [[a, b], [c, d]]."""
     return np.stack([a, b, c, d], axis=1).reshape(-1, 2, 2)
 
 
@@ -110,7 +110,7 @@ def _distort(template: Image.Image, coefficients: np.ndarray, blur: float) -> np
 
 
 def _expose(rng: np.random.Generator, images: np.ndarray) -> np.ndarray:
-    """Random contrast and noise for every image."""
+    """Apply random contrast and noise to every image."""
     images *= rng.uniform(*CONTRAST, (len(images), 1, 1)).astype(np.float32)
     deviation = rng.uniform(*NOISE, (len(images), 1, 1)).astype(np.float32)
     images += deviation * rng.standard_normal(images.shape, dtype=np.float32)

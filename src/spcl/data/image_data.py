@@ -1,4 +1,4 @@
-"""What every data set becomes: training and test samples with labels 0..classes-1."""
+"""A data set in memory: training and test samples with labels 0..classes-1."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ __all__ = ["ImageData"]
 class ImageData:
     """A labelled data set, split into training and test samples.
 
-    Images are bytes, uint8 N×C×H×W, and stay so until the model's first layer; own data may also be floating point,
-    N×F features or N×C×H×W images. Labels are int64 indices into ``class_names``.
+    Images are uint8 N×C×H×W and converted to floats by the model; custom data may also be floating point, N×F features
+    or N×C×H×W images. Labels are int64 indices into ``class_names``.
 
     >>> images = torch.zeros(4, 1, 28, 28, dtype=torch.uint8)
     >>> labels = torch.tensor([0, 1, 0, 1])
@@ -43,12 +43,12 @@ class ImageData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample: (C, H, W), or (F,) for features."""
+        """Shape of one sample: (C, H, W), or (F,) for features."""
         return tuple(self.train_x.shape[1:])
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Number of classes."""
         return len(self.class_names)
 
     def __repr__(self) -> str:
@@ -68,14 +68,14 @@ def _check_samples(what: str, x: Tensor) -> None:
     if not fits:
         raise DataError(f"{what}: {expected}, found {x.dtype} of shape {tuple(x.shape)}")
     if x.numel() == 0:
-        raise DataError(f"{what}: no samples (shape {tuple(x.shape)})")
+        raise DataError(f"{what}: no samples (shape {tuple(x.shape)}); give at least one")
 
 
 def _check_labels(what: str, y: Tensor, samples: int, classes: int) -> None:
     if y.dtype != torch.int64 or y.ndim != 1:
         raise DataError(f"{what}: labels must be a vector of int64, found {y.dtype} of shape {tuple(y.shape)}")
     if len(y) != samples:
-        raise DataError(f"{what}: {samples} samples but {len(y)} labels")
+        raise DataError(f"{what}: {samples} samples but {len(y)} labels; give one label per sample")
     lowest, highest = int(y.min()), int(y.max())
     if lowest < 0 or highest >= classes:
         raise DataError(f"{what}: labels must be 0..{classes - 1}, found {lowest if lowest < 0 else highest}")

@@ -1,10 +1,10 @@
-"""What data is there, whether it is sound, and how to get more."""
+"""Status, verification and download of data sets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spcl.data.catalogue import DATA_NAMES, EMBEDDED, PUBLISHED, how_to_get, known, load_data, locate
+from spcl.data.catalogue import DATA_NAMES, EMBEDDED, PUBLISHED, find_data_set, how_to_get, load_data, locate
 from spcl.data.download import download, file_sha256
 from spcl.data.image_data import ImageData
 from spcl.data.paths import cache_dir, download_dir
@@ -15,10 +15,17 @@ __all__ = ["DatasetStatus", "check_data", "get_data", "list_data"]
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """What is there of one data set.
+    """The status of one data set on this machine.
 
-    `path` is None when there is nothing, and `problem` then says how to get it; otherwise it says what is wrong.
-    `original` tells whether the archive has the publisher's checksum, None where none is published or none was asked.
+    Attributes:
+        name: The data set's name.
+        path: Its folder or archive, None if it is missing.
+        train: Number of training images.
+        test: Number of test images.
+        classes: Number of classes.
+        complete: Whether the numbers of images are those published.
+        original: Whether the archive has the publisher's checksum; None if not compared or none is published.
+        problem: How to get a missing data set, or what is wrong with it; None if it can be used.
     """
 
     name: str
@@ -32,25 +39,25 @@ class DatasetStatus:
 
 
 def list_data(data_dir: str | Path | None = None) -> list[DatasetStatus]:
-    """What there is of every known data set; decodes what was not decoded before."""
-    return [_stock(name, data_dir, verify=False) for name in DATA_NAMES]
+    """Return the status of every data set; decodes those that are not cached."""
+    return [_status(name, data_dir, verify=False) for name in DATA_NAMES]
 
 
 def check_data(names: Iterable[str] = DATA_NAMES, data_dir: str | Path | None = None) -> list[DatasetStatus]:
-    """Verify data sets: compare archives with the publisher's checksum, decode everything afresh, renew the cache."""
-    return [_stock(name, data_dir, verify=True) for name in names]
+    """Verify data sets: compare archives with the publisher's checksum, and decode and cache them again."""
+    return [_status(name, data_dir, verify=True) for name in names]
 
 
 def get_data(name: str, data_dir: str | Path | None = None) -> Path:
-    """Download a set's archive, unless it is already there, and return its path.
+    """Download a set's archive unless it exists, and return its path.
 
     >>> get_data("ps-glyphs")
     Traceback (most recent call last):
-    spcl.errors.DataError: ps-glyphs is drawn on this computer; there is nothing to download
+    spcl.errors.DataError: ps-glyphs is generated on this machine; there is nothing to download
     """
     if name == EMBEDDED:
-        raise DataError(f"{EMBEDDED} is drawn on this computer; there is nothing to download")
-    archive = known(name).archive
+        raise DataError(f"{EMBEDDED} is generated on this machine; there is nothing to download")
+    archive = find_data_set(name).archive
     published = PUBLISHED[Path(archive).name]
     target = download_dir(data_dir) / archive
     if not target.exists():
@@ -60,7 +67,7 @@ def get_data(name: str, data_dir: str | Path | None = None) -> Path:
     return target
 
 
-def _stock(name: str, data_dir: str | Path | None, verify: bool) -> DatasetStatus:
+def _status(name: str, data_dir: str | Path | None, verify: bool) -> DatasetStatus:
     path = _path(name, data_dir)
     if path is None:
         return DatasetStatus(name, None, problem=how_to_get(name, data_dir))
@@ -79,16 +86,19 @@ def _stock(name: str, data_dir: str | Path | None, verify: bool) -> DatasetStatu
 def _path(name: str, data_dir: str | Path | None) -> Path | None:
     if name == EMBEDDED:
         return cache_dir()
-    place = locate(name, data_dir)
-    return None if place is None else place[0]
+    located = locate(name, data_dir)
+    return None if located is None else located[0]
 
 
 def _is_complete(name: str, data: ImageData) -> bool:
-    return name == EMBEDDED or (len(data.train_x), len(data.test_x)) == (known(name).train, known(name).test)
+    if name == EMBEDDED:
+        return True
+    published = find_data_set(name)
+    return (len(data.train_x), len(data.test_x)) == (published.train, published.test)
 
 
 def _is_original(path: Path) -> bool | None:
-    """Whether the file has the publisher's checksum; None for folders and files that no publisher offers."""
+    """Return whether the file has the publisher's checksum; None for folders and files without a published one."""
     if not path.is_file() or path.name not in PUBLISHED:
         return None
     return file_sha256(path) == PUBLISHED[path.name].sha256

@@ -1,4 +1,4 @@
-"""Where data files and the decoded cache live."""
+"""Folders of data files and of the cache."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ __all__ = ["cache_dir", "data_dirs", "download_dir"]
 
 
 def cache_dir() -> Path:
-    """The folder for everything that can be made again: ``$SPCL_CACHE``, or ``spcl`` in ``$XDG_CACHE_HOME``.
+    """Return the cache folder: ``$SPCL_CACHE``, or ``spcl`` in ``$XDG_CACHE_HOME``.
 
     >>> from unittest.mock import patch
     >>> with patch.dict(os.environ, {"SPCL_CACHE": "/scratch/spcl"}):
@@ -23,22 +23,22 @@ def cache_dir() -> Path:
 
 
 def data_dirs(data_dir: str | Path | None = None) -> list[Path]:
-    """The folders searched for data files, in order: `data_dir`, ``$SPCL_DATA``, the cache.
+    """Return the folders searched for data files, in order: `data_dir`, ``$SPCL_DATA``, the cache.
 
-    A folder that was asked for but does not exist is an error, so that a misspelt path is not silently passed over.
+    A configured folder that does not exist is an error, so that a misspelt path is not ignored silently.
     """
-    asked = _asked(data_dir)
-    for origin, folder in asked:
+    configured = _configured(data_dir)
+    for origin, folder in configured:
         if not folder.is_dir():
             raise DataError(f"{origin}: {folder} is not a folder; create it or name the one that holds the data files")
-    return [*dict.fromkeys([folder for _, folder in asked] + [cache_dir()])]
+    return [*dict.fromkeys([folder for _, folder in configured] + [cache_dir()])]
 
 
 def download_dir(data_dir: str | Path | None = None) -> Path:
-    """The folder that downloads go to: the first of `data_dirs`, which need not exist yet."""
-    return [*[folder for _, folder in _asked(data_dir)], cache_dir()][0]
+    """Return the folder for downloads: the first of `data_dirs`, which need not exist yet."""
+    return [*[folder for _, folder in _configured(data_dir)], cache_dir()][0]
 
 
-def _asked(data_dir: str | Path | None) -> list[tuple[str, Path]]:
-    asked = [("data folder", data_dir), ("SPCL_DATA", os.environ.get("SPCL_DATA"))]
-    return [(origin, Path(folder).expanduser()) for origin, folder in asked if folder]
+def _configured(data_dir: str | Path | None) -> list[tuple[str, Path]]:
+    folders = [("data folder", data_dir), ("SPCL_DATA", os.environ.get("SPCL_DATA"))]
+    return [(origin, Path(folder).expanduser()) for origin, folder in folders if folder]

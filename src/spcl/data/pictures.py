@@ -1,4 +1,4 @@
-"""Picture files (JPEG, PNG, …) to arrays of bytes."""
+"""Decoding of picture files (JPEG, PNG, …) to uint8 arrays."""
 
 import io
 import warnings
@@ -15,13 +15,13 @@ __all__ = ["Mode", "decode_picture", "eight_bit"]
 Mode = Literal["L", "RGB"]
 
 SIXTEEN_BIT_IN_32 = ("PNG", "PPM")
-"""Formats without 32-bit pictures: where Pillow opens one of these as 32-bit integers, its values are 16-bit."""
+"""Formats without 32-bit pictures, whose 16-bit values Pillow opens as 32-bit integers."""
 
 
 def decode_picture(content: bytes, origin: str, mode: Mode, size: int | None = None) -> np.ndarray:
-    """Decode one picture to uint8 C×H×W, converted to grey (``"L"``) or colour (``"RGB"``), resized if `size` is given.
+    """Decode one picture to uint8 C×H×W in grey (``"L"``) or colour (``"RGB"``), resized if `size` is given.
 
-    Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); 32-bit ones are refused.
+    Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); 32-bit pictures are an error.
 
     >>> file = io.BytesIO()
     >>> Image.new("L", (4, 2), 7).save(file, "PNG")
@@ -34,8 +34,8 @@ def decode_picture(content: bytes, origin: str, mode: Mode, size: int | None = N
             picture = eight_bit(Image.open(io.BytesIO(content)), origin).convert(mode)
     except DataError:
         raise
-    except Exception as error:  # Pillow's decoders raise many kinds on damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # its own text shows an address in memory
+    except Exception as error:  # Pillow's decoders raise many types on damaged files
+        unknown = isinstance(error, UnidentifiedImageError)  # its message shows a memory address
         reason = "no known format" if unknown else error
         raise DataError(f"{origin}: expected a picture, found something that does not decode ({reason})") from error
     if size is not None:
@@ -45,10 +45,10 @@ def decode_picture(content: bytes, origin: str, mode: Mode, size: int | None = N
 
 
 def eight_bit(picture: Image.Image, origin: str) -> Image.Image:
-    """The picture with 8 bits a channel.
+    """Return the picture with 8 bits per channel.
 
-    Of 16-bit grey the upper 8 bits are kept (``value >> 8``), as Pillow itself does with 16-bit colour, where its own
-    conversion would clip at 255. Integers and floats of 32 bits are refused: nothing says which value is white.
+    Of 16-bit grey the upper 8 bits are kept (``value >> 8``), as Pillow does for 16-bit colour; its conversion of grey
+    would clip at 255. Integers and floats of 32 bits are an error, as their range is unknown.
 
     >>> ramp = np.array([[0, 255, 256, 65535]], np.uint16)
     >>> np.asarray(eight_bit(Image.fromarray(ramp), "ramp.png")).tolist()

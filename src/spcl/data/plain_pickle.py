@@ -1,6 +1,6 @@
-"""Pickles of plain data (dictionaries, lists, text, numbers, byte arrays), read without the power to run anything.
+"""Restricted unpickling of plain data: dictionaries, lists, text, numbers and byte arrays.
 
-The names a pickle may call are stand-ins defined here, so a pickle can at most make the objects of this file.
+A pickle may call only the stand-ins defined here, so it can create nothing but the objects of this file.
 """
 
 import io
@@ -17,7 +17,7 @@ __all__ = ["load_plain_pickle"]
 
 
 def load_plain_pickle(content: bytes, origin: str) -> Any:
-    """Read a pickle of plain data and uint8 numpy arrays, as Python 2 or 3 wrote it; text of Python 2 becomes bytes.
+    """Read a pickle of plain data and uint8 numpy arrays, written by Python 2 or 3; text of Python 2 becomes bytes.
 
     >>> load_plain_pickle(pickle.dumps({"labels": [1, 2]}), "batch")
     {'labels': [1, 2]}
@@ -37,11 +37,11 @@ def load_plain_pickle(content: bytes, origin: str) -> Any:
 
 
 class _RefusedGlobalError(Exception):
-    """The pickle names something that plain data does not need."""
+    """A pickle that imports something that plain data does not need."""
 
 
 class _Array:
-    """Stands in for a numpy array while the pickle is read."""
+    """Stand-in for a numpy array while the pickle is read."""
 
     pixels: np.ndarray
 
@@ -55,7 +55,7 @@ class _Array:
 
 
 class _ByteType:
-    """Stands in for ``numpy.dtype("u1")``, the only one allowed."""
+    """Stand-in for ``numpy.dtype("u1")``, the only dtype allowed."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
         if code not in ("u1", b"u1"):
@@ -65,7 +65,7 @@ class _ByteType:
 
 
 def _latin1(text: str, encoding: str | bytes) -> bytes:
-    """Stands in for ``_codecs.encode``, by which Python 3 writes bytes for Python 2."""
+    """Stand-in for ``_codecs.encode``, which Python 3 uses to write bytes for Python 2."""
     if encoding not in ("latin1", b"latin1"):
         raise ValueError(f"bytes in the encoding {encoding!r}")
     return text.encode("latin1")
@@ -88,7 +88,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _arrays(content: Any) -> Any:
-    """The content of a dictionary with every stand-in replaced by its array."""
+    """Replace the stand-ins in a dictionary by their arrays."""
     if not isinstance(content, dict):
         return content
     return {key: entry.pixels if isinstance(entry, _Array) else entry for key, entry in content.items()}

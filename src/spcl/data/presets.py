@@ -1,4 +1,4 @@
-"""Backbone, budget and learning rate of every benchmark, as typed presets."""
+"""Presets of every benchmark: tasks, batch size, memory budget, backbone and learning rate."""
 
 from typing import Literal
 
@@ -13,9 +13,9 @@ PresetName = Literal["default", "paper"]
 
 
 class Preset(BaseModel):
-    """What a benchmark is trained with unless the user says otherwise.
+    """Default training settings of a benchmark.
 
-    Networks and memory budgets are the paper's (§5.2), learning rates and batch sizes those of its code and protocols.
+    Backbones and memory budgets are the paper's (§5.2), learning rates and batch sizes those of its code and protocols.
 
     >>> PRESETS["ps-cifar100"]["paper"].batch_norm_momentum
     0.01
@@ -23,18 +23,18 @@ class Preset(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tasks: int = Field(5, ge=1, description="into how many tasks the classes are split")
-    batch_size: int = Field(128, ge=1, description="samples of a task in a step")
-    memory_budget: int = Field(0, ge=0, description="samples kept for rehearsal in all; 0 rehearses nothing")
-    backbone: BackboneName = Field("cnn", description="the shared network: mlp, cnn or resnet18")
-    learning_rate: float = Field(1e-3, gt=0.0, description="of Adam")
+    tasks: int = Field(5, ge=1, description="number of tasks that the classes are split into")
+    batch_size: int = Field(128, ge=1, description="samples of a task per step")
+    memory_budget: int = Field(0, ge=0, description="samples kept for replay in all; 0 disables replay")
+    backbone: BackboneName = Field("cnn", description="shared network: mlp, cnn or resnet18")
+    learning_rate: float = Field(1e-3, gt=0.0, description="learning rate of Adam")
     batch_norm_momentum: float = Field(
-        0.1, gt=0.0, le=1.0, description="of batch-norm's running averages, in PyTorch's convention"
+        0.1, gt=0.0, le=1.0, description="momentum of batch-norm's running averages, in PyTorch's convention"
     )
 
 
 def _both(preset: Preset) -> dict[PresetName, Preset]:
-    """The preset, and the paper's: it published batch-norm averages of momentum 0.99, which PyTorch writes 0.01."""
+    """Return the preset as default and as the paper's, whose batch-norm momentum 0.99 is 0.01 in PyTorch."""
     return {"default": preset, "paper": preset.model_copy(update={"batch_norm_momentum": 0.01})}
 
 
@@ -51,7 +51,9 @@ PRESETS: dict[str, dict[PresetName, Preset]] = {
 
 
 def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None) -> Preset:
-    """The preset of a known benchmark, or one for your own data: two classes a task at least, ten samples a class kept.
+    """Return the preset of a known benchmark, or one for custom data.
+
+    Custom data gets at most five tasks of at least two classes, and a memory of ten samples per class.
 
     >>> preset_for("ps-emnist", "default").memory_budget
     310
@@ -59,5 +61,5 @@ def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None) 
     if benchmark in PRESETS or data is None:
         return PRESETS[benchmark][name]
     backbone: BackboneName = "cnn" if len(data.shape) == 3 else "mlp"
-    own = Preset(tasks=max(1, min(5, data.classes // 2)), memory_budget=10 * data.classes, backbone=backbone)
-    return _both(own)[name]
+    custom = Preset(tasks=max(1, min(5, data.classes // 2)), memory_budget=10 * data.classes, backbone=backbone)
+    return _both(custom)[name]

@@ -1,4 +1,4 @@
-"""The PS-* protocols: three label sets times three timelines, as files and by seed."""
+"""The PS-* protocols: label sets and timelines, from files or drawn by a seed."""
 
 import json
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 Paradigm = Literal["parallel", "joint", "serial"]
-"""How tasks share time: as the protocol says (PCL), all from the start (MTL), one after another (SCL)."""
+"""When tasks train: by the protocol's timeline (PCL), all from the start (MTL), or one after another (SCL)."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One label set and one timeline of a protocol, and their number in it."""
+    """One label set and one timeline of a protocol, and their index in it."""
 
     label_set: LabelSet
     timeline: Timeline
@@ -39,7 +39,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The configurations of a benchmark: label sets, and for each of them as many timelines as for the others.
+    """The configurations of a benchmark: label sets, each with the same number of timelines.
 
     >>> import torch
     >>> protocol = draw_protocol(4, 2, torch.arange(4).repeat(10), batch_size=5, seed=0)
@@ -57,7 +57,7 @@ class Protocol:
         if len(self.timelines) != len(self.label_sets) or len({len(row) for row in self.timelines}) != 1:
             counts = [len(row) for row in self.timelines]
             raise DataError(
-                f"{len(self.label_sets)} label sets with {counts} timelines: give each the same number of them"
+                f"{len(self.label_sets)} label sets with {counts} timelines; give each the same number of them"
             )
         for number, (label_set, timelines) in enumerate(zip(self.label_sets, self.timelines, strict=True)):
             try:
@@ -68,27 +68,139 @@ class Protocol:
                 if len(timeline.spans) != len(label_set):
                     raise DataError(
                         f"label set {number} has {len(label_set)} tasks, its timeline {position} has "
-                        f"{len(timeline.spans)}: give each task its first and last step"
+                        f"{len(timeline.spans)}; give each task its first and last step"
                     )
 
     def __len__(self) -> int:
         return len(self.label_sets) * len(self.timelines[0])
 
     def configuration(self, index: int) -> Configuration:
-        """Configuration `index`, label set first: with three timelines each, 3 × label set + timeline."""
+        """Return configuration `index`; with three timelines per label set, the index is 3 × label set + timeline."""
         if not 0 <= index < len(self):
-            raise SpclError(f"there is no configuration {index}: the protocol has 0 to {len(self) - 1}")
+            raise SpclError(f"there is no configuration {index}; the protocol has 0 to {len(self) - 1}")
         label_set, timeline = divmod(index, len(self.timelines[0]))
         return Configuration(self.label_sets[label_set], self.timelines[label_set][timeline], index)
 
     def save(self, path: Path) -> None:
-        """Write the protocol as JSON, in the format that `load_protocol` reads."""
+        """Write the protocol as JSON in the format of `load_protocol`."""
         head = json.dumps({"benchmark": self.benchmark, "batch_size": self.batch_size, "classes": self.classes})
         entries = [
             json.dumps({"label_set": label_set, "timelines": [timeline.spans for timeline in timelines]})
             for label_set, timelines in zip(self.label_sets, self.timelines, strict=True)
         ]
         path.write_text(f'{head[:-1]}, "label_sets": [\n' + ",\n".join(entries) + "\n]}\n", encoding="utf-8")
+
+
+def load_protocol(path: Path) -> Protocol:
+    """Read a protocol file; raise a `DataError` that names the file and the invalid entry.
+
+    The format is JSON: `benchmark`, `batch_size`, `classes`, and `label_sets`, a list of `label_set` (the classes of
+    each task) and its `timelines` (the first and last step of each task, inclusive).
+
+    >>> from pathlib import Path
+    >>> load_protocol(Path("absent.json"))
+    Traceback (most recent call last):
+    spcl.errors.DataError: cannot read the protocol absent.json: No such file or directory
+    """
+    try:
+        content = _File.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read the protocol {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        entry = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(f"the protocol {path} is not valid at {entry}: {first['msg']}") from error
+    try:
+        timelines = tuple(_timelines(number, entry) for number, entry in enumerate(content.label_sets))
+        label_sets = tuple(entry.label_set for entry in content.label_sets)
+        return Protocol(content.benchmark, content.batch_size, content.classes, label_sets, timelines)
+    except SpclError as error:
+        raise DataError(f"the protocol {path} is not valid: {error}") from error
+
+
+def draw_protocol(
+    classes: int,
+    tasks: int | Sequence[int],
+    labels: Tensor,
+    batch_size: int,
+    seed: int,
+    *,
+    overlap: float = 1.0,
+    gap: int = 0,
+    benchmark: str = "custom",
+) -> Protocol:
+    """Draw three label sets and, for each, three timelines that fit the data, by the rules of the PS-* protocols.
+
+    Timeline k of every label set is drawn from the same seed, as in the published protocols: it is the same for all
+    label sets whose tasks have equal lengths.
+
+    Args:
+        classes: The number of classes.
+        tasks: The number of tasks, or the number of classes of each.
+        labels: The training labels, which determine the length of each task.
+        batch_size: The number of samples of a task in a step.
+        seed: The same seed gives the same protocol.
+        overlap: See `Timeline.parallel`.
+        gap: See `Timeline.parallel`.
+        benchmark: The name of the benchmark.
+
+    >>> import torch
+    >>> protocol = draw_protocol(6, 2, torch.arange(6).repeat(100), batch_size=10, seed=0)
+    >>> [configuration.timeline.spans for configuration in map(protocol.configuration, range(3))]
+    [((0, 29), (12, 41)), ((0, 29), (6, 35)), ((0, 29), (22, 51))]
+    """
+    seeds = np.random.SeedSequence(seed).generate_state(6).tolist()
+    label_sets = tuple(draw_label_set(classes, tasks, label_seed) for label_seed in seeds[:3])
+    lengths = [task_durations(labels, label_set, batch_size) for label_set in label_sets]
+    timelines = tuple(
+        tuple(Timeline.parallel(durations, timeline_seed, overlap=overlap, gap=gap) for timeline_seed in seeds[3:])
+        for durations in lengths
+    )
+    return Protocol(benchmark, batch_size, classes, label_sets, timelines)
+
+
+def in_paradigm(configuration: Configuration, paradigm: Paradigm) -> Configuration:
+    """Return the configuration with the timeline of another paradigm; "parallel" keeps the timeline.
+
+    >>> configuration = Configuration(((0,), (1,)), Timeline(((0, 4), (3, 5))), index=0)
+    >>> in_paradigm(configuration, "serial").timeline.spans
+    ((0, 4), (5, 7))
+    >>> in_paradigm(configuration, "joint").timeline.spans
+    ((0, 4), (0, 2))
+    """
+    durations = configuration.timeline.durations
+    match paradigm:
+        case "parallel":
+            return configuration
+        case "joint":
+            return replace(configuration, timeline=Timeline.joint(durations))
+        case "serial":
+            return replace(configuration, timeline=Timeline.serial(durations))
+        case _:
+            raise SpclError(f"there is no paradigm {paradigm!r}; choose one of {', '.join(get_args(Paradigm))}")
+
+
+def check_fit(configuration: Configuration, labels: Tensor, batch_size: int) -> None:
+    """Raise a `DataError` with the differences if the timeline does not fit the data; see `fit`.
+
+    >>> import torch
+    >>> check_fit(Configuration(((0,), (1,)), Timeline(((0, 4), (3, 5))), 0), torch.tensor([0, 0, 1]), batch_size=1)
+    Traceback (most recent call last):
+    spcl.errors.DataError: the timeline does not fit the data at batch size 1: task 0 has 5 steps and needs 2 ...
+    """
+    check_timeline(labels, configuration.label_set, configuration.timeline, batch_size)
+
+
+def fit(configuration: Configuration, labels: Tensor, batch_size: int) -> Configuration:
+    """Return the configuration with its timeline rescaled to the data; one that fits is unchanged.
+
+    >>> import torch
+    >>> configuration = Configuration(((0,), (1,)), Timeline(((0, 39), (20, 59))), index=0)
+    >>> fit(configuration, torch.tensor([0] * 40 + [1] * 20), batch_size=10).timeline.spans
+    ((0, 3), (2, 3))
+    """
+    durations = task_durations(labels, configuration.label_set, batch_size)
+    return replace(configuration, timeline=configuration.timeline.rescaled(durations))
 
 
 class _Strict(BaseModel):
@@ -107,33 +219,6 @@ class _File(_Strict):
     label_sets: tuple[_Entry, ...] = Field(min_length=1)
 
 
-def load_protocol(path: Path) -> Protocol:
-    """Read a protocol file; whatever is wrong with it is a `DataError` that names the file and the place.
-
-    The format is JSON: `benchmark`, `batch_size`, `classes`, and `label_sets`, a list of `label_set` (the classes of
-    each task) and its `timelines` (the first and last step of each task, inclusive).
-
-    >>> from pathlib import Path
-    >>> load_protocol(Path("absent.json"))
-    Traceback (most recent call last):
-    spcl.errors.DataError: cannot read the protocol absent.json: No such file or directory
-    """
-    try:
-        content = _File.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read the protocol {path}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(f"the protocol {path} is not valid at {place}: {first['msg']}") from error
-    try:
-        timelines = tuple(_timelines(number, entry) for number, entry in enumerate(content.label_sets))
-        label_sets = tuple(entry.label_set for entry in content.label_sets)
-        return Protocol(content.benchmark, content.batch_size, content.classes, label_sets, timelines)
-    except SpclError as error:
-        raise DataError(f"the protocol {path} is not valid: {error}") from error
-
-
 def _timelines(number: int, entry: _Entry) -> tuple[Timeline, ...]:
     timelines = []
     for position, spans in enumerate(entry.timelines):
@@ -142,88 +227,3 @@ def _timelines(number: int, entry: _Entry) -> tuple[Timeline, ...]:
         except SpclError as error:
             raise DataError(f"label set {number}, timeline {position}: {error}") from error
     return tuple(timelines)
-
-
-def draw_protocol(
-    classes: int,
-    tasks: int | Sequence[int],
-    labels: Tensor,
-    batch_size: int,
-    seed: int,
-    *,
-    overlap: float = 1.0,
-    gap: int = 0,
-    benchmark: str = "own",
-) -> Protocol:
-    """Draw three label sets and, for each, three timelines that fit the data, by the rules of the PS-* protocols.
-
-    Timeline k of every label set is drawn from the same seed, as in the published protocols: where tasks are of equal
-    length it is the same.
-
-    Args:
-        classes: The number of classes.
-        tasks: The number of tasks, or the number of classes of each.
-        labels: The training labels, which decide how long each task lasts.
-        batch_size: The number of samples of a task in a step.
-        seed: The same seed gives the same protocol.
-        overlap: See `Timeline.parallel`.
-        gap: See `Timeline.parallel`.
-        benchmark: The name to give it.
-
-    >>> import torch
-    >>> protocol = draw_protocol(6, 2, torch.arange(6).repeat(100), batch_size=10, seed=0)
-    >>> [configuration.timeline.spans for configuration in map(protocol.configuration, range(3))]
-    [((0, 29), (12, 41)), ((0, 29), (6, 35)), ((0, 29), (22, 51))]
-    """
-    seeds = np.random.SeedSequence(seed).generate_state(6).tolist()
-    label_sets = tuple(draw_label_set(classes, tasks, label_seed) for label_seed in seeds[:3])
-    lengths = [task_durations(labels, label_set, batch_size) for label_set in label_sets]
-    timelines = tuple(
-        tuple(Timeline.parallel(durations, timeline_seed, overlap=overlap, gap=gap) for timeline_seed in seeds[3:])
-        for durations in lengths
-    )
-    return Protocol(benchmark, batch_size, classes, label_sets, timelines)
-
-
-def in_paradigm(configuration: Configuration, paradigm: Paradigm) -> Configuration:
-    """The same label set and task lengths under another paradigm; "parallel" leaves the timeline as it is.
-
-    >>> configuration = Configuration(((0,), (1,)), Timeline(((0, 4), (3, 5))), index=0)
-    >>> in_paradigm(configuration, "serial").timeline.spans
-    ((0, 4), (5, 7))
-    >>> in_paradigm(configuration, "joint").timeline.spans
-    ((0, 4), (0, 2))
-    """
-    durations = configuration.timeline.durations
-    match paradigm:
-        case "parallel":
-            return configuration
-        case "joint":
-            return replace(configuration, timeline=Timeline.joint(durations))
-        case "serial":
-            return replace(configuration, timeline=Timeline.serial(durations))
-        case _:
-            raise SpclError(f"there is no paradigm {paradigm!r}: choose one of {', '.join(get_args(Paradigm))}")
-
-
-def check_fit(configuration: Configuration, labels: Tensor, batch_size: int) -> None:
-    """Raise a `DataError` that says by how much the timeline misses the data; see `fit`.
-
-    >>> import torch
-    >>> check_fit(Configuration(((0,), (1,)), Timeline(((0, 4), (3, 5))), 0), torch.tensor([0, 0, 1]), batch_size=1)
-    Traceback (most recent call last):
-    spcl.errors.DataError: the timeline does not fit the data at batch size 1: task 0 has 5 steps and needs 2 ...
-    """
-    check_timeline(labels, configuration.label_set, configuration.timeline, batch_size)
-
-
-def fit(configuration: Configuration, labels: Tensor, batch_size: int) -> Configuration:
-    """The configuration with its timeline rescaled to the data; one that fits stays as it is.
-
-    >>> import torch
-    >>> configuration = Configuration(((0,), (1,)), Timeline(((0, 39), (20, 59))), index=0)
-    >>> fit(configuration, torch.tensor([0] * 40 + [1] * 20), batch_size=10).timeline.spans
-    ((0, 3), (2, 3))
-    """
-    durations = task_durations(labels, configuration.label_set, batch_size)
-    return replace(configuration, timeline=configuration.timeline.rescaled(durations))

@@ -1,4 +1,4 @@
-"""Files by name, whether they lie in a folder, a tar.gz or a zip; archives are read in memory, never extracted."""
+"""Access to files by name in a folder, a tar.gz or a zip; archives are read in memory, never extracted."""
 
 import gzip
 import stat
@@ -14,13 +14,15 @@ from spcl.errors import DataError
 __all__ = ["MAX_BYTES", "Source", "file_states", "fingerprint", "open_source"]
 
 MAX_BYTES = 2**30
-"""No file of the sets read here is larger when unpacked; more means an archive made to exhaust memory."""
+"""Largest unpacked size accepted; the published files are smaller, and larger ones may exhaust memory."""
 
 
 class Source(ABC):
-    """Read-only access to the files of one data set, named relative to its top folder with ``/``.
+    """Read-only access to the files of one data set.
 
-    `path` is the folder or archive itself, for messages.
+    Attributes:
+        path: The folder or archive, for messages.
+        names: The files, relative to the top folder and with ``/``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,10 +31,10 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """The contents of one file."""
+        """Return the content of one file."""
 
     def require(self, name: str) -> bytes:
-        """The contents of one file that the format cannot do without."""
+        """Return the content of one file; raise a `DataError` if it is missing."""
         if name not in self.names:
             some = ", ".join(sorted(self.names)[:5]) or "nothing"
             raise DataError(f"{self.path}: expected a file {name}, found {some}")
@@ -42,8 +44,8 @@ class Source(ABC):
 def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
     """Open a folder, a ``.zip`` or a ``.tar.gz``.
 
-    In an archive only the files below its folder `top` count, in a folder those that match `pattern`. An archive with a
-    member that points outside it, or that is a link or a device, is refused whole.
+    Only the files below the folder `top` of an archive are used, and those of a folder that match `pattern`. An archive
+    with a member that points outside it, or that is a link or a device, is an error.
     """
     if path.is_dir():
         return _Folder(path, pattern)
@@ -51,13 +53,13 @@ def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
 
 
 def fingerprint(path: Path, pattern: str = "**/*") -> list[tuple[str, int, int]]:
-    """Name, size and modification time of the files that `open_source` would read: what tells two versions apart."""
+    """Return name, size and modification time of the files that `open_source` reads, to detect changes."""
     root, files = (path, _files(path, pattern)) if path.is_dir() else (path.parent, [path])
     return file_states(root, files)
 
 
 def file_states(root: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Name below `root`, size and modification time of every file."""
+    """Return the name relative to `root`, size and modification time of every file."""
     states = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
     return [(name, state.st_size, state.st_mtime_ns) for name, state in states]
 
@@ -79,7 +81,7 @@ class _Folder(Source):
 
 
 class _Tar(Source):
-    """A gzipped tar can only be read front to back, so one pass takes everything below `top` into memory."""
+    """A gzipped tar archive, read into memory in one pass, as it has no random access."""
 
     def __init__(self, path: Path, top: str) -> None:
         super().__init__(path)
@@ -90,7 +92,7 @@ class _Tar(Source):
             tarfile.open(fileobj=stream, mode="r:") as tar,
         ):
             self._contents = dict(self._members(tar, top))
-            while stream.read(1 << 20):  # only at its very end does gzip compare checksums
+            while stream.read(1 << 20):  # gzip compares checksums only at its end
                 pass
         self.names = frozenset(self._contents)
 
@@ -139,13 +141,13 @@ def _damage_reported(path: Path, kind: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except Exception as error:  # the archive modules raise many kinds on damaged files
+    except Exception as error:  # the archive modules raise many types on damaged files
         raise DataError(f"{path}: expected a {kind}, could not read it ({error})") from error
 
 
 def _inside(archive: Path, member: str) -> PurePosixPath:
-    """The member's path, if it stays inside the archive."""
-    path = PureWindowsPath(member)  # understands both kinds of slash, and drive letters
+    """Return the member's path; raise a `DataError` if it points outside the archive."""
+    path = PureWindowsPath(member)  # parses both kinds of slash, and drive letters
     if path.anchor or ".." in path.parts:
         raise DataError(f"{archive}: refused, because its member {member!r} points outside the archive")
     return PurePosixPath(path.as_posix())

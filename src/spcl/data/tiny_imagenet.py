@@ -1,4 +1,4 @@
-"""Tiny-ImageNet-200 as published: JPEG files of 64×64, labels by line of ``wnids.txt``, some images grey."""
+"""Reader of Tiny-ImageNet-200 as published: JPEG files of 64×64, some grey, with labels by line of ``wnids.txt``."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ ANNOTATIONS = "val/val_annotations.txt"
 
 
 def read_tiny_imagenet(source: Source, name: str) -> ImageData:
-    """Read the training and validation images; the published test images have no labels and are left out."""
+    """Read the training and validation images; the published test images have no labels and are not used."""
     wnids = _lines(source, "wnids.txt")
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     train_x, train_y = _decode(source, _train_labels(source, label_of))
@@ -26,13 +26,13 @@ def read_tiny_imagenet(source: Source, name: str) -> ImageData:
 
 
 def _train_labels(source: Source, label_of: dict[str, int]) -> dict[str, int]:
-    """Label by file, from the folder names ``train/<wnid>/images``."""
+    """Return the label of every file, from the folder names ``train/<wnid>/images``."""
     files = sorted(file for file in source.names if file.startswith("train/") and file.endswith(".JPEG"))
     return {file: _label(source, label_of, file.split("/")[1], file) for file in files}
 
 
 def _validation_labels(source: Source, label_of: dict[str, int]) -> dict[str, int]:
-    """Label by file, from the first two columns of the annotations."""
+    """Return the label of every file, from the first two columns of the annotations."""
     labels = {}
     for line in _lines(source, ANNOTATIONS):
         file, _, rest = line.partition("\t")
@@ -63,7 +63,7 @@ def _decode(source: Source, labels: dict[str, int]) -> tuple[Tensor, Tensor]:
 
 
 def _class_names(source: Source, wnids: list[str]) -> tuple[str, ...]:
-    """The first synonym of ``words.txt``, where there is one."""
+    """Return the first synonym in ``words.txt`` for each class, or its id where there is none."""
     lines = _lines(source, "words.txt") if "words.txt" in source.names else []
     words = {wnid: synonyms.split(",")[0] for wnid, _, synonyms in (line.partition("\t") for line in lines)}
     return tuple(words.get(wnid, wnid) for wnid in wnids)

@@ -1,8 +1,8 @@
-"""ReplayBatch memories: what a model keeps of the tasks it has seen, within a fixed budget of samples.
+"""Replay memories: samples of past tasks within a fixed budget.
 
-:class:`BalancedCoreset` gives every class of the finished tasks the same share (the paper's); :class:`Reservoir` is a
-uniform sample of everything seen so far, for streams without an end. Both are a few lines on top of :class:`Memory`,
-and so is a policy of your own.
+:class:`BalancedCoreset` gives every class of the finished tasks the same share (the paper's policy);
+:class:`Reservoir` is a uniform sample of all samples seen so far, for unbounded streams. Subclass :class:`Memory` for
+other policies.
 """
 
 from spcl.memory.balanced import BalancedCoreset

@@ -1,4 +1,4 @@
-"""The paper's memory: the same number of samples of every class of the finished tasks."""
+"""The paper's memory: equally many samples of every class of the finished tasks."""
 
 from collections.abc import Callable
 
@@ -13,15 +13,15 @@ __all__ = ["BalancedCoreset"]
 
 
 class BalancedCoreset(Memory):
-    """A class-balanced random coreset of the finished tasks (the paper's rehearsal memory).
+    """A class-balanced random coreset of the finished tasks (the paper's replay memory).
 
     Nothing can be drawn until the first task finishes. Then the ``C`` classes of the finished tasks share the budget
     equally: ``⌊budget/C⌋`` samples each, and one more for the first ``budget mod C`` classes in the order in which
-    tasks started. Shares only ever shrink; whenever a task finishes, every class gives up random samples down to its
-    new share. Places that a class with too few samples cannot fill stay empty.
+    tasks started. Whenever a task finishes, the shares shrink and random samples of every class are evicted. A class
+    with fewer samples than its share leaves the rest of it unused.
 
     While a task runs, a uniform sample of each of its classes is kept as candidates, as many as the task would get if
-    it finished now. Logits come from the ``describe`` given to :meth:`finish`.
+    it finished now. Logits are those of the ``model`` given to :meth:`finish`.
 
     >>> import torch
     >>> memory = BalancedCoreset(10, seed=0)
@@ -36,11 +36,11 @@ class BalancedCoreset(Memory):
     >>> memory.finish("digits")
     >>> memory.counts()
     {'digits': [2, 2], 'letters': [2, 2, 2]}
-    >>> [(rehearsal.task, tuple(rehearsal.x.shape)) for rehearsal in memory.draw(32)]
+    >>> [(batch.task, tuple(batch.x.shape)) for batch in memory.draw(32)]
     [('digits', (4, 4)), ('letters', (6, 4))]
     """
 
-    _shared_by = 0  # how many classes had their shares when they were last dealt out
+    _shared_by = 0  # number of finished classes at the last call of `choose`
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Keep the lowest ranks of every class, up to its share."""
@@ -49,35 +49,36 @@ class BalancedCoreset(Memory):
         before = 0
         for task, buffer in self.buffers.items():
             total = finished + (buffer.classes if buffer.running else 0)
-            places = before + np.arange(buffer.classes)
+            positions = before + np.arange(buffer.classes)
             if len(buffer.ranks) > buffer.size or finished != self._shared_by:  # otherwise nothing has changed
-                kept[task] = _lowest(buffer.ranks, buffer.labels, self.budget // total + (places < self.budget % total))
+                shares = self.budget // total + (positions < self.budget % total)
+                kept[task] = _lowest(buffer.ranks, buffer.labels, shares)
             before += 0 if buffer.running else buffer.classes
         self._shared_by = finished
         return kept
 
     def replayable(self, buffer: TaskBuffer) -> bool:
-        """Only finished tasks are replayed."""
+        """Return whether the task is finished."""
         return not buffer.running
 
     def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
-        """Offer a training batch of a running task; logits are not kept, they would be out of date at its end."""
+        """Add a training batch of a running task; ``logits`` are ignored, as they are outdated when the task ends."""
         super().observe(task, x, y)
 
-    def finish(self, task: str, describe: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Make the samples of ``task`` replayable, with the logits that ``describe`` gives for them."""
+    def finish(self, task: str, model: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them."""
         super().finish(task)
-        if describe is not None:
-            self.buffers[task].describe(describe)
+        if model is not None:
+            self.buffers[task].store_logits(model)
 
 
 def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the lowest ranks of every class, as many as its share."""
+    """Return a mask of the lowest ranks of every class, as many as its share."""
     counts = np.bincount(labels, minlength=len(shares))
     if (counts <= shares).all():
         return np.ones(len(ranks), dtype=bool)
     order = np.lexsort((ranks, labels))
-    place = np.arange(len(ranks)) - (counts.cumsum() - counts).repeat(counts)  # of each in its class, by rank
-    marked = np.empty(len(ranks), dtype=bool)
-    marked[order] = place < shares.repeat(counts)
-    return marked
+    position = np.arange(len(ranks)) - (counts.cumsum() - counts).repeat(counts)  # of each sample in its class, by rank
+    mask = np.empty(len(ranks), dtype=bool)
+    mask[order] = position < shares.repeat(counts)
+    return mask

@@ -1,4 +1,4 @@
-"""A uniform sample of everything seen so far, for streams without an end."""
+"""A uniform sample of all samples seen so far, for unbounded streams."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,9 +9,9 @@ __all__ = ["Reservoir"]
 
 
 class Reservoir(Memory):
-    """A uniform random sample of all samples ever observed, of all tasks together (a reservoir, Vitter 1985).
+    """A uniform random sample of all samples observed, over all tasks (reservoir sampling, Vitter 1985).
 
-    It fills while tasks run and can be drawn from at once. Logits are those given to :meth:`observe`.
+    Samples can be drawn while their tasks still run. Logits are those given to :meth:`observe`.
 
     >>> import torch
     >>> memory = Reservoir(100, seed=0)
@@ -25,9 +25,9 @@ class Reservoir(Memory):
     """
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:
-        """Keep the lowest ranks of all."""
+        """Keep the lowest ranks over all tasks."""
         ranks = np.concatenate([buffer.ranks for buffer in self.buffers.values()])
         if len(ranks) <= self.budget:
             return {}
-        first_to_go = np.partition(ranks, self.budget)[self.budget]
-        return {task: buffer.ranks < first_to_go for task, buffer in self.buffers.items()}
+        threshold = np.partition(ranks, self.budget)[self.budget]
+        return {task: buffer.ranks < threshold for task, buffer in self.buffers.items()}

@@ -1,4 +1,4 @@
-"""Where the samples of one task lie."""
+"""Storage for the samples of one task."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,22 +11,23 @@ from torch import Tensor
 
 __all__ = ["TaskBuffer"]
 
-DESCRIBED_AT_ONCE = 256
+BATCH_SIZE = 256  # samples per call of the model in `store_logits`
 
 
 class TaskBuffer:
-    """The samples of one task: growing tensors ``x``, ``y`` and perhaps ``logits``, in rows without gaps.
+    """The samples of one task: growing tensors ``x``, ``y`` and optionally ``logits``, contiguous without gaps.
 
-    What is needed to choose among samples lies on the host, so that choosing never waits for an accelerator: ``labels``
-    and ``ranks`` have one entry per row, followed by those of newcomers that are not stored yet (:meth:`offer`); so has
-    ``edits``, how often a row's inputs were replaced.
-    :meth:`retain` stores the newcomers that were chosen and forgets the other rows.
+    The metadata used to choose samples is on the host, so that choosing does not synchronize with an accelerator:
+    ``labels``, ``ranks`` and ``edits`` (how often a sample's inputs were replaced) have one entry per stored sample,
+    followed by those of candidates that are not stored yet (:meth:`add_candidates`).
+    :meth:`retain` stores the chosen candidates and evicts the samples that were not chosen.
 
     Attributes:
-        classes: how many classes the task has; a task without classes counts as one class.
-        labelled: whether the task has classes, that is, whether ``y`` holds labels.
+        classes: number of classes of the task; a task without classes counts as one class.
+        labelled: whether the task has classes, so that ``y`` holds labels.
         running: whether the task still gets samples.
-        nbytes: the bytes of all stored rows.
+        size: number of stored samples.
+        nbytes: bytes of all stored samples.
     """
 
     def __init__(self, classes: int | None) -> None:
@@ -41,26 +42,26 @@ class TaskBuffer:
         self.nbytes = 0
 
     def prepare(self, name: str, like: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> None:
-        """Make an empty field for rows such as those of ``like``, unless there is one."""
+        """Create an empty field for samples like ``like``, unless it exists."""
         if name not in self.fields:
             self.fields[name] = torch.empty(
                 (0, *like.shape[1:]), dtype=dtype or like.dtype, device=device or like.device
             )
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
-        """Bring the classes of targets ``y`` to the host."""
+        """Return the classes of targets ``y`` on the host."""
         if not self.labelled:
             return np.zeros(len(y), dtype=np.int64)
         return y.detach().cpu().numpy().astype(np.int64)
 
-    def offer(self, ranks: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
-        """Enter newcomers behind the stored rows."""
+    def add_candidates(self, ranks: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
+        """Append the metadata of samples that :meth:`retain` may store."""
         self.ranks = np.concatenate([self.ranks, ranks])
         self.labels = np.concatenate([self.labels, labels])
         self.edits = np.concatenate([self.edits, np.zeros(len(ranks), dtype=np.int64)])
 
     def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> None:
-        """Keep the rows that ``kept`` marks; the newcomers among them are taken from ``batch``."""
+        """Keep the samples in the mask ``kept`` and evict the others; kept candidates are copied from ``batch``."""
         source = _layout(kept, self.size)
         slots = np.arange(len(source))
         moved = slots[(source < self.size) & (source != slots)]
@@ -68,36 +69,33 @@ class TaskBuffer:
         if len(moved):
             for name in self.fields:
                 self.overwrite(name, moved, self.take(name, source[moved]))
-        self._fit(len(source))
+        self._resize(len(source))
         if len(new):
-            self._put(new, {name: _pick(rows, source[new] - self.size) for name, rows in batch.items()})
+            self._put(new, {name: _select(samples, source[new] - self.size) for name, samples in batch.items()})
         self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
         self.size = len(source)
-        self._weigh()
+        self._update_nbytes()
 
     def take(self, name: str, slots: NDArray[np.int64]) -> Tensor:
-        """Copy the rows ``slots`` of a field."""
-        return _pick(self.fields[name], slots)
+        """Return a copy of the samples ``slots`` of a field."""
+        return _select(self.fields[name], slots)
 
-    def overwrite(self, name: str, slots: NDArray[np.int64], rows: Tensor) -> None:
-        """Put ``rows`` in the place of the rows ``slots`` of a field."""
+    def overwrite(self, name: str, slots: NDArray[np.int64], samples: Tensor) -> None:
+        """Replace the samples ``slots`` of a field."""
         field = self.fields[name]
-        rows = rows.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
-        field.index_copy_(0, _index(slots, field), rows)
+        samples = samples.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
+        field.index_copy_(0, _index(slots, field), samples)
 
     @torch.no_grad()
-    def describe(self, model: Callable[[Tensor], Tensor]) -> None:
-        """Store the logits that ``model`` gives now for every row."""
-        for start in range(0, self.size, DESCRIBED_AT_ONCE):
-            slots = np.arange(start, min(start + DESCRIBED_AT_ONCE, self.size))
+    def store_logits(self, model: Callable[[Tensor], Tensor]) -> None:
+        """Store the logits of ``model`` for every sample."""
+        for start in range(0, self.size, BATCH_SIZE):
+            slots = np.arange(start, min(start + BATCH_SIZE, self.size))
             self.overwrite("logits", slots, self._same_width(model(self.take("x", slots))))
-        self._weigh()
-
-    def _weigh(self) -> None:
-        self.nbytes = sum([field.nbytes // len(field) * self.size for field in self.fields.values() if len(field)])
+        self._update_nbytes()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything as plain data; the tensors are views of the stored ones."""
+        """Return the state as plain data; the tensors are views of the stored ones."""
         return {
             "classes": self.classes if self.labelled else None,
             "running": self.running,
@@ -108,60 +106,63 @@ class TaskBuffer:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | None) -> "TaskBuffer":
-        """Build the buffer whose state this is, its inputs and logits on ``device`` (default: where they are)."""
+        """Restore a buffer from :meth:`state_dict`, with inputs and logits on ``device`` (None: unchanged)."""
         buffer = cls(state["classes"])
         buffer.running = state["running"]
         buffer.ranks = state["ranks"].cpu().numpy().copy()
         buffer.edits = state["edits"].cpu().numpy().copy()
         buffer.size = len(buffer.ranks)
-        places = {"y": torch.device("cpu")}
-        buffer.fields = {name: f.to(places.get(name, device), copy=True) for name, f in state["fields"].items()}
+        devices = {"y": torch.device("cpu")}
+        buffer.fields = {name: f.to(devices.get(name, device), copy=True) for name, f in state["fields"].items()}
         if buffer.fields:
             buffer.labels = buffer.labels_of(buffer.fields["y"])
-        buffer._weigh()
+        buffer._update_nbytes()
         return buffer
 
-    def _fit(self, size: int) -> None:
-        """Give every field room for ``size`` rows, and for at most twice as many."""
+    def _update_nbytes(self) -> None:
+        self.nbytes = sum([field.nbytes // len(field) * self.size for field in self.fields.values() if len(field)])
+
+    def _resize(self, size: int) -> None:
+        """Reallocate fields whose capacity is not between ``size`` and ``2 * size`` samples."""
         for name, field in self.fields.items():
             if not size <= len(field) <= 2 * size:
-                room = max(size, 2 * len(field)) if len(field) < size else size
-                fitted = field.new_empty((room, *field.shape[1:]))
-                fitted[: len(field)] = field[:room]
-                self.fields[name] = fitted
+                capacity = max(size, 2 * len(field)) if len(field) < size else size
+                resized = field.new_empty((capacity, *field.shape[1:]))
+                resized[: len(field)] = field[:capacity]
+                self.fields[name] = resized
 
     def _put(self, slots: NDArray[np.int64], batch: Mapping[str, Tensor]) -> None:
-        for name, rows in batch.items():
-            self.overwrite(name, slots, self._same_width(rows) if name == "logits" else rows)
+        for name, samples in batch.items():
+            self.overwrite(name, slots, self._same_width(samples) if name == "logits" else samples)
         if "logits" in self.fields and "logits" not in batch:
             self.fields["logits"].index_fill_(0, _index(slots, self.fields["logits"]), math.nan)
 
     def _same_width(self, logits: Tensor) -> Tensor:
-        """Give the stored and the new logits the same number of classes, NaN where a class did not exist yet."""
+        """Widen the stored or the new logits to the same number of classes, with NaN for classes added later."""
         field = self.fields.get("logits")
         if field is None:
-            room = len(self.fields["x"])
-            field = logits.new_full((room, *logits.shape[1:]), math.nan, device=self.fields["x"].device)
+            capacity = len(self.fields["x"])
+            field = logits.new_full((capacity, *logits.shape[1:]), math.nan, device=self.fields["x"].device)
         width = max((*field.shape[1:2], *logits.shape[1:2]), default=0)
         self.fields["logits"] = _widened(field, width)
         return _widened(logits, width)
 
 
 def _layout(kept: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
-    """Say which row goes to every slot: stored rows stay where they are if they can, all others fill the gaps."""
-    rows = np.flatnonzero(kept)
-    source = np.arange(len(rows))
-    stays = kept[: len(rows)] & (source < size)
-    source[~stays] = rows[rows >= min(len(rows), size)]
+    """Return the old index of the sample in each new slot; stored samples move only to fill gaps."""
+    chosen = np.flatnonzero(kept)
+    source = np.arange(len(chosen))
+    stays = kept[: len(chosen)] & (source < size)
+    source[~stays] = chosen[chosen >= min(len(chosen), size)]
     return source
 
 
-def _index(rows: NDArray[np.int64], tensor: Tensor) -> Tensor:
-    return torch.from_numpy(rows).to(tensor.device, non_blocking=tensor.is_cuda)
+def _index(indices: NDArray[np.int64], tensor: Tensor) -> Tensor:
+    return torch.from_numpy(indices).to(tensor.device, non_blocking=tensor.is_cuda)
 
 
-def _pick(tensor: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    return tensor.detach().index_select(0, _index(rows, tensor))
+def _select(tensor: Tensor, indices: NDArray[np.int64]) -> Tensor:
+    return tensor.detach().index_select(0, _index(indices, tensor))
 
 
 def _widened(logits: Tensor, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Backbones, what all tasks share: each is an `nn.Module` whose attribute `feature_dim` is the length of its output."""
+"""Backbones shared by all tasks: modules whose attribute `feature_dim` is the length of their output."""
 
 from spcl.models.backbone import Backbone
 from spcl.models.cnn import SmallCNN

@@ -1,4 +1,4 @@
-"""Modules one after another that together are a backbone."""
+"""A sequence of modules as a backbone."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ __all__ = ["Backbone"]
 
 
 class Backbone(nn.Sequential):
-    """A sequence of modules that ends in a backbone, whose `feature_dim` it takes over.
+    """A sequence of modules with the `feature_dim` of the last one.
 
     >>> from spcl.models import MLP, Normalise
     >>> Backbone(Normalise(mean=0.13, std=0.31), MLP(784)).feature_dim

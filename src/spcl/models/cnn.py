@@ -1,4 +1,4 @@
-"""The small convolutional network of the CIFAR-10 toy."""
+"""A small convolutional network, the backbone of toy-cifar10."""
 
 from torch import Tensor, nn
 
@@ -9,11 +9,11 @@ __all__ = ["SmallCNN"]
 
 
 class SmallCNN(nn.Module):
-    """Three 3×3 convolutions (32, 64, 64 filters, no padding) with 2×2 max-pools between them, and a dense layer of 64.
+    """Three 3×3 convolutions (32, 64, 64 filters, no padding) with 2×2 max-pooling between, and a linear layer of 64.
 
     Args:
-        channels: Of the images: 3 for colour, 1 for grey.
-        image_size: Their height and width, or one number for both.
+        channels: Channels of the images: 3 for colour, 1 for grey.
+        image_size: Height and width of the images, or one number for both.
 
     >>> import torch
     >>> model = SmallCNN(channels=3, image_size=32)
@@ -28,10 +28,7 @@ class SmallCNN(nn.Module):
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
         if min(rows, columns) < 1:
-            raise SpclError(
-                f"images of {height}×{width} are too small: three convolutions need at least 18×18; "
-                "use an MLP (on the command line --set backbone=mlp)"
-            )
+            raise SpclError(f"images are {height}×{width}, but the convolutions need at least 18×18; use an MLP")
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
@@ -46,6 +43,6 @@ class SmallCNN(nn.Module):
         initialise_he(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch of images."""
+        """Return the features of a batch of images."""
         features: Tensor = self.dense(self.convolutions(x))
         return features

@@ -1,4 +1,4 @@
-"""How the weights of all backbones begin."""
+"""Weight initialisation of all backbones."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ __all__ = ["initialise_he"]
 
 
 def initialise_he(module: nn.Module) -> None:
-    """Draw the weights of convolutions and linear layers from N(0, 2 / fan-in), with zero biases (He et al., 2015).
+    """Draw the weights of convolutions and linear layers from N(0, 2 / fan-in) and zero the biases (He et al., 2015).
 
     >>> layer = nn.Linear(10_000, 100)
     >>> initialise_he(layer)

@@ -1,4 +1,4 @@
-"""The multi-layer perceptron of PS-EMNIST."""
+"""A multi-layer perceptron, the backbone of PS-EMNIST."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,9 +11,9 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Module):
-    """Fully connected layers, each followed by ReLU; samples of any shape are flattened.
+    """Linear layers, each followed by ReLU; samples of any shape are flattened.
 
-    The default, 784–128–64, is the backbone of PS-EMNIST (paper §5.2; the widths are those of its published code).
+    The default widths, 784–128–64, are those of PS-EMNIST (paper §5.2 and its published code).
 
     >>> import torch
     >>> model = MLP(inputs=28 * 28)
@@ -29,6 +29,6 @@ class MLP(nn.Module):
         initialise_he(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch."""
+        """Return the features of a batch."""
         features: Tensor = self.layers(x)
         return features

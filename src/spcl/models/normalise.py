@@ -1,4 +1,4 @@
-"""From bytes to normalised floats, inside the model, so that data can be kept and moved as bytes."""
+"""Conversion of bytes to normalised floats inside the model, so that data is stored and transferred as bytes."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ __all__ = ["Normalise"]
 
 
 class Normalise(nn.Module):
-    """`(x / 255 - mean) / std` in float32, for x of bytes or floats from 0 to 255.
+    """Normalisation `(x / 255 - mean) / std` in float32, for bytes or floats from 0 to 255.
 
     Args:
-        mean: Of the data scaled to 0 … 1: one number, or one for each channel (dimension 1).
-        std: The standard deviation, likewise.
+        mean: Mean of the data scaled to 0 … 1: one number, or one per channel (dimension 1).
+        std: Standard deviation of the data scaled to 0 … 1, likewise.
 
     >>> import torch
     >>> Normalise(mean=0.5, std=0.25)(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
@@ -30,7 +30,7 @@ class Normalise(nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).flatten())
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).flatten())
         if self.mean.shape != self.std.shape or not bool((self.std > 0).all()):
-            raise SpclError(f"mean {mean} and std {std}: give as many of one as of the other, every std positive")
+            raise SpclError(f"mean is {mean} and std {std}; give equally many of both, and every std positive")
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise a batch; dimension 1 holds the channels."""

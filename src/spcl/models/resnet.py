@@ -12,12 +12,12 @@ __all__ = ["ResNet18"]
 class ResNet18(nn.Module):
     """ResNet-18 (He et al., 2016) with a 3×3 stride-1 stem and a 2×2 max-pool.
 
-    It is the backbone of PS-CIFAR-100 and PS-ImageNet-TINY (paper §5.2).
+    The backbone of PS-CIFAR-100 and PS-ImageNet-TINY (paper §5.2).
 
     Args:
-        channels: Of the images.
-        batch_norm_momentum: The weight of the newest batch in the running statistics (PyTorch's convention);
-            the published networks use 0.01.
+        channels: Channels of the images.
+        batch_norm_momentum: Weight of the newest batch in the running statistics (PyTorch's convention); the published
+            networks use 0.01.
 
     >>> import torch
     >>> model = ResNet18()
@@ -42,7 +42,7 @@ class ResNet18(nn.Module):
         initialise_he(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of a batch of images: the last stage's, averaged over the positions."""
+        """Return the features of a batch of images: the last stage averaged over positions."""
         features: Tensor = self.stages(self.stem(x))
         return features.mean(dim=(2, 3))
 

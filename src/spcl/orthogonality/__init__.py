@@ -1,4 +1,4 @@
-"""Orthogonal convolutions: the doubly-block Toeplitz penalty, its gradient, and measures of a layer's filters."""
+"""Orthogonal convolutions: the doubly-block Toeplitz (DBT) penalty, its gradient, and statistics of filters."""
 
 from spcl.orthogonality.layers import LayerChoice
 from spcl.orthogonality.penalty import add_orthogonality_gradient, orthogonality_penalty

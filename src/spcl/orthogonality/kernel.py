@@ -1,4 +1,4 @@
-"""The DBT penalty of kernels and its gradient, by whichever of four exact methods costs least."""
+"""The DBT penalty of layers and its gradient, by the cheapest of four exact methods."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ __all__ = ["layer_penalty", "layers_penalty"]
 
 @torch.no_grad()
 def layer_penalty(layer: Layer, gradient: Tensor | None = None, alpha: float = 1.0) -> Tensor:
-    """The penalty of one layer; adds `alpha` times its gradient to `gradient`, a tensor of the weight's shape.
+    """Return the penalty of one layer, and add `alpha` times its gradient to `gradient`, of the weight's shape.
 
     >>> weight = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
     >>> layer_penalty(Layer("linear", weight, groups=1, stride=()), gradient := torch.zeros(2, 2))
@@ -32,10 +32,10 @@ def layer_penalty(layer: Layer, gradient: Tensor | None = None, alpha: float = 1
 
 @torch.no_grad()
 def layers_penalty(layers: Sequence[Layer], gradients: Sequence[Tensor | None], alpha: float = 1.0) -> Tensor:
-    """The penalty of several layers; adds `alpha` times their gradients to those of `gradients` that are given.
+    """Return the penalty of several layers, and add `alpha` times their gradients to `gradients` (None: none needed).
 
-    On an accelerator layers of one shape are treated as one, because many small kernels are slower there than a few
-    large ones; on a CPU one at a time, which takes the least memory.
+    On an accelerator, layers of the same shape are computed as one batch, because many small CUDA kernels are slower
+    than a few large ones; on a CPU one layer at a time, which needs the least memory.
 
     >>> layers = [Layer("", torch.full((1, 1), size), groups=1, stride=()) for size in (2.0, 3.0)]
     >>> layers_penalty(layers, [None, None])
@@ -44,28 +44,29 @@ def layers_penalty(layers: Sequence[Layer], gradients: Sequence[Tensor | None], 
     pairs = list(zip(layers, gradients, strict=True))
     if layers[0].weight.device.type == "cpu":
         return torch.stack([layer_penalty(layer, gradient, alpha) for layer, gradient in pairs]).sum()
-    alike = groupby(sorted(pairs, key=_kind), key=_kind)
-    return torch.stack([_joint_penalty(list(group), alpha) for _, group in alike]).sum()
+    batches = groupby(sorted(pairs, key=_batch_key), key=_batch_key)
+    return torch.stack([_joint_penalty(list(batch), alpha) for _, batch in batches]).sum()
 
 
-def _joint_penalty(alike: Sequence[tuple[Layer, Tensor | None]], alpha: float) -> Tensor:
-    layer, gradient = alike[0]
-    if len(alike) == 1:
+def _joint_penalty(batch: Sequence[tuple[Layer, Tensor | None]], alpha: float) -> Tensor:
+    """Return the penalty of layers of the same shape, computed at once."""
+    layer, gradient = batch[0]
+    if len(batch) == 1:
         return layer_penalty(layer, gradient, alpha)
     with torch.autocast(layer.weight.device.type, enabled=False):
-        kernels = _joined([_kernel(layer) for layer, _ in alike])
+        kernels = _joined([_kernel(layer) for layer, _ in batch])
         if gradient is None:
             return _kernel_penalty(kernels, layer.stride, None, alpha)
         found = torch.zeros_like(kernels)
         penalty = _kernel_penalty(kernels, layer.stride, found, alpha)
-        for (_, target), part in zip(alike, found.chunk(len(alike)), strict=True):
+        for (_, target), part in zip(batch, found.chunk(len(batch)), strict=True):
             assert target is not None
             target.add_(part.view(target.shape))
         return penalty
 
 
 def _joined(kernels: Sequence[Tensor]) -> Tensor:
-    """The kernels as groups of one, whose taps lie outermost in memory, as :func:`spectral_penalty` wants them."""
+    """Concatenate kernels as groups of one, with taps outermost in memory, the layout of :func:`spectral_penalty`."""
     taps = range(3, kernels[0].ndim)
     parts = [kernel.permute(*taps, 0, 1, 2) for kernel in kernels]
     groups = sum(len(kernel) for kernel in kernels)
@@ -74,7 +75,7 @@ def _joined(kernels: Sequence[Tensor]) -> Tensor:
     return whole.movedim((-3, -2, -1), (0, 1, 2))
 
 
-def _kind(pair: tuple[Layer, Tensor | None]) -> tuple[object, ...]:
+def _batch_key(pair: tuple[Layer, Tensor | None]) -> tuple[object, ...]:
     layer, gradient = pair
     return tuple(layer.weight.shape), layer.groups, layer.stride, str(layer.weight.dtype), gradient is None
 

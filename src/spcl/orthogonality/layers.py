@@ -1,27 +1,27 @@
-"""Which layers of a module are made orthogonal, and the kernel that each of them applies."""
+"""The layers of a module that the penalty applies to, and their kernels."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import gcd
 
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
+from spcl.suggestions import did_you_mean
 
 __all__ = ["Layer", "LayerChoice", "find_layers"]
 
 LayerChoice = Callable[[str, nn.Module], bool] | Iterable[str] | None
-"""All convolutions and linear layers (`None`), those for which `choice(name, layer)` holds, or those named."""
+"""All convolutions and linear layers (`None`), those for which `choice(name, layer)` is true, or those named."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution as its kernel sees it: how many groups, and by how many taps neighbouring outputs are apart.
+    """A convolution or linear layer: its weight, groups, and the distance of neighbouring outputs in taps.
 
-    A transposed convolution is the adjoint of the convolution that has the same `weight`, whose rows are meant here.
+    A transposed convolution is described by its adjoint, the convolution with the same `weight`.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Layer:
 
 
 def find_layers(module: nn.Module, choice: LayerChoice = None) -> list[Layer]:
-    """The chosen convolutions and linear layers of `module`, in the module's own order.
+    """Return the chosen convolutions and linear layers of `module`, in the order of `named_modules`.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
     >>> [(layer.name, layer.stride) for layer in find_layers(net)]
@@ -45,11 +45,10 @@ def find_layers(module: nn.Module, choice: LayerChoice = None) -> list[Layer]:
     else:
         chosen = {choice} if isinstance(choice, str) else set(choice)
     for name in chosen - set(eligible):
-        near = get_close_matches(name, eligible) or list(eligible)[:5]
-        raise SpclError(f"no convolution or linear layer is named {name!r}; did you mean one of {near}?")
+        raise SpclError(f"no convolution or linear layer is named {name!r}; {did_you_mean(name, eligible)}")
     if not chosen:
         raise SpclError(
-            f"nothing to make orthogonal: none of the {len(eligible)} convolutions and linear layers chosen"
+            f"none of the {len(eligible)} convolutions and linear layers is chosen; choose at least one layer"
         )
     return [_as_layer(name, m) for name, m in eligible.items() if name in chosen]
 
@@ -62,5 +61,5 @@ def _as_layer(name: str, module: nn.Module) -> Layer:
 
 
 def _stride_in_taps(stride: Iterable[int], dilation: Iterable[int]) -> tuple[int, ...]:
-    # Outputs lie `s` inputs apart and taps `d`: two shifted copies of a kernel share taps only at multiples of both.
+    # Outputs are `s` inputs apart and taps `d`: two shifted copies of a kernel share taps only at multiples of both.
     return tuple(s // gcd(s, d) for s, d in zip(stride, dilation, strict=True))

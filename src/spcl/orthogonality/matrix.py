@@ -1,4 +1,4 @@
-"""The penalty of kernels that never overlap a shifted copy of themselves: linear layers, 1×1 and patch convolutions."""
+"""The penalty of kernels no larger than their stride: linear layers, 1×1 and patch convolutions."""
 
 from torch import Tensor
 
@@ -6,10 +6,9 @@ __all__ = ["matrix_penalty"]
 
 
 def matrix_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> Tensor:
-    """‖KKᵀ − I‖² summed over the groups of a (groups, N, C) kernel; adds `alpha` · 4(KKᵀ − I)K to `gradient`.
+    """Return ‖KKᵀ − I‖² summed over the groups of a (groups, N, C) kernel; add `alpha` · 4(KKᵀ − I)K to `gradient`.
 
-    With N > C the same numbers come from the smaller KᵀK: ‖KKᵀ − I‖² = ‖KᵀK − I‖² + N − C and
-    (KKᵀ − I)K = K(KᵀK − I).
+    For N > C the smaller KᵀK gives the same: ‖KKᵀ − I‖² = ‖KᵀK − I‖² + N − C and (KKᵀ − I)K = K(KᵀK − I).
 
     >>> import torch
     >>> matrix_penalty(torch.ones(1, 2, 1), None, 1.0)

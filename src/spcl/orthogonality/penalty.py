@@ -1,4 +1,4 @@
-"""The DBT penalty of a whole module: as a differentiable loss, or as a gradient added to given buffers."""
+"""The DBT penalty of a module, as a differentiable loss or as a gradient added to buffers."""
 
 from collections.abc import Mapping
 from typing import Any, Never
@@ -14,7 +14,7 @@ __all__ = ["add_orthogonality_gradient", "orthogonality_penalty"]
 
 
 def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tensor:
-    r"""How far the convolutions and linear layers of `module` are from being orthogonal maps.
+    r"""Return the squared distance of the convolutions and linear layers of `module` from orthogonal maps.
 
     A convolution is a product with a doubly-block Toeplitz (DBT) matrix 𝓜, whose rows are copies of the kernel K
     (N×C×k×k) shifted by multiples of the stride S. The penalty is ‖𝓜𝓜ᵀ − I‖² per output position, summed over
@@ -24,19 +24,19 @@ def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tens
         penalty   = Σ_s ‖O_s‖²                              with I subtracted from O_0
 
     - Linear layers are the case k = 1: ‖WWᵀ − I‖².
-    - Every group of a grouped convolution has a matrix of its own; they share no input.
-    - Dilated kernels overlap where the shift is a multiple of the dilation as well.
+    - Each group of a grouped convolution has its own matrix; groups share no input.
+    - Dilated kernels overlap where the shift is also a multiple of the dilation.
     - A transposed convolution is the adjoint of the convolution with the same weight. The penalty is that
       convolution's: it makes the *columns* of the transposed convolution orthonormal.
 
-    It is always the rows that count. Where there are too many of them to be orthonormal, as in a linear layer with more
-    outputs than inputs, the penalty is least, and positive, when the columns are.
+    The penalty is on the rows. Where there are too many of them to be orthonormal, as in a linear layer with more
+    outputs than inputs, its minimum is positive and reached when the columns are orthonormal.
 
-    The gradient is in closed form and is computed with the value, so `backward` costs nothing more; it cannot be
-    differentiated again.
+    The gradient is in closed form and computed with the value, so `backward` adds no cost; it cannot be differentiated
+    again.
 
     Args:
-        module: Any module. A lone layer has the name `""`.
+        module: Any module. A single layer has the name `""`.
         layers: All convolutions and linear layers (`None`), a predicate `(name, layer) -> bool`, or names.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 1, 2, bias=False), nn.Linear(2, 2))
@@ -58,16 +58,16 @@ def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tens
 def add_orthogonality_gradient(
     module: nn.Module, buffers: Mapping[nn.Parameter, Tensor], alpha: float = 1.0, layers: LayerChoice = None
 ) -> Tensor:
-    """Adds `alpha` times the gradient of `orthogonality_penalty` to `buffers` and returns the penalty.
+    """Add `alpha` times the gradient of `orthogonality_penalty` to `buffers` and return the penalty.
 
-    For training loops that keep gradients in storage of their own: the penalty depends on the weights alone, so its
-    gradient is found once per step and added to every task's (line 5 of the paper's Algorithm 2).
-    Nothing waits for the device.
+    For training loops that manage gradients themselves: the penalty depends on the weights alone, so its gradient is
+    computed once per step and added to every task's gradient (line 5 of the paper's Algorithm 2).
+    The call does not synchronize with the device.
 
     Args:
-        module: The module whose layers are meant.
-        buffers: For the weight of every chosen layer, a tensor of its shape, such as a view into one flat gradient.
-            Frozen weights need none: they count in the penalty.
+        module: The module with the layers.
+        buffers: A tensor of the same shape for the weight of every chosen layer, such as a view into one flat gradient.
+            Frozen weights need none; they still count in the penalty.
         alpha: The weight α of the penalty in the loss.
         layers: As in `orthogonality_penalty`.
 
@@ -85,13 +85,13 @@ def add_orthogonality_gradient(
 
 def _buffer(layer: Layer, buffers: Mapping[nn.Parameter, Tensor]) -> Tensor | None:
     if not isinstance(layer.weight, nn.Parameter):
-        raise SpclError(f"the weight of {layer.name!r} is computed from other parameters: use orthogonality_penalty")
+        raise SpclError(f"the weight of {layer.name!r} is computed from other parameters; use orthogonality_penalty")
     buffer = buffers.get(layer.weight)
     if buffer is None and layer.weight.requires_grad:
-        raise SpclError(f"no buffer for the weight of {layer.name!r}: give one, or leave the layer out by `layers`")
+        raise SpclError(f"no buffer for the weight of {layer.name!r}; add one, or exclude the layer with `layers`")
     if buffer is not None and buffer.shape != layer.weight.shape:
         raise SpclError(
-            f"the buffer for {layer.name!r} is {tuple(buffer.shape)}, its weight {tuple(layer.weight.shape)}"
+            f"the buffer for {layer.name!r} has shape {tuple(buffer.shape)}, but its weight {tuple(layer.weight.shape)}"
         )
     return buffer
 
@@ -116,7 +116,7 @@ class _Penalty(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    # `once_differentiable` would let a second differentiation pass in silence when the penalty is itself the loss.
+    # Not `once_differentiable`: it raises no error on double backward when the penalty itself is the loss.
     @staticmethod
     def forward(ctx: Any, output_gradient: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
         return output_gradient * gradient

@@ -1,4 +1,4 @@
-"""The penalty of strided kernels in few large products, for accelerators."""
+"""The penalty of strided kernels in a few large products, for accelerators."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,11 +12,11 @@ __all__ = ["phase_penalty"]
 
 
 def phase_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None, alpha: float) -> Tensor:
-    """Σ_s ‖O_s − δ_s I‖² over the shifts s that are multiples of the stride, for a (groups, N, C, taps…) kernel.
+    """Return Σ_s ‖O_s − δ_s I‖² over the shifts s that are multiples of the stride, for a (groups, N, C, taps…) kernel.
 
-    Taps that meet under such shifts lie a multiple of the stride S apart, so a kernel of stride S is one of stride 1
+    Taps that overlap under such shifts are a multiple of the stride S apart, so a kernel of stride S is one of stride 1
     whose channels are the pairs of a channel and a phase p mod S. For a 3×3 kernel of stride 2, padded with zeros to
-    4×4, that is twice the arithmetic of :func:`~spcl.orthogonality.shifts.shift_penalty` in a third of the steps.
+    4×4, that takes twice the operations of :func:`~spcl.orthogonality.shifts.shift_penalty` in a third of the launches.
 
     >>> import torch
     >>> phase_penalty(torch.ones(1, 1, 1, 3), [2], None, 1.0)  # O_0 = 3 and O_±2 = 1
@@ -26,7 +26,7 @@ def phase_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None
     padded = pad(kernel, [amount for last in reversed(missing) for amount in (0, last)])
     counts = [size // step for size, step in zip(padded.shape[3:], stride, strict=True)]
     first = range(3, 3 + 2 * len(stride), 2)
-    order = [0, 1, 2, *(axis + 1 for axis in first), *first]  # phases next to the channels, then the taps of a phase
+    order = [0, 1, 2, *(axis + 1 for axis in first), *first]  # the phases follow the channels, then the taps of a phase
     by_phase = padded.view(*kernel.shape[:3], *(n for pair in zip(counts, stride, strict=True) for n in pair))
     phases = by_phase.permute(order).reshape(*kernel.shape[:2], kernel.shape[2] * prod(stride), *counts)
     if gradient is None:

@@ -9,16 +9,16 @@ __all__ = ["shift_penalty"]
 
 
 def shift_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None, alpha: float) -> Tensor:
-    """Σ_s ‖O_s − δ_s I‖² over the shifts s that are multiples of the stride, for a (groups, N, C, taps…) kernel.
+    """Return Σ_s ‖O_s − δ_s I‖² over the shifts s that are multiples of the stride, for a (groups, N, C, taps…) kernel.
 
-    O_s = A Bᵀ, where A and B are the parts of the kernel that a copy shifted by s has in common with it, flattened to
-    N rows. As O_{−s} = O_sᵀ half of the shifts suffice, and each gives 4 O_s B to the gradient at A and 4 O_sᵀ A at B.
+    O_s = A Bᵀ, where A and B are the parts of the kernel that overlap with a copy shifted by s, flattened to N rows.
+    As O_{−s} = O_sᵀ half of the shifts suffice, and each adds 4 O_s B to the gradient at A and 4 O_sᵀ A at B.
 
     >>> import torch
     >>> shift_penalty(torch.ones(1, 1, 1, 3), [2], None, 1.0)  # O_0 = 3 and O_±2 = 1
     tensor(6.)
     """
-    taps = kernel.movedim(2, -1).contiguous()  # channels last, so that the parts of a kernel are cheap to flatten
+    taps = kernel.movedim(2, -1).contiguous()  # channels last: the parts of a kernel are cheap to flatten
     target = None if gradient is None else gradient.movedim(2, -1)
     penalty = kernel.new_zeros(())
     for ahead, behind in _overlaps(kernel.shape[3:], stride):
@@ -39,7 +39,7 @@ def _add(target: Tensor, product: Tensor, factor: float) -> None:
 
 
 def _overlaps(sizes: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """For the zero shift and one of every other pair ±s: the taps at p + s and the taps at p that overlap."""
+    """Yield the overlapping taps at p + s and at p, for s = 0 and one of each pair ±s."""
     reach = [(size - 1) // step * step for size, step in zip(sizes, stride, strict=True)]
     everything = (slice(None), slice(None))
     for shift in product(*(range(-r, r + 1, step) for r, step in zip(reach, stride, strict=True))):

@@ -1,4 +1,4 @@
-"""The penalty of kernels with stride 1, frequency by frequency."""
+"""The penalty of kernels with stride 1, in the frequency domain."""
 
 from functools import cache
 from itertools import product
@@ -11,19 +11,19 @@ from torch.nn.functional import pad
 __all__ = ["spectral_penalty"]
 
 CPU_CHUNK, ACCELERATOR_CHUNK = 2**20, 2**24
-"""How many numbers K̂ may have at the frequencies treated together: what a cache holds, what keeps a GPU busy."""
+"""Most entries of K̂ computed at once: what fits a CPU cache, what keeps a GPU busy."""
 
 
 def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> Tensor:
-    """(1/L) Σ_ω ‖K̂(ω)K̂(ω)ᴴ − I‖² of a (groups, N, C, taps…) kernel, which is Σ_s ‖O_s − δ_s I‖² by Parseval.
+    """Return (1/L) Σ_ω ‖K̂(ω)K̂(ω)ᴴ − I‖² of a (groups, N, C, taps…) kernel: Σ_s ‖O_s − δ_s I‖² by Parseval.
 
-    A transform of 2k − 1 points a dimension, L in all, is long enough for shifts never to wrap around.
-    In real arithmetic, with K̂ = X + iY and K̂K̂ᴴ − I = R + iS, where R is symmetric and S antisymmetric, all is in
-    T = R + S = (X + Y)Xᵀ + (Y − X)Yᵀ − I: ‖R + iS‖² = ‖T‖², and the gradient's (R + iS)(X + iY) takes
-    three products, 2Z = (T + Tᵀ)(X + Y), TY and TᵀX, as its real part is Z − TY and its imaginary part Z − TᵀX.
-    The frequencies ω and −ω are conjugate, so that half of them suffice.
+    A transform of 2k − 1 points per dimension, L in all, is long enough that no shift wraps around.
+    In real arithmetic, with K̂ = X + iY and K̂K̂ᴴ − I = R + iS, where R is symmetric and S antisymmetric, let
+    T = R + S = (X + Y)Xᵀ + (Y − X)Yᵀ − I. Then ‖R + iS‖² = ‖T‖², and the gradient's (R + iS)(X + iY) takes
+    three products, 2Z = (T + Tᵀ)(X + Y), TY and TᵀX: its real part is Z − TY and its imaginary part Z − TᵀX.
+    The frequencies ω and −ω are conjugate, so half of them suffice.
 
-    With N > C the smaller K̂ᴴK̂ is used: ‖K̂K̂ᴴ − I‖² = ‖K̂ᴴK̂ − I‖² + N − C.
+    For N > C the smaller K̂ᴴK̂ is used: ‖K̂K̂ᴴ − I‖² = ‖K̂ᴴK̂ − I‖² + N − C.
 
     >>> spectral_penalty(torch.ones(1, 1, 1, 2), None, 1.0)  # O_0 = 2 and O_±1 = 1
     tensor(3.)
@@ -56,11 +56,11 @@ def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> T
     return penalty
 
 
-@cache  # for good: graphs read them
+@cache  # unbounded: CUDA graphs hold their addresses
 def _waves(
     sizes: tuple[int, ...], frequencies: int, dtype: torch.dtype, device: torch.device
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For every chunk of frequencies: taps to X, Y, X + Y, Y − X; 2Z, TY, TᵀX to taps; the weight of each frequency."""
+    """Return for each chunk of frequencies the maps from taps to (X, Y, X + Y, Y − X) and back, and the weights."""
     lengths = [2 * size - 1 for size in sizes]
     origin = (0,) * len(sizes)
     waves = [wave for wave in product(*(range(-size + 1, size) for size in sizes)) if wave >= origin]
@@ -78,5 +78,5 @@ def _waves(
 
 
 def _missing(count: int) -> int:
-    """How many zeros make it a multiple of 4: a GPU has no fast product along anything else."""
+    """Return the padding to a multiple of 4, which fast matrix products on a GPU require."""
     return -count % 4

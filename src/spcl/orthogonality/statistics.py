@@ -1,4 +1,4 @@
-"""What the filters of every layer look like: conditioning, norm and redundancy."""
+"""Statistics of the filters of a layer: condition number, norm and correlation."""
 
 from dataclasses import dataclass
 from math import inf, nan
@@ -11,21 +11,20 @@ from spcl.orthogonality.layers import Layer, LayerChoice, find_layers
 
 __all__ = ["FilterStatistics", "filter_statistics"]
 
-WELL_CONDITIONED = 1e-8  # of the largest eigenvalue: rounding changes one of this size by less than a millionth
+WELL_CONDITIONED = 1e-8  # relative to the largest eigenvalue: rounding changes it by less than a millionth
 
 
 @dataclass(frozen=True)
 class FilterStatistics:
-    """Measures of one layer's kernel as a matrix, a row for every filter: N × (C·k·k).
+    """Statistics of one layer's kernel as a matrix with one row per filter, N × (C·k·k).
 
-    In a layer with groups the filters of different groups see different channels: the matrix is block-diagonal.
+    In a grouped layer the filters of different groups apply to different channels: the matrix is block-diagonal.
 
     Attributes:
-        condition_number: σ_max/σ_min, 1 for orthogonal filters of one length and infinite without full rank.
-        norm: The spectral norm σ_max. An orthogonal layer of any size has norm 1, so that layers can be compared,
-            and σ_max/κ to σ_max are the factors by which the matrix stretches its row space.
+        condition_number: σ_max/σ_min, 1 for orthogonal filters of equal norm and infinite without full rank.
+        norm: The spectral norm σ_max, 1 for an orthogonal layer of any size.
         correlation: The paper's filter correlation (Eq. 11), 1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)| over the m filters.
-            As there, the sum over the m(m−1)/2 pairs is divided by m(m−1): equal filters have 1/2, orthogonal ones 0.
+            As in the paper, the sum over m(m−1)/2 pairs is divided by m(m−1): equal filters give 1/2, orthogonal 0.
     """
 
     condition_number: float
@@ -35,10 +34,9 @@ class FilterStatistics:
 
 @torch.no_grad()
 def filter_statistics(module: nn.Module, layers: LayerChoice = None) -> dict[str, FilterStatistics]:
-    """Condition number, norm and filter correlation of the chosen layers, by name (paper, §5.5).
+    """Return condition number, norm and filter correlation of the chosen layers, by name (paper, §5.5).
 
-    Layers are chosen as in `orthogonality_penalty`; the filters are those whose orthogonality it measures.
-    A kernel with NaN or infinite entries has NaN for all three.
+    Layers and filters are those of `orthogonality_penalty`. A non-finite kernel has NaN for all three.
 
     >>> linear = nn.Linear(2, 2)
     >>> _ = linear.weight.data.copy_(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
@@ -49,7 +47,7 @@ def filter_statistics(module: nn.Module, layers: LayerChoice = None) -> dict[str
 
 
 def _blocks(layer: Layer) -> Tensor:
-    """The filters of every group: G × N/G × (C/G·k·k)."""
+    """Return the filters of each group, G × N/G × (C/G·k·k)."""
     return layer.weight.double().reshape(layer.groups, len(layer.weight) // layer.groups, -1)
 
 
@@ -66,7 +64,7 @@ def _statistics(filters: Tensor) -> FilterStatistics:
 
 
 def _extreme_singular_values(filters: Tensor) -> tuple[float, float]:
-    """The smallest and the largest: roots of eigenvalues, ten times as fast, where these are known well enough."""
+    """Return the smallest and largest singular value; by eigenvalues, ten times as fast, where these are accurate."""
     products = filters @ filters.mT if filters.shape[1] <= filters.shape[2] else filters.mT @ filters
     smallest, largest = map(float, torch.linalg.eigvalsh(products).aminmax())
     if smallest > WELL_CONDITIONED * largest:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.learner import StepReport
+from spcl.runs.timeline import draw_timeline
 
 if TYPE_CHECKING:
     from spcl.runs.problem import Problem
@@ -144,7 +145,8 @@ class LiveView:
 
     def _picture(self, step: int, report: StepReport, accuracies: Mapping[str, float], rate: float) -> Group:
         width = max(20, min(80, self._console.width - 12))
-        timeline = self._problem.configuration.timeline.draw(width, names=self._problem.stream.names, now=step + 1)
+        spans = self._problem.configuration.timeline
+        timeline = draw_timeline(spans, width, names=self._problem.stream.names, now=step + 1)
         facts = Table.grid(padding=(0, 3))
         losses = ", ".join(f"{name} {value:.2f}" for name, value in report.losses.items())
         facts.add_row("κ before → after", _condition(report))

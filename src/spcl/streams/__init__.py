@@ -1,7 +1,7 @@
-"""Where the data comes from: label sets, timelines, and the streams of moments a learner is fed with.
+"""Streams of training data: label sets, timelines, and iterables of moments.
 
-A `ParallelStream` replays a data set as tasks that overlap in time; a `LiveStream` merges running sources, each at its
-own pace. Iterating either yields `Moment`s.
+A moment is one step of parallel learning: a batch of every task that has data. `ParallelStream` yields the moments of a
+data set whose tasks overlap in time; `LiveStream` those of sources that run concurrently.
 """
 
 from spcl.streams.labels import LabelSet, check_label_set, draw_label_set, split_by_task, task_durations

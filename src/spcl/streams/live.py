@@ -1,4 +1,4 @@
-"""Running sources, each at its own pace, merged into one stream of moments."""
+"""A stream over sources that run concurrently, each at its own speed."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ _END = object()
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong with a source: the last exception, when it came (`time.time()`), and how many there were."""
+    """The last exception of a source, its time (`time.time()`), and the number of exceptions so far."""
 
     exception: BaseException
     time: float
@@ -32,11 +32,11 @@ class Failure:
 @dataclass(eq=False)
 class _Source:
     name: str
-    started: bool  # a moment has announced it
+    started: bool  # a moment has listed it in `started`
     queue: deque[Batch] = field(default_factory=deque)
     reading: bool = True  # its thread may still append; False once exhausted or failed
     failed: bool = False
-    stopped: bool = False  # its thread is to leave as soon as it can
+    stopped: bool = False  # its thread must exit
 
     @property
     def exhausted(self) -> bool:
@@ -48,27 +48,27 @@ def _log_failure(name: str, failure: Failure) -> None:
 
 
 class LiveStream:
-    """Moments of named sources that run side by side: generators, DataLoaders, anything that yields `(x, y)` batches.
+    """Moments of named sources that run concurrently: generators, DataLoaders, any iterable of `(x, y)` batches.
 
-    Each source is read by its own thread into its own queue. A moment holds what is there now, at most one batch of
-    each source; only when nothing at all is there does the loop wait. So a slow source holds up nobody, and
-    a source that is faster than the learner waits once `capacity` batches of it are queued.
+    Each source is read by its own thread into its own queue. A moment holds at most one batch of each source, of those
+    that have one queued; iteration blocks only while all queues are empty. So a slow source does not delay the others,
+    and a source that is faster than the learner is paused when `capacity` batches are queued.
 
     - A task is `started` in the moment of its first batch, and `ended` once its source is known to be exhausted or
-      removed: often after its last batch, in a moment that may have no batches at all.
-    - A source that raises, or yields something else than two tensors of one length, has failed. It is in `failures`, is
-      reported to `on_failure`, and has not ended: `restart` brings it back, `remove` ends it.
-    - The loop ends when no source is running and everything is delivered, after `patience` seconds without news, or
-      on `close`. Looping again goes on with what has come since.
-    - `add`, `restart`, `remove` and `close` may be called by any thread at any time.
+      removed: often after its last batch, in a moment that may have no batches.
+    - A source that raises, or yields anything but two tensors of equal length, has failed. It is listed in `failures`
+      and reported to `on_failure`, but has not ended: `restart` resumes it, `remove` ends it.
+    - Iteration ends when no source is running and all batches are delivered, after `patience` seconds without events,
+      or on `close`. Iterating again continues with batches queued since.
+    - `add`, `restart`, `remove` and `close` may be called from any thread at any time.
 
     Args:
-        sources: The first sources by name; their threads start at once.
-        capacity: How many batches of a source may wait; the source runs no further ahead.
-        patience: How many seconds to wait for news before the loop is left; None waits as long as it takes.
-        keep_open: Wait for sources to be added or restarted when none is running, instead of ending the loop.
-        on_failure: Called as `on_failure(name, failure)` in the thread of the loop, before the next moment: the place
-            to call `restart`, or to raise. By default the failure is logged as a warning.
+        sources: The first sources by name; their threads start immediately.
+        capacity: The largest number of queued batches per source.
+        patience: Seconds to wait for a batch or another event before iteration ends; None waits without limit.
+        keep_open: Wait for sources to be added or restarted when none is running, instead of ending the iteration.
+        on_failure: Called as `on_failure(name, failure)` in the iterating thread, before the next moment; it may call
+            `restart` or raise. By default the failure is logged as a warning.
 
     >>> import torch
     >>> def sensor(readings):
@@ -90,13 +90,13 @@ class LiveStream:
         on_failure: Callable[[str, Failure], None] = _log_failure,
     ) -> None:
         if not isinstance(sources, Mapping | None):
-            raise SpclError(f"sources is a {type(sources).__name__}: give a dict of iterables by name")
+            raise SpclError(f"sources is a {type(sources).__name__}; give a dict of iterables by name")
         if not isinstance(capacity, int) or capacity < 1:
-            raise SpclError(f"capacity is {capacity!r}: it must be a whole number of batches, at least 1")
-        if patience is not None and not _can_be_waited(patience):
-            raise SpclError(f"patience is {patience!r}: give a number of seconds, or None to wait as long as it takes")
+            raise SpclError(f"capacity is {capacity!r}; give an integer number of batches, at least 1")
+        if patience is not None and not _is_timeout(patience):
+            raise SpclError(f"patience is {patience!r}; give a number of seconds, or None to wait without limit")
         if not callable(on_failure):
-            raise SpclError(f"on_failure is {on_failure!r}: give a function of the source's name and its Failure")
+            raise SpclError(f"on_failure is {on_failure!r}; give a function of the source's name and its Failure")
         self.capacity = capacity
         self.patience = patience
         self.keep_open = keep_open
@@ -104,47 +104,47 @@ class LiveStream:
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
         self._sources: dict[str, _Source] = {}
-        self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has said so
+        self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
         self._unreported: deque[tuple[str, Failure]] = deque()
         self._threads: list[threading.Thread] = []
         self._step = 0
         self._closed = False
-        self._changed = threading.Condition()  # guards everything above, and tells of every change
+        self._changed = threading.Condition()  # guards all of the above, and is notified of every change
         for name, iterable in (sources or {}).items():
             self.add(name, iterable)
 
     @property
     def running(self) -> tuple[str, ...]:
-        """The sources that are being read or still have batches waiting."""
+        """Sources that are being read or still have batches queued."""
         with self._changed:
             return tuple(source.name for source in self._sources.values() if source.reading or source.queue)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The sources that have failed and not come back."""
+        """Sources that have failed and were not restarted."""
         with self._changed:
             return tuple(source.name for source in self._sources.values() if source.failed)
 
     def add(self, name: str, iterable: Iterable[Any]) -> None:
-        """Let a source join. Names are used once: a task that has ended does not start again."""
+        """Add a source and start to read it. Names are unique: a task that has ended cannot start again."""
         with self._changed:
             if name in self._sources or name in self._ended:
-                raise TaskError(f"there is or was a source {name!r}: add this one under another name")
+                raise TaskError(f"there is or was a source {name!r}; add this one under another name")
             source = _Source(name, started=name in self.delivered)
             self._start_reading(source, iterable)
             self._sources[name] = source
 
     def restart(self, name: str, iterable: Iterable[Any]) -> None:
-        """Let a source that failed come back; batches that were waiting still come first."""
+        """Resume a failed source with a new iterable; batches queued before are delivered first."""
         with self._changed:
             source = self._find(name)
             if not source.failed:
-                raise TaskError(f"source {name!r} has not failed: only a failed source can be restarted")
+                raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
             self._start_reading(source, iterable)
             source.failed, source.reading = False, True
 
     def remove(self, name: str) -> None:
-        """End a source now; batches of it that are still waiting are dropped."""
+        """End a source immediately and discard its queued batches."""
         with self._changed:
             source = self._find(name)
             source.stopped = True
@@ -152,10 +152,10 @@ class LiveStream:
             self._changed.notify_all()
 
     def close(self, timeout: float = 1.0) -> None:
-        """Stop all sources and wait for their threads.
+        """Stop all sources and join their threads for at most `timeout` seconds.
 
-        A thread inside its source's own code cannot be interrupted: it is waited for until `timeout` seconds have
-        passed, and ends when the source next yields, at the latest with the program.
+        A thread that is blocked in its source cannot be interrupted: it exits when the source next yields, at the
+        latest with the program.
         """
         with self._changed:
             self._closed = True
@@ -181,19 +181,19 @@ class LiveStream:
             yield moment
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, how many batches of each source were delivered, and which sources have ended.
+        """Return the step, the number of batches delivered per source, and the sources that have ended.
 
-        Sources cannot be rewound: on resuming it is up to them to skip what was delivered, and what was read but not
-        delivered is lost.
+        Sources cannot be rewound: on resuming, the caller skips the batches that were delivered; batches that were read
+        but not delivered are lost.
         """
         with self._changed:
             ended = [name for name, announced in self._ended.items() if announced]
             return {"step": self._step, "delivered": dict(self.delivered), "ended": ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from a saved state; call it before the first moment is taken.
+        """Restore from `state_dict()`; call it before the first moment is taken.
 
-        Tasks that had started are not announced again, and sources of tasks that had ended are dropped.
+        Tasks that had started are not listed in `started` again, and sources of tasks that had ended are removed.
         """
         with self._changed:
             self._step = state["step"]
@@ -210,12 +210,12 @@ class LiveStream:
 
     def _find(self, name: str) -> _Source:
         if name not in self._sources:
-            raise TaskError(f"there is no source {name!r} that has not ended: the sources are {list(self._sources)}")
+            raise TaskError(f"there is no source {name!r} that has not ended; the sources are {list(self._sources)}")
         return self._sources[name]
 
     def _start_reading(self, source: _Source, iterable: Iterable[Any]) -> None:
         if self._closed:
-            raise SpclError(f"the stream is closed: source {source.name!r} cannot join, make a new LiveStream")
+            raise SpclError(f"the stream is closed, so source {source.name!r} cannot be added; create a new LiveStream")
         thread = threading.Thread(target=self._read, args=(source, iterable), name=f"source {source.name}", daemon=True)
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
         thread.start()
@@ -223,14 +223,14 @@ class LiveStream:
     def _read(self, source: _Source, iterable: Iterable[Any]) -> None:
         try:
             iterator = iter(iterable)
-            while self._wait_for_room(source) and (batch := next(iterator, _END)) is not _END:
+            while self._wait_for_capacity(source) and (batch := next(iterator, _END)) is not _END:
                 self._put(source, _checked(batch))
-        except BaseException as error:  # also SystemExit: a dead source must never look like a slow one
+        except BaseException as error:  # also SystemExit: otherwise a dead source would look like a slow one
             self._stop_reading(source, error)
         else:
             self._stop_reading(source, None)
 
-    def _wait_for_room(self, source: _Source) -> bool:
+    def _wait_for_capacity(self, source: _Source) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: source.stopped or len(source.queue) < self.capacity)
             return not source.stopped
@@ -255,13 +255,13 @@ class LiveStream:
     def _next(self) -> Moment | None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._has_news, self.patience)
+                self._changed.wait_for(self._has_event, self.patience)
                 if not self._unreported or self._closed:
                     return self._collect()
-                name, failure = self._unreported.popleft()  # one at a time: the call may raise, the others stay
+                name, failure = self._unreported.popleft()  # one at a time, as the call may raise
             self.on_failure(name, failure)
 
-    def _has_news(self) -> bool:
+    def _has_event(self) -> bool:
         sources = self._sources.values()
         return (
             self._closed
@@ -290,21 +290,21 @@ class LiveStream:
         return Moment(self._step - 1, batches, started, ended)
 
     def _end(self, source: _Source) -> None:
-        """Leave the source out from now on; the next moment says so if one has said that it started."""
+        """Remove the source; the next moment lists it in `ended` if one has listed it in `started`."""
         del self._sources[source.name]
         self._ended[source.name] = not source.started
 
 
-def _can_be_waited(seconds: object) -> bool:
+def _is_timeout(seconds: object) -> bool:
     return isinstance(seconds, int | float) and 0 <= seconds <= threading.TIMEOUT_MAX
 
 
 def _checked(batch: Any) -> Batch:
     if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        raise DataError(f"the source yielded {type(batch).__name__}: it must yield pairs (x, y) of tensors")
+        raise DataError(f"the source yielded {type(batch).__name__}; it must yield pairs (x, y) of tensors")
     x, y = batch
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
         raise DataError(
-            f"the source yielded x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: one y for each x"
+            f"the source yielded x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; yield one y per x"
         )
     return x, y

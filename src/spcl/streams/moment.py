@@ -1,4 +1,4 @@
-"""What every stream yields: the batches that are there at one instant."""
+"""Moments, the items that streams yield."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ __all__ = ["Moment"]
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """One step of parallel learning: a batch of every task that has data now.
+    """One step of parallel learning: a batch of every task that has data.
+
+    A training loop adds the tasks that started, takes a step on the batches, and finishes the tasks that ended.
 
     Attributes:
-        step: The time, counted in training steps.
+        step: The index of the step.
         batches: `(x, y)` of each task, by name; labels are local to the task.
         started: The tasks whose first batch is in this moment.
-        ended: The tasks that send nothing after this moment.
-
-    A learner is fed with it in four lines: add what started, step, finish what ended.
+        ended: The tasks without batches after this moment.
 
     >>> import torch
     >>> moment = Moment(0, {"camera": (torch.zeros(8, 3), torch.zeros(8))}, started=("camera",), ended=())

@@ -1,4 +1,4 @@
-"""A data set replayed as tasks that overlap in time, each seen once."""
+"""A stream over a data set whose tasks overlap in time."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,18 +16,18 @@ __all__ = ["ParallelStream", "check_timeline"]
 
 
 class ParallelStream:
-    """Moments of a labelled data set whose classes are split into tasks, each with its own time (paper §5.1).
+    """Moments of a labelled data set whose classes are split into tasks, each with its own span of steps (paper §5.1).
 
-    Every task's samples are seen exactly once, in an order of the task's own: its k-th batch holds the samples
-    [k·B, (k+1)·B) of a shuffle seeded by `(seed, task)`. A task of nᵢ samples thus needs ⌈nᵢ/B⌉ steps, and a timeline
-    that gives it more or fewer is refused. Steps without any task are left out.
+    Every sample is seen exactly once: the k-th batch of a task holds the samples [k·B, (k+1)·B) of a permutation seeded
+    by `(seed, task)`. A task of nᵢ samples needs ⌈nᵢ/B⌉ steps, and a timeline that gives it more or fewer is an error.
+    Steps without any task are skipped.
 
-    Iterating goes on from the current position, so that a stream whose `state_dict` was loaded continues where the
-    other stopped; `stream[k]` is the k-th moment, made without those before it.
+    Iterating continues from the current position, also after `load_state_dict`; `stream[k]` is the k-th moment and can
+    be accessed in any order.
 
     Args:
-        x: The samples, on any device and in their own dtype; batches are gathered on that device.
-        labels: The class of each sample. Those of the moments are local to the task, and on the CPU.
+        x: The samples, on any device and of any dtype; batches are gathered on that device.
+        labels: The class of each sample. Labels in moments are local to the task, and on the CPU.
         label_set: The classes of each task.
         timeline: The first and last step of each task.
         batch_size: The number of samples of a task in a step; its last batch may be smaller.
@@ -56,7 +56,7 @@ class ParallelStream:
         names: Sequence[str] | None = None,
     ) -> None:
         if len(x) != len(labels):
-            raise DataError(f"{len(x)} samples and {len(labels)} labels: give one label for each sample")
+            raise DataError(f"{len(x)} samples and {len(labels)} labels; give one label per sample")
         check_timeline(labels, label_set, timeline, batch_size)
         self.names = _checked_names(names, len(label_set))
         self.label_set = label_set
@@ -64,14 +64,14 @@ class ParallelStream:
         self.batch_size = batch_size
         self._x = x
         tasks = [_shuffled(*task, (seed, i)) for i, task in enumerate(split_by_task(labels, label_set))]
-        self._tasks = [(order.to(x.device), own) for order, own in tasks]
+        self._tasks = [(order.to(x.device), local) for order, local in tasks]
         self._steps = [step for step in range(timeline.steps) if timeline.active(step)]
         self._position = 0
-        self._ahead: tuple[int, Moment] | None = None
+        self._prefetched: tuple[int, Moment] | None = None
 
     @property
     def classes(self) -> dict[str, int]:
-        """The number of classes of each task."""
+        """Number of classes of each task."""
         return {name: len(members) for name, members in zip(self.names, self.label_set, strict=True)}
 
     def __len__(self) -> int:
@@ -89,25 +89,25 @@ class ParallelStream:
 
     def __iter__(self) -> Iterator[Moment]:
         while self._position < len(self):
-            position, moment = self._ahead or (-1, None)
+            position, moment = self._prefetched or (-1, None)
             self._position += 1
             yield moment if moment is not None and position == self._position - 1 else self[self._position - 1]
 
     def prefetch(self) -> None:
-        """Make the next moment already, for example while a GPU works on the last one; the position stays."""
+        """Gather the next moment in advance, for example while a GPU still works; the position does not change."""
         if self._position < len(self):
-            self._ahead = self._position, self[self._position]
+            self._prefetched = self._position, self[self._position]
 
     def state_dict(self) -> dict[str, Any]:
-        """The position; a moment counts as seen once it was handed out."""
+        """Return the position, the number of moments yielded so far."""
         return {"position": self._position, "moments": len(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the stream that gave this state stopped."""
+        """Restore the position from `state_dict()`."""
         position, moments = state["position"], state["moments"]
         if moments != len(self) or not 0 <= position <= moments:
             raise CheckpointError(
-                f"the saved position {position} of {moments} moments is not one of this stream of {len(self)} moments: "
+                f"the saved position {position} of {moments} moments does not fit this stream of {len(self)} moments; "
                 "resume with the data, protocol and batch size of the saved run"
             )
         self._position = position
@@ -119,22 +119,23 @@ class ParallelStream:
 
 
 def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batch_size: int) -> None:
-    """Raise a `DataError` that says for which tasks, and by how much, the timeline is too long or too short.
+    """Raise a `DataError` naming the tasks for which the timeline is too long or too short, and by how much.
 
     >>> import torch
     >>> check_timeline(torch.tensor([0, 0, 0, 1]), ((0,), (1,)), Timeline(((0, 4), (3, 3))), batch_size=2)
     Traceback (most recent call last):
     spcl.errors.DataError: the timeline does not fit the data at batch size 2: task 0 has 5 steps and needs 2
-    (3 too many); rescale it with Timeline.rescaled, on the command line with --fit
+    (3 too many); fit the timeline to the data (Timeline.rescaled)
     """
     needed = task_durations(labels, label_set, batch_size)
     if len(needed) != len(timeline.spans):
         raise DataError(
-            f"the label set has {len(needed)} tasks and the timeline {len(timeline.spans)}: they must agree"
+            f"the label set has {len(needed)} tasks and the timeline {len(timeline.spans)}; give both the same number"
         )
     if 0 in needed:
         raise DataError(
-            f"task {needed.index(0)} has no sample: its classes {label_set[needed.index(0)]} are not in the data"
+            f"task {needed.index(0)} has no sample: its classes {label_set[needed.index(0)]} are not in the data; "
+            "remove the task or add samples"
         )
     misfits = [
         f"task {task} has {has} steps and needs {needs} ({abs(has - needs)} too {'many' if has > needs else 'few'})"
@@ -144,14 +145,14 @@ def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batc
     if misfits:
         raise DataError(
             f"the timeline does not fit the data at batch size {batch_size}: {', '.join(misfits)}; "
-            "rescale it with Timeline.rescaled, on the command line with --fit"
+            "fit the timeline to the data (Timeline.rescaled)"
         )
 
 
 def _checked_names(names: Sequence[str] | None, tasks: int) -> tuple[str, ...]:
     checked = tuple(f"task-{task}" for task in range(tasks)) if names is None else tuple(names)
     if len(set(checked)) != tasks or len(checked) != tasks:
-        raise SpclError(f"the names {checked} are not {tasks} different ones: give one for each task")
+        raise SpclError(f"the names {checked} are not {tasks} different ones; give one per task")
     return checked
 
 

@@ -1,22 +1,19 @@
-"""Timelines: when each task trains."""
+"""Timelines: the steps in which each task trains."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 
 import numpy as np
-from rich.text import Text
 
 from spcl.errors import SpclError
 
 __all__ = ["Timeline"]
 
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
-
 
 @dataclass(frozen=True)
 class Timeline:
-    """The first and the last step (inclusive) of every task, in the order in which they start, the first at step 0.
+    """The first and last step (inclusive) of each task; tasks are ordered by their start, the first at step 0.
 
     >>> timeline = Timeline(((0, 3), (2, 6)))
     >>> timeline.steps, timeline.durations, timeline.memory_start
@@ -30,34 +27,34 @@ class Timeline:
     def __post_init__(self) -> None:
         spans = [tuple(map(index, span)) for span in self.spans]
         if not spans:
-            raise SpclError("a timeline has at least one task, this one has none")
+            raise SpclError("the timeline has no task; give at least one")
         earliest = 0
         for task, span in enumerate(spans):
             if len(span) != 2 or span[1] < span[0]:
                 raise SpclError(
-                    f"task {task} has the span {span}: give its first and last step, the last not before the first"
+                    f"task {task} has the span {span}; give its first and last step, the last not before the first"
                 )
             if task == 0 and span[0] != 0:
-                raise SpclError(f"task 0 starts at step {span[0]}: the first task starts at step 0")
+                raise SpclError(f"task 0 starts at step {span[0]}; the first task must start at step 0")
             if span[0] < earliest:
                 raise SpclError(
-                    f"task {task} starts at step {span[0]}, before task {task - 1} at {earliest}: order them"
+                    f"task {task} starts at step {span[0]}, before task {task - 1} at {earliest}; order tasks by start"
                 )
             earliest = span[0]
         object.__setattr__(self, "spans", tuple(spans))
 
     @classmethod
     def parallel(cls, durations: Sequence[int], seed: int, *, overlap: float = 1.0, gap: int = 0) -> "Timeline":
-        """Draw a timeline by the rule of the published PS-* protocols, by default exactly as there.
+        """Draw a random timeline by the rule of the published PS-* protocols.
 
         The start of task i is uniform between the start s of task i-1 and the latest end e so far. `overlap` and `gap`
-        adjust that window to [e - ⌊overlap·(e - s)⌋ + gap, e + gap]:
+        adjust that window to [e - ⌊overlap·(e - s)⌋ + gap, e + gap]; the defaults are those of the protocols.
 
         Args:
             durations: The number of steps of each task.
             seed: The same seed gives the same timeline.
             overlap: From 1, the whole window, to 0, only its end: a task then shares one step with those before.
-            gap: Steps by which every start is put off; with 2 or more there may be steps without any task.
+            gap: Steps by which every start is delayed; with 2 or more there may be steps without any task.
 
         >>> Timeline.parallel((40, 40, 40), seed=0).spans
         ((0, 39), (5, 44), (19, 58))
@@ -65,9 +62,9 @@ class Timeline:
         True
         """
         if not 0.0 <= overlap <= 1.0:
-            raise SpclError(f"overlap is {overlap}: it must be between 0 and 1")
+            raise SpclError(f"overlap is {overlap}; give a number between 0 and 1")
         if gap < 0:
-            raise SpclError(f"gap is {gap}: it must be 0 or more steps")
+            raise SpclError(f"gap is {gap}; give 0 or more steps")
         _check_durations(durations)
         generator = np.random.default_rng(seed)
         spans = [(0, durations[0] - 1)]
@@ -80,7 +77,7 @@ class Timeline:
 
     @classmethod
     def joint(cls, durations: Sequence[int]) -> "Timeline":
-        """All tasks from step 0: multi-task learning.
+        """Start all tasks at step 0 (multi-task learning).
 
         >>> Timeline.joint((3, 5)).spans
         ((0, 2), (0, 4))
@@ -90,7 +87,7 @@ class Timeline:
 
     @classmethod
     def serial(cls, durations: Sequence[int]) -> "Timeline":
-        """One task after another: serial continual learning.
+        """Train one task after another (serial continual learning).
 
         >>> Timeline.serial((3, 5)).spans
         ((0, 2), (3, 7))
@@ -101,41 +98,41 @@ class Timeline:
 
     @property
     def steps(self) -> int:
-        """The number of steps until the last task has ended."""
+        """Number of steps until the last task has ended."""
         return max(last for _, last in self.spans) + 1
 
     @property
     def durations(self) -> tuple[int, ...]:
-        """The number of steps of each task."""
+        """Number of steps of each task."""
         return tuple(map(self.duration, range(len(self.spans))))
 
     @property
     def memory_start(self) -> int:
-        """The step at which rehearsal begins: the one after the first end of a task."""
+        """First step with replay: the one after the first end of a task."""
         return min(last for _, last in self.spans) + 1
 
     def duration(self, task: int) -> int:
-        """The number of steps of a task."""
+        """Return the number of steps of a task."""
         first, last = self.spans[task]
         return last - first + 1
 
     def active(self, step: int) -> tuple[int, ...]:
-        """The tasks that train at this step."""
+        """Return the tasks that train at this step."""
         return tuple(task for task, (first, last) in enumerate(self.spans) if first <= step <= last)
 
     def rescaled(self, durations: Sequence[int]) -> "Timeline":
-        """The same course of events for tasks of other lengths.
+        """Return this timeline for tasks of other lengths.
 
         Every task starts at the same fraction of its window, which reaches from the start of the task before to the
-        first step after all tasks before. So overlapping tasks still overlap, and a parallel timeline still obeys its
-        rule, joint and serial timelines stay joint and serial, and gaps grow and shrink with the tasks before them.
+        first step after all tasks before. Overlapping tasks still overlap, a parallel timeline still follows its rule,
+        joint and serial timelines stay joint and serial, and gaps scale with the tasks before them.
 
         >>> Timeline(((0, 39), (20, 59), (50, 89))).rescaled((8, 8, 4)).spans
         ((0, 7), (4, 11), (10, 13))
         """
         _check_durations(durations)
         if len(durations) != len(self.spans):
-            raise SpclError(f"{len(durations)} durations for a timeline of {len(self.spans)} tasks: give one for each")
+            raise SpclError(f"{len(durations)} durations for a timeline of {len(self.spans)} tasks; give one per task")
         spans: list[tuple[int, int]] = []
         start, end, new_start, new_end = 0, 0, 0, 0
         for (first, last), duration in zip(self.spans, durations, strict=True):
@@ -145,41 +142,10 @@ class Timeline:
             start, end, new_end = first, max(end, last + 1), max(new_end, new_start + duration)
         return Timeline(tuple(spans))
 
-    def draw(self, width: int = 60, *, names: Sequence[str] | None = None, now: int | None = None) -> Text:
-        """A drawing for the terminal: a bar for each task and one for memory, which starts when a task has ended.
-
-        Args:
-            width: Columns of the bars, names apart.
-            names: The tasks' names; by default their numbers.
-            now: The present step: what is still to come is drawn lighter.
-
-        >>> print(Timeline(((0, 3), (2, 7))).draw(16, names=["camera", "lidar"], now=5))
-        camera ████████
-        lidar      ██████░░░░░░
-        memory         ██░░░░░░
-               0              7
-        """
-        titles = [*(names or map(str, range(len(self.spans)))), "memory"]
-        bars = [*self.spans, (self.memory_start, self.steps - 1)]
-        styles = [*(_COLOURS[task % len(_COLOURS)] for task in range(len(self.spans))), "white"]
-        margin = max(map(len, titles)) + 1
-        drawing = Text()
-        for title, bar, style in zip(titles, bars, styles, strict=True):
-            drawing.append(f"{title:{margin}}").append(self._bar(bar, width, now).rstrip() + "\n", style)
-        return drawing.append(" " * margin + f"0{self.steps - 1:>{width - 1}}", "dim")
-
-    def _bar(self, span: tuple[int, int], width: int, now: int | None) -> str:
-        first, last = span
-        if last < first:
-            return ""
-        begin, end = first * width // self.steps, -(-(last + 1) * width // self.steps)
-        past = end if now is None else min(max(now * width // self.steps, begin), end)
-        return " " * begin + "█" * (past - begin) + "░" * (end - past)
-
 
 def _check_durations(durations: Sequence[int]) -> None:
     if not durations:
-        raise SpclError("a timeline has at least one task, no duration was given")
+        raise SpclError("no durations are given for the timeline; give at least one")
     for task, duration in enumerate(durations):
         if duration < 1:
-            raise SpclError(f"task {task} lasts {duration} steps: it must last at least 1")
+            raise SpclError(f"task {task} lasts {duration} steps; give at least 1")

@@ -1,4 +1,4 @@
-"""Own data: arrays, datasets and folders of pictures."""
+"""Custom data: arrays, datasets and folders of pictures."""
 
 import io
 import os
@@ -50,7 +50,7 @@ LABELS = np.arange(20) % 4
         ({"test_x": torch.zeros(2, 3, dtype=torch.float64)}, "the same type and shape"),
     ],
 )
-def test_image_data_refuses(change: dict[str, torch.Tensor], message: str) -> None:
+def test_invalid_image_data_is_refused(change: dict[str, torch.Tensor], message: str) -> None:
     y = torch.tensor([0, 1, 0, 1])
     good: dict[str, Any] = {"train_x": torch.zeros(4, 3), "train_y": y, "test_x": torch.zeros(2, 3), "test_y": y[:2]}
     ImageData("data", **good, class_names=("a", "b"))
@@ -61,7 +61,7 @@ def test_image_data_refuses(change: dict[str, torch.Tensor], message: str) -> No
 # from_arrays
 
 
-def test_arrays_with_their_own_test_samples() -> None:
+def test_arrays_with_given_test_samples() -> None:
     data = from_arrays(IMAGES, LABELS, IMAGES[:5], LABELS[:5], name="mine")
     np.testing.assert_array_equal(data.train_x.numpy(), IMAGES)
     np.testing.assert_array_equal(data.test_x.numpy(), IMAGES[:5])
@@ -109,7 +109,7 @@ def test_split_is_disjoint_complete_stratified_and_seeded(counts: list[int], fra
     assert from_arrays(x, labels, test_fraction=fraction, seed=seed).test_x.equal(data.test_x)
 
 
-def test_floats_up_to_the_end_of_float32_are_kept() -> None:
+def test_floats_up_to_the_float32_maximum_are_kept() -> None:
     largest = float(np.finfo(np.float32).max)
     data = from_arrays(np.full((20, 2), [-largest, largest]), LABELS)
     assert data.train_x.isfinite().all()
@@ -138,7 +138,7 @@ def test_floats_up_to_the_end_of_float32_are_kept() -> None:
         ({"x": IMAGES[:0], "y": LABELS[:0]}, "no samples"),
     ],
 )
-def test_arrays_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arrays_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_arrays(**({"x": IMAGES, "y": LABELS} | arguments))
 
@@ -147,7 +147,7 @@ def test_arrays_refused(arguments: dict[str, Any], message: str) -> None:
 
 
 class Pictures(Dataset[tuple[Image.Image, int]]):
-    """Indexing never ends, as in many datasets found in the wild."""
+    """A dataset that raises no IndexError, as many do."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
@@ -181,17 +181,17 @@ def test_dataset_of_pictures(mode: str, channels: int) -> None:
         assert data.train_x[5, :, 0, 0].tolist() == [5, 100, 200]
 
 
-def test_dataset_of_deep_pictures() -> None:
+def test_dataset_of_16_and_32_bit_pictures() -> None:
     ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     data = from_dataset([(Image.fromarray(ramp), i % 2) for i in range(4)])  # type: ignore[arg-type]
     np.testing.assert_array_equal(data.train_x[0, 0].numpy(), ramp >> 8)
     for wide, mode in ((ramp.astype(np.int32), "I"), (ramp.astype(np.float32), "F")):
-        with pytest.raises(DataError, match=f"own, sample 0: .*mode {mode}.*8 or 16 bits"):
+        with pytest.raises(DataError, match=f"custom, sample 0: .*mode {mode}.*8 or 16 bits"):
             from_dataset([(Image.fromarray(wide), i % 2) for i in range(4)])  # type: ignore[arg-type]
 
 
 def test_iterable_dataset() -> None:
-    assert repr(from_dataset(Endless())) == "ImageData('own': 4 + 2 samples of 3, 2 classes)"
+    assert repr(from_dataset(Endless())) == "ImageData('custom': 4 + 2 samples of 3, 2 classes)"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_iterable_dataset() -> None:
         ([(torch.zeros(3), 0), (torch.zeros(4), 1)], "sample 1 has shape"),
     ],
 )
-def test_datasets_refused(items: list[Any], message: str) -> None:
+def test_invalid_datasets_are_refused(items: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_dataset(items)  # type: ignore[arg-type]
 
@@ -234,7 +234,7 @@ def test_folder_with_train_and_test(tmp_path: Path) -> None:
     assert repr(from_folder(tmp_path, name="mine")) == "ImageData('mine': 6 + 2 samples of 3×32×32, 2 classes)"
 
 
-def test_folder_is_decoded_once_but_changes_count(tmp_path: Path) -> None:
+def test_folder_is_decoded_again_only_when_changed(tmp_path: Path) -> None:
     write_pictures(tmp_path / "pets", 5)
     first = from_folder(tmp_path / "pets", name="a/b c")
     (tmp_path / "pets" / "red" / "0.png").rename(tmp_path / "pets" / "blue" / "moved.png")
@@ -244,9 +244,7 @@ def test_folder_is_decoded_once_but_changes_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["SPCL_CACHE", "HOME"])
-def test_folder_without_a_cache_that_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_folder_without_a_writable_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     write_pictures(tmp_path / "pets", 5)
     expected = from_folder(tmp_path / "pets")
     (tmp_path / "file").touch()
@@ -260,7 +258,7 @@ def test_folder_without_a_cache_that_can_be_written(
     assert data.test_y.equal(expected.test_y)
 
 
-def test_folders_refused(tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
         from_folder(tmp_path / "nowhere")
     (tmp_path / "pets").mkdir()
@@ -280,7 +278,7 @@ def test_folders_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read, even by root")
-def test_a_picture_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_picture_is_refused(tmp_path: Path) -> None:
     write_pictures(tmp_path / "pets", 3)
     (tmp_path / "pets" / "red" / "broken.png").symlink_to("/proc/self/mem")
     with pytest.raises(DataError, match=r"pets cannot be read: Input/output error"):
@@ -346,9 +344,7 @@ def test_pictures_of_unknown_range_are_refused(tmp_path: Path, dtype: type, mode
         from_folder(tmp_path / "pets")
 
 
-def test_folders_that_differ_only_in_their_place_are_kept_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_with_equal_files_have_separate_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, brightness in (("first", 10), ("second", 20)):
         for kind in ("cat", "dog"):
             (tmp_path / place / "set" / kind).mkdir(parents=True)
@@ -364,7 +360,7 @@ def test_folders_that_differ_only_in_their_place_are_kept_apart(
     assert len(list((tmp_path / "cache" / "decoded").iterdir())) == 2
 
 
-def test_linked_class_folders_count_as_changed_too(tmp_path: Path) -> None:
+def test_changes_in_linked_class_folders_are_detected(tmp_path: Path) -> None:
     write_pictures(tmp_path / "pets", 2)
     (tmp_path / "pets" / "blue").rename(tmp_path / "elsewhere")
     (tmp_path / "pets" / "blue").symlink_to(tmp_path / "elsewhere")
@@ -373,19 +369,19 @@ def test_linked_class_folders_count_as_changed_too(tmp_path: Path) -> None:
     assert len(from_folder(tmp_path / "pets").train_x) == 3
 
 
-def test_folder_named_like_a_picture_is_none(tmp_path: Path) -> None:
+def test_folder_named_like_a_picture_is_ignored(tmp_path: Path) -> None:
     write_pictures(tmp_path / "pets", 2)
     (tmp_path / "pets" / "red" / "folder.png").mkdir()
     assert repr(from_folder(tmp_path / "pets")) == "ImageData('pets': 2 + 2 samples of 3×32×32, 2 classes)"
 
 
 @pytest.mark.parametrize("decoded_before", [False, True])
-def test_link_to_nothing_is_named(tmp_path: Path, decoded_before: bool) -> None:
+def test_broken_link_is_named(tmp_path: Path, decoded_before: bool) -> None:
     write_pictures(tmp_path / "pets", 2)
     if decoded_before:
         from_folder(tmp_path / "pets")
     (tmp_path / "pets" / "red" / "z.png").symlink_to("gone.png")
-    with pytest.raises(DataError, match=r"red/z\.png is a link to gone\.png, which is not there"):
+    with pytest.raises(DataError, match=r"red/z\.png is a link to gone\.png, which does not exist"):
         from_folder(tmp_path / "pets")
 
 
@@ -393,7 +389,7 @@ def test_link_to_nothing_is_named(tmp_path: Path, decoded_before: bool) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a single array", "empty", "garbage inside"])
-def test_npz_files_refused(tmp_path: Path, damage: str) -> None:
+def test_invalid_npz_files_are_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "own.npz"
     np.savez(path, x=IMAGES, y=LABELS)
     assert load_benchmark(str(path), None).classes == 4
@@ -411,12 +407,12 @@ def test_npz_files_refused(tmp_path: Path, damage: str) -> None:
         load_benchmark(str(path), None)
 
 
-def test_npz_may_hold_more_than_is_read(tmp_path: Path) -> None:
+def test_other_arrays_in_npz_files_are_ignored(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=IMAGES, y=LABELS, notes=np.array([{"by": "me"}], dtype=object))
     assert load_benchmark(str(tmp_path / "own.npz"), None).shape == (3, 8, 8)
 
 
-def test_unfit_npz_arrays_are_told_apart_from_unreadable_files(tmp_path: Path) -> None:
+def test_invalid_npz_arrays_are_reported_as_such(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.full((20, 2), 1e300), y=LABELS)
     with pytest.raises(DataError, match=r"^own: samples reach 1e\+300"):
         load_benchmark(str(tmp_path / "own.npz"), None)

@@ -1,0 +1,92 @@
+"""Custom data from a folder of pictures."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from spcl.data.cache import cached
+from spcl.data.custom import from_arrays
+from spcl.data.image_data import ImageData
+from spcl.data.pictures import Mode, decode_picture
+from spcl.data.progress import track
+from spcl.data.sources import file_states
+from spcl.errors import DataError
+
+__all__ = ["from_folder"]
+
+
+def from_folder(
+    path: str | Path,
+    *,
+    size: int = 32,
+    mode: Mode = "RGB",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    name: str | None = None,
+) -> ImageData:
+    """Make a data set of a folder with one sub-folder of pictures per class, or of its ``train`` and ``test`` folders.
+
+    Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size`, and cached. Of 16-bit pictures
+    the upper 8 bits are kept (``value >> 8``); pictures of 32-bit integers or floats are an error.
+    """
+    root = Path(path).expanduser()
+    name = name or root.name
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give a folder with one sub-folder of pictures per class")
+    halves = [root / "train", root / "test"]
+    folders = halves if all(half.is_dir() for half in halves) else [root]
+    with _unreadable_files_reported(root):
+        splits = {folder: _picture_files(folder) for folder in folders}
+        states = [file_states(root, files) for files in splits.values()]
+
+    def make() -> ImageData:
+        with _unreadable_files_reported(root):
+            arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, size, mode)]
+        return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
+
+    return cached(name, [str(root.resolve()), size, mode, test_fraction, seed, states], make)
+
+
+def _pictures(folder: Path, files: list[Path], size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:
+    """Return the pictures, and the names of their class folders as labels."""
+    progress = track(files, f"decoding {folder}", len(files))
+    pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]
+    return np.stack(pixels), [file.parent.name for file in files]
+
+
+@contextmanager
+def _unreadable_files_reported(root: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError that names the file, or the folder where the file is unknown."""
+    try:
+        yield
+    except OSError as error:
+        unreadable = error.filename or root
+        raise DataError(f"{unreadable} cannot be read: {error.strerror}; make it readable or remove it") from error
+
+
+def _picture_files(folder: Path) -> list[Path]:
+    return [file for kind in _class_folders(folder) for file in _pictures_of_class(kind)]
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise DataError(f"{folder}: expected one sub-folder of pictures per class, found none")
+    return folders
+
+
+def _pictures_of_class(folder: Path) -> list[Path]:
+    readable = Image.registered_extensions()
+    named = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in readable)
+    for entry in named:
+        if entry.is_symlink() and not entry.exists():
+            raise DataError(
+                f"{entry} is a link to {entry.readlink()}, which does not exist; restore it or remove the link"
+            )
+    files = [entry for entry in named if entry.is_file()]
+    if not files:
+        raise DataError(f"{folder}: expected pictures of this class, found none")
+    return files
