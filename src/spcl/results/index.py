@@ -1,5 +1,6 @@
 """Settings and results of the runs in a folder, cached in its ``index.json``."""
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
 class IndexEntry(BaseModel):
     """A run: the stamp of its files, its settings, and its result without the confusion tables."""
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True)
 
     stamp: tuple[int, ...]
     settings: Annotated[dict[str, Any], AfterValidator(_check_settings)]
@@ -36,8 +37,6 @@ class IndexEntry(BaseModel):
 
 
 class _Index(BaseModel):
-    model_config = ConfigDict(ser_json_inf_nan="constants")
-
     version: Literal[2]
     runs: dict[str, IndexEntry]
 
@@ -106,6 +105,6 @@ def _read_index(folder: Path) -> dict[str, IndexEntry]:
 
 def _write_index(folder: Path, entries: Mapping[str, IndexEntry]) -> None:
     """Write the index if the folder is writable; reading does not depend on it."""
-    index = _Index(version=2, runs=dict(entries))
-    with suppress(OSError):
-        write_text(folder / INDEX, index.model_dump_json(exclude_defaults=True))
+    content = _Index(version=2, runs=dict(entries)).model_dump(exclude_defaults=True)
+    with suppress(OSError):  # pydantic itself would write infinite values as null
+        write_text(folder / INDEX, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
