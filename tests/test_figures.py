@@ -281,6 +281,10 @@ FOLDERS = {
 }
 
 
+def test_figures_are_found_in_the_order_of_the_paper() -> None:
+    assert list(FIGURES) == list(FOLDERS)
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_is_written_as_png_and_svg_with_its_caption(name: str, base: Path, tmp_path: Path) -> None:
     drawing = drawn(name, FOLDERS[name](base))

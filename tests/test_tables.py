@@ -154,6 +154,14 @@ def test_an_index_that_believed_a_damaged_result_is_not_believed(folder: Path) -
     assert read_runs(folder) == before
 
 
+def test_the_index_keeps_values_that_are_not_finite(tmp_path: Path) -> None:
+    write_run(tmp_path / "x", method_tolerance=float("inf"))
+    first, second = read_runs(tmp_path), read_runs(tmp_path)
+    assert (tmp_path / "index.json").exists()
+    assert first == second
+    assert second[0].settings["method"]["tolerance"] == float("inf")
+
+
 @pytest.mark.parametrize("name", ["grid", "some where"])
 def test_packed_runs_are_unpacked_by_the_command_in_the_error(folder: Path, tmp_path: Path, name: str) -> None:
     packed = tmp_path / "some where"

@@ -86,7 +86,7 @@ def _render(**content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"numbers": format_ranges, "decimal": decimal}
+    environment.filters |= {"numbers": format_ranges, "decimal": _decimal}
     return environment.get_template("report.html").render(
         version=spcl.__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -101,10 +101,10 @@ def _template(name: str) -> str:
     return files("spcl.results.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def decimal(value: float) -> str:
+def _decimal(value: float) -> str:
     """Return a number with two decimals and a true minus sign.
 
-    >>> decimal(-3.14159)
+    >>> _decimal(-3.14159)
     '−3.14'
     """
     return f"{value:.2f}".replace("-", "−")

@@ -2,10 +2,8 @@
 
 import csv
 import io
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rich import box
@@ -13,13 +11,13 @@ from rich.markup import escape as rich_escape
 from rich.table import Table
 from rich.text import Text
 
-from spcl.results.tables.table import Cell, Measure, ResultTable, Row
+from spcl.results.tables.entries import headings, notes, row_entries, rows_by_family
+from spcl.results.tables.table import Cell, ResultTable
 
 __all__ = ["TableFormat", "csv_text", "format_tables", "latex_text", "markdown_text", "terminal_table"]
 
 TableFormat = Literal["terminal", "markdown", "latex", "csv"]
 
-SIGNIFICANT = 0.05
 CSV_COLUMNS = (
     *("scenario", "benchmark", "method", "type", "over"),
     *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std", "forgetting_rank"),
@@ -29,83 +27,6 @@ CSV_COLUMNS = (
 )
 
 LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
-
-Style = Callable[[str, int | None], str]
-"""A function that marks a number by its rank: best, second best or neither."""
-
-
-def headings(table: ResultTable) -> list[str]:
-    """Return the headings of the columns of each benchmark."""
-    paper = any(cell.paper for cell in table.cells.values())
-    return [
-        "A %",
-        "F %",
-        *(["paper A %", "paper F %"] if paper else []),
-        *([f"p vs {table.against}"] if table.against else []),
-    ]
-
-
-def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
-    """Return the sentences below a table: its marks, its remarks and its significance test."""
-    sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
-    sentences += map(escape, table.remarks)
-    if table.against:
-        sentences.append(
-            escape(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
-            + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
-        )
-    return " ".join(sentences)
-
-
-def _number(mean: float, std: float | None) -> str:
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-
-
-def _measure(measure: Measure, style: Style) -> str:
-    return style(_number(measure.mean, measure.std), measure.rank)
-
-
-def _significance(cell: Cell) -> str:
-    if cell.p_value is None or cell.gain is None:
-        return ""
-    sign = ("▲" if cell.gain > 0 else "▼") if cell.p_value < SIGNIFICANT else ""
-    return f"{_p_text(cell.p_value)} {sign}".strip()
-
-
-def _p_text(p_value: float) -> str:
-    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
-
-
-def _row_entries(table: ResultTable, row: Row, style: Style) -> list[str]:
-    return [entry for benchmark in table.benchmarks for entry in _entries(table, row, benchmark, style)]
-
-
-def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list[str]:
-    """Return the entries of one method in the columns of one benchmark."""
-    cell = table.cells.get((row.label, benchmark))
-    columns = headings(table)
-    if cell is None:
-        return [""] * len(columns)
-    accuracy = _measure(cell.accuracy, style)
-    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else ""), _measure(cell.forgetting, style)]
-    if "paper A %" in columns:
-        published = cell.paper
-        entries += (
-            [
-                _number(published.accuracy, published.accuracy_std),
-                _number(published.forgetting, published.forgetting_std),
-            ]
-            if published
-            else ["", ""]
-        )
-    return [*entries, _significance(cell)] if table.against else entries
-
-
-def _families(table: ResultTable) -> Iterator[list[Row]]:
-    for _, rows in groupby(table.rows, key=lambda row: row.family):
-        yield list(rows)
 
 
 # -- terminal
@@ -127,9 +48,9 @@ def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     for benchmark in table.benchmarks:
         for heading in headings(table):
             drawn.add_column(Text(f"{benchmark}\n{heading}"), justify="right", no_wrap=True)
-    for rows in _families(table):
+    for rows in rows_by_family(table):
         for row in rows:
-            drawn.add_row(Text(row.label), row.family, *_row_entries(table, row, style))
+            drawn.add_row(Text(row.label), row.family, *row_entries(table, row, style))
         drawn.add_section()
     return drawn
 
@@ -161,7 +82,7 @@ def markdown_text(table: ResultTable) -> str:
         f"| {' | '.join(map(_markdown_escape, columns))} |",
         f"|{'|'.join([':--', ':--', *['--:'] * (len(columns) - 2)])}|",
         *(
-            f"| {' | '.join([_markdown_escape(row.label), row.family, *_row_entries(table, row, _markdown_style)])} |"
+            f"| {' | '.join([_markdown_escape(row.label), row.family, *row_entries(table, row, _markdown_style)])} |"
             for row in table.rows
         ),
         "",
@@ -190,10 +111,10 @@ def latex_text(table: ResultTable) -> str:
         rf" & & {' & '.join(groups)} \\",
         rf"Method & Type & {' & '.join(names)} \\",
     ]
-    for rows in _families(table):
+    for rows in rows_by_family(table):
         lines.append(r"\midrule")
         for row in rows:
-            entries = map(_latex_symbols, _row_entries(table, row, _latex_style))
+            entries = map(_latex_symbols, row_entries(table, row, _latex_style))
             lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *entries])} \\")
     legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
