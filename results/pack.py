@@ -1,8 +1,8 @@
-"""Pack the run folders of a grid for keeping: python results/pack.py GRID_FOLDER records.tar.gz
+"""Pack the complete runs of a grid into an archive: python results/pack.py GRID_FOLDER records.tar.gz
 
-What tables and figures are made from stays: settings, accuracies, losses and stability. Left out are the confusion
-tables, and the label sets and timelines, which belong to the publishers of the protocol. Unpacked, they are ordinary
-run folders.
+The archive holds what tables and figures need: settings, accuracies, losses and stability. It omits the confusion
+tables, and the label sets and timelines, which belong to the publishers of the protocol. Unpacked, the runs are
+ordinary run folders.
 """
 
 import gzip
@@ -13,18 +13,18 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-LEFT_OUT = {"confusion", "label_set", "timeline"}
+OMITTED = {"confusion", "label_set", "timeline"}
 
 
 def main() -> None:
-    """Read the arguments and write the archive."""
+    """Write the archive named on the command line."""
     folder, out = Path(sys.argv[1]), Path(sys.argv[2])
     with gzip.GzipFile(out, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:  # type: ignore[arg-type]
         for result in sorted(folder.rglob("result.json")):
             run, name = result.parent, Path(folder.name) / result.parent.relative_to(folder)
             settings = json.loads((run / "settings.json").read_text())
-            for place in ("protocol", "data_dir"):
-                settings[place] = settings[place] and Path(settings[place]).name
+            for path in ("protocol", "data_dir"):
+                settings[path] = settings[path] and Path(settings[path]).name
             lines = [json.dumps(_kept(json.loads(line))) for line in (run / "metrics.jsonl").read_text().splitlines()]
             _add(archive, name / "settings.json", json.dumps(settings, indent=2))
             _add(archive, name / "result.json", json.dumps(_kept(json.loads(result.read_text())), indent=1))
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _kept(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: _rounded(value) for name, value in content.items() if name not in LEFT_OUT}
+    return {name: _rounded(value) for name, value in content.items() if name not in OMITTED}
 
 
 def _rounded(value: Any) -> Any:

@@ -48,7 +48,7 @@ def test_what_differs_and_what_was_reached(folder: Path) -> None:
     assert comparison.stability["κ before"] == [None, None, pytest.approx(100.0)]
     assert comparison.stability["κ after"] == [None, None, pytest.approx(1.0)]
     assert comparison.stability["cosine before"] == [None, None, pytest.approx(np.mean([0.5, -0.5, 0.3]))]
-    with pytest.raises(SpclError, match="nothing to compare"):
+    with pytest.raises(SpclError, match="no runs to compare"):
         compare([])
 
 
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_drawn_is_one_clear_error(base: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["afile"]
 
 
-def test_runs_that_nothing_tells_apart_may_be_compared(tmp_path: Path) -> None:
+def test_duplicates_may_be_compared(tmp_path: Path) -> None:
     for name, accuracy in (("one", 70.0), ("other", 71.0)):
         write_run(tmp_path / name, accuracy=accuracy)
     outcome = CliRunner().invoke(app, ["compare", str(tmp_path / "one"), str(tmp_path / "other")])

@@ -21,14 +21,14 @@ from spcl.results.figures import (
     FIGURES,
     Drawing,
     MissingRunsError,
-    compare_figure,
+    comparison_figure,
     draw_figure,
     draw_protocol,
     save_drawing,
-    select_runs,
 )
-from spcl.results.figures.curves import MEASURES
-from spcl.results.figures.style import looks
+from spcl.results.figures.style import line_styles
+from spcl.results.filtering import filter_runs
+from spcl.results.measures import MEASURES
 from spcl.results.records import read_runs
 from tiny_runs import (
     GRID_METHODS,
@@ -255,10 +255,10 @@ def test_paradigms_are_sketched_without_runs_and_compared_with_them(base: Path) 
     )
 
 
-def test_compare_figure_puts_runs_side_by_side(base: Path) -> None:
+def test_comparison_figure_puts_runs_side_by_side(base: Path) -> None:
     folder = grid_runs(base)
     runs = read_runs(folder / "task/er/0", folder / "task/soro/0")
-    figure = compare_figure(runs)
+    figure = comparison_figure(runs)
     assert labels(figure) == {"1: ER", "2: SORO"}
     heights = [bar.get_height() for bar in figure.axes[2].patches]
     expected = [
@@ -279,6 +279,10 @@ FOLDERS = {
     "rehearsal": memory_runs,
     "toy-timelines": two_task_runs,
 }
+
+
+def test_figures_are_found_in_the_order_of_the_paper() -> None:
+    assert list(FIGURES) == list(FOLDERS)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -313,7 +317,7 @@ def test_its_commands_are_understood(name: str, tmp_path: Path, monkeypatch: pyt
         assert "runs would be made" in outcome.output
 
 
-def test_unfinished_runs_are_left_out(base: Path) -> None:
+def test_unfinished_runs_are_not_drawn(base: Path) -> None:
     runs = read_runs(grid_runs(base))
     halves = [replace(run, result=None) for run in runs]
     spec = FIGURES["learning-process"]
@@ -321,41 +325,41 @@ def test_unfinished_runs_are_left_out(base: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "3", "{}", '{"accuracy": 80.0}'])
-def test_runs_with_a_damaged_result_are_left_out(base: Path, tmp_path: Path, content: str) -> None:
+def test_runs_with_a_damaged_result_are_not_drawn(base: Path, tmp_path: Path, content: str) -> None:
     shutil.copytree(grid_runs(base), tmp_path / "grid")
     (tmp_path / "grid/task/soro/1/result.json").write_text(content)
     assert "Mean of 1 to 2 runs a line" in drawn("learning-process", tmp_path / "grid").caption
 
 
-def test_runs_that_nothing_tells_apart_are_refused(base: Path, tmp_path: Path) -> None:
+def test_duplicates_are_refused(base: Path, tmp_path: Path) -> None:
     shutil.copytree(grid_runs(base), tmp_path / "again")
-    with pytest.raises(SpclError, match=r"both hold a run of .* and nothing tells the two apart"):
+    with pytest.raises(SpclError, match=r"both hold a run of .* and no setting distinguishes them"):
         drawn("learning-process", grid_runs(base), tmp_path / "again")
     drawn("learning-process", grid_runs(base), grid_runs(base) / "task")
 
 
-def test_runs_in_other_circumstances_are_not_mixed_in(base: Path) -> None:
+def test_runs_that_are_not_comparable_are_not_shown(base: Path) -> None:
     alone = drawn("learning-process", grid_runs(base))
     mixed = drawn("learning-process", grid_runs(base), memory_runs(base))
-    assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings are others: er (tasks=2, ")
+    assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings differ: er (tasks=2, ")
     assert "memory_budget=12) task-incrementally, " in mixed.caption
     assert mixed.svg().replace(mixed.caption, alone.caption) == alone.svg()
 
 
-def test_looks_are_distinct_and_constant() -> None:
-    found = looks(METHODS)
-    assert len({(look.colour, look.marker) for look in found.values()}) == len(METHODS)
-    assert len({(look.colour, str(look.line), look.width) for look in found.values()}) == len(METHODS)
-    assert looks(["rlw", "er"])["er"] == found["er"]
+def test_line_styles_are_unique_and_constant() -> None:
+    found = line_styles(METHODS)
+    assert len({(style.colour, style.marker) for style in found.values()}) == len(METHODS)
+    assert len({(style.colour, str(style.dashes), style.width) for style in found.values()}) == len(METHODS)
+    assert line_styles(["rlw", "er"])["er"] == found["er"]
 
 
 def test_where_chooses_runs(base: Path) -> None:
     runs = read_runs(grid_runs(base))
-    chosen = select_runs(runs, ["scenario=class", "method.name=soro"])
+    chosen = filter_runs(runs, {"scenario": "class", "method": {"name": "soro"}})
     assert [(run.scenario, run.method, run.seed) for run in chosen] == [("class", "soro", 0), ("class", "soro", 1)]
-    assert len(select_runs(runs, ["benchmark=tiny"])) == len(runs) == 4 * len(GRID_METHODS)
+    assert len(filter_runs(runs, {"benchmark": "tiny"})) == len(runs) == 4 * len(GRID_METHODS)
     with pytest.raises(SpclError, match=r"no run has a setting method\.sgima"):
-        select_runs(runs, ["method.sgima=1"])
+        filter_runs(runs, {"method": {"sgima": 1}})
 
 
 def test_command_draws_lists_and_explains(base: Path, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from spcl.cli.app import app
 from spcl.errors import SpclError
-from spcl.results.records import RunRecord, read_runs
-from spcl.results.report.report import write_report
+from spcl.results.records import RunRecord, complete_runs, read_runs
+from spcl.results.report import write_report
 from spcl.results.report.runs import run_details, run_row
+from spcl.runs.result import RunResult
 from tiny_runs import entries, grid_runs, result, two_task_runs
 
 MEASURES = ("condition_number", "cosine", "magnitude_similarity")
@@ -29,7 +30,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_list_of_runs_has_the_numbers_of_the_tables() -> None:
     settings = {"benchmark": "b", "scenario": "task", "method": {"name": "er"}, "config": 0, "seed": 0}
-    found = run_row(RunRecord(Path("x"), settings, {"accuracy": 900 / 13 + 0.155, "forgetting": -0.5}))
+    result = RunResult(accuracy=900 / 13 + 0.155, forgetting=-0.5, tasks={})
+    found = run_row(RunRecord(Path("x"), settings, result))
     assert (found["accuracy"], found["forgetting"]) == (pytest.approx(900 / 13 + 0.155, rel=1e-11), -0.5)
 
 
@@ -81,15 +83,13 @@ def test_it_needs_no_other_file_and_no_network(page: Page) -> None:
     assert "url(" not in page.scripts["style"]
 
 
-def accuracy(run: RunRecord) -> float:
-    return round((run.result or {})["accuracy"], 2)
-
-
 def test_rows_are_the_runs(page: Page, base: Path) -> None:
     rows = page.data("data")["rows"]
     runs = read_runs(two_task_runs(base), grid_runs(base))
     assert len(rows["label"]) == len(runs) == 20
-    expected = sorted((run.scenario, run.label, run.config, run.seed, accuracy(run)) for run in runs)
+    expected = sorted(
+        (run.scenario, run.label, run.config, run.seed, round(run.result.accuracy, 2)) for run in complete_runs(runs)
+    )
     columns = (rows[name] for name in ("scenario", "label", "config", "seed", "accuracy"))
     found = sorted((*key, round(accuracy, 2)) for *key, accuracy in zip(*columns, strict=True))
     assert found == expected
@@ -182,7 +182,7 @@ def test_unfinished_and_damaged_runs_are_shown_as_such(base: Path, tmp_path: Pat
     assert "is damaged" in by_seed[2]["problem"]
 
 
-def test_tasks_that_were_left_out_of_steps_are_told(base: Path, tmp_path: Path) -> None:
+def test_skipped_steps_are_reported(base: Path, tmp_path: Path) -> None:
     copy_run(two_task_runs(base) / "soro/0", tmp_path / "good")
     copy_run(two_task_runs(base) / "soro/0", tmp_path / "bad", seed=1)
     (tmp_path / "bad/result.json").write_text(json.dumps(result(tmp_path / "bad") | {"left_out": {"task-1": 4}}))
@@ -203,7 +203,7 @@ def test_a_damaged_result_is_shown_as_unfinished(base: Path, tmp_path: Path, con
     assert page.data("data")["rows"]["accuracy"].count(None) == 1
 
 
-def test_runs_that_nothing_tells_apart_are_refused(base: Path, tmp_path: Path) -> None:
+def test_duplicates_are_refused(base: Path, tmp_path: Path) -> None:
     for name in ("one", "other"):
         copy_run(grid_runs(base) / "task/er/0", tmp_path / name)
     with pytest.raises(SpclError, match=r"one and .*other both hold a run of er on"):

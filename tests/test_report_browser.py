@@ -17,7 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from spcl.results.report.report import write_report
+from spcl.results.report import write_report
 from test_report import copy_run, make_tuning
 from tiny_runs import entries, grid_runs, result, two_task_runs
 
@@ -292,12 +292,12 @@ def test_run_page_shows_its_record_on_hover(reader: Reader, page: Path, base: Pa
     ]
 
 
-def test_run_page_says_which_tasks_were_left_out_of_steps(reader: Reader, base: Path, tmp_path: Path) -> None:
+def test_run_page_lists_skipped_steps(reader: Reader, base: Path, tmp_path: Path) -> None:
     copy_run(two_task_runs(base) / "soro/0", tmp_path / "run")
     for left_out in ({}, {"task-0": 2, "task-1": 4}):
         (tmp_path / "run/result.json").write_text(json.dumps(result(tmp_path / "run") | {"left_out": left_out}))
         reader.open(write_report([tmp_path / "run"], tmp_path / "report.html"), "#/run/0")
-        assert ("Left out of steps (not finite)\ntask-0: 2, task-1: 4" in reader.text("#run .facts")) == bool(left_out)
+        assert ("Skipped steps (not finite)\ntask-0: 2, task-1: 4" in reader.text("#run .facts")) == bool(left_out)
 
 
 def brightness(colour: str) -> int:

@@ -23,10 +23,12 @@ from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.results.records import read_runs
+from spcl.results.tables import ResultTable, make_tables
 from spcl.results.tables.formats import csv_text, latex_text, markdown_text, terminal_table
+from spcl.results.tables.methods import method_order
 from spcl.results.tables.paper import paper_methods, paper_result
 from spcl.results.tables.significance import holm, paired_p_value
-from spcl.results.tables.tables import Cell, ResultTable, make_tables, method_order
+from spcl.results.tables.table import Cell
 from spcl.runs import execute
 
 GENERATOR = np.random.default_rng(7)
@@ -53,8 +55,8 @@ def test_runs_are_found_with_their_keys(folder: Path) -> None:
     run = runs[0]
     assert (run.label, run.paradigm, run.preset, run.variant) == ("er", "parallel", "default", {})
     assert run.result is not None
-    assert run.result["accuracy"] == VALUES["er"][0, 0]
-    assert "confusion" not in run.result
+    assert run.result.accuracy == VALUES["er"][0, 0]
+    assert run.result.confusion == {}
     assert run.confusion() == {"task-0": [[3, 1], [0, 4]]}
 
 
@@ -81,7 +83,7 @@ def test_the_index_is_believed_only_about_files_that_have_not_changed(folder: Pa
     (folder / "er/config-0/seed-2/settings.json").unlink()
     runs = {(run.method, run.config, run.seed): run.result for run in read_runs(folder)}
     assert runs["er", 0, 0] is not None
-    assert runs["er", 0, 0]["accuracy"] == 12.5
+    assert runs["er", 0, 0].accuracy == 12.5
     assert runs["er", 9, 0] is not None
     assert runs["er", 0, 1] is None
     assert ("er", 0, 2) not in runs
@@ -99,7 +101,7 @@ def test_the_index_saves_reading_the_runs(folder: Path) -> None:
     assert sum(run.result is None for run in read_runs(folder)) == 1
 
 
-def test_damaged_settings_are_named_and_left_out(folder: Path) -> None:
+def test_damaged_settings_are_named_and_skipped(folder: Path) -> None:
     (folder / "er/config-0/seed-0/settings.json").write_text("{")
     with pytest.warns(UserWarning, match=r"er.config-0.seed-0.settings\.json cannot be read"):
         assert len(read_runs(folder)) == 35
@@ -152,6 +154,14 @@ def test_an_index_that_believed_a_damaged_result_is_not_believed(folder: Path) -
     assert read_runs(folder) == before
 
 
+def test_the_index_keeps_values_that_are_not_finite(tmp_path: Path) -> None:
+    write_run(tmp_path / "x", method_tolerance=float("inf"))
+    first, second = read_runs(tmp_path), read_runs(tmp_path)
+    assert (tmp_path / "index.json").exists()
+    assert first == second
+    assert second[0].settings["method"]["tolerance"] == float("inf")
+
+
 @pytest.mark.parametrize("name", ["grid", "some where"])
 def test_packed_runs_are_unpacked_by_the_command_in_the_error(folder: Path, tmp_path: Path, name: str) -> None:
     packed = tmp_path / "some where"
@@ -176,7 +186,7 @@ def test_metrics_are_read_without_a_last_half_line(tmp_path: Path) -> None:
     assert run.metrics() == [{"kind": "step", "name": "a\u2028b"}]
 
 
-def test_methods_run_in_different_circumstances_say_so(tmp_path: Path) -> None:
+def test_labels_name_settings_in_which_methods_differ(tmp_path: Path) -> None:
     write_run(tmp_path / "a", method="er", tasks=3)
     write_run(tmp_path / "b", method="soro", tasks=2, method_sigma=1.0)
     assert [run.label for run in read_runs(tmp_path)] == ["er (tasks=3)", "soro (tasks=2)"]
@@ -274,7 +284,7 @@ def test_a_table_says_how_much_of_the_published_data_there_was(
     data = f"ImageData('ps-cifar100': {train} + {test} samples of 3×32×32, 100 classes)"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"data": data}))
     (table,) = make_tables(read_runs(tmp_path))
-    assert table.parts == ({"ps-cifar100": note} if note else {})
+    assert table.partial_data == ({"ps-cifar100": note} if note else {})
 
 
 def test_scenarios_are_tables_of_their_own_and_benchmarks_columns(folder: Path) -> None:
@@ -327,7 +337,7 @@ def test_the_papers_numbers_equal_the_published_table() -> None:
             assert METHODS[method].family == line["type"]
 
 
-# -- runs that cannot be told apart
+# -- duplicates
 
 
 INSIDE = "/er/config-1/seed-2"
@@ -368,7 +378,7 @@ def test_what_sweeps_of_one_grid_have_in_common_counts_once_with_its_mean(tmp_pa
     assert found == {"soro (lambda_=1)": (71.0, 1, 0), "soro (lambda_=5)": (10.0, 1, 0)}
 
 
-def test_own_data_of_one_name_but_not_the_same_is_refused(tmp_path: Path) -> None:
+def test_custom_data_of_one_name_but_not_the_same_is_refused(tmp_path: Path) -> None:
     """Whether or not a run of the one stands for a run of the other."""
     runs = [tmp_path / "runs" / place for place in ("da", "moved", "db")]
     for seed, (run, per_class) in enumerate(zip(runs, (20, 20, 30), strict=True)):
@@ -378,24 +388,25 @@ def test_own_data_of_one_name_but_not_the_same_is_refused(tmp_path: Path) -> Non
     first, moved, other = runs
     (table,) = make_tables(read_runs(first, moved))
     assert [cell.runs for cell in table.cells.values()] == [2]
-    with pytest.raises(SpclError, match="are both called 'data', but they are not the same") as caught:
+    with pytest.raises(SpclError, match="have the same name 'data', but differ") as caught:
         make_tables(read_runs(first, other))
     assert str(first) in str(caught.value)
     assert str(other) in str(caught.value)
 
 
-def test_own_data_that_looks_the_same_is_told_apart_by_its_checksum(tmp_path: Path) -> None:
+def test_custom_data_of_equal_size_is_compared_by_its_checksum(tmp_path: Path) -> None:
     for method, fingerprint in (("er", "0a"), ("soro", "0b"), ("mgda", None)):
         write_run(tmp_path / method, method=method, benchmark=f"{method}/own.npz")
         file = tmp_path / method / "result.json"
-        noted = {"data": "ImageData('own': 8 + 2 samples)"} | ({"fingerprint": fingerprint} if fingerprint else {})
+        data = "ImageData('own': 8 + 2 samples of 3×8×8, 2 classes)"
+        noted = {"data": data} | ({"fingerprint": fingerprint} if fingerprint else {})
         file.write_text(json.dumps(json.loads(file.read_text()) | noted))
     make_tables(read_runs(tmp_path / "er", tmp_path / "mgda"))  # made before checksums were noted
-    with pytest.raises(SpclError, match=r"8 \+ 2 samples\), checksum 0a and .* checksum 0b; look at each"):
+    with pytest.raises(SpclError, match=r"8 \+ 2 samples of .*, checksum 0a and .* checksum 0b; use the runs of each"):
         make_tables(read_runs(tmp_path / "er", tmp_path / "soro"))
 
 
-def test_own_data_of_one_name_and_size_never_hides_a_run(tmp_path: Path) -> None:
+def test_custom_data_of_one_name_and_size_never_hides_a_run(tmp_path: Path) -> None:
     for place, accuracy in (("da", 70.0), ("db", 20.0)):
         write_run(tmp_path / "runs" / place, benchmark=f"{place}/data.npz", accuracy=accuracy)
     with pytest.raises(SpclError, match=r"on da/data\.npz and db/data\.npz, task-incremental"):
@@ -536,21 +547,21 @@ def test_the_terminal_shows_every_number_and_marks_the_best(table: ResultTable) 
     assert f"\x1b[1m{mean}" in console.export_text(styles=True)
 
 
-def test_all_formats_say_in_how_many_runs_tasks_were_left_out(folder: Path, tmp_path: Path) -> None:
+def test_all_formats_say_in_how_many_runs_tasks_were_skipped(folder: Path, tmp_path: Path) -> None:
     write_run(folder / "x", benchmark="[b]_c.npz", accuracy=1.0)
     (before,) = make_tables(read_runs(folder))
     for run in ("er/config-0/seed-0", "er/config-1/seed-2", "soro/config-3/seed-0", "x"):
         result = folder / run / "result.json"
         result.write_text(json.dumps(json.loads(result.read_text()) | {"left_out": {"task-0": 3}}))
     (table,) = make_tables(read_runs(folder))
-    said = "Tasks were left out of steps, because a loss or gradient was not finite, in "
+    said = "Tasks were skipped in steps, because a loss or gradient was not finite, in "
     counts = "2 of 12 runs of er on ps-emnist, 1 of 12 runs of soro on ps-emnist."
-    assert table.not_finite_note == f"{said}1 of 1 runs of er on [b]_c, {counts}"
-    assert table.only("ps-emnist").not_finite_note == said + counts
+    assert table.skips_note == f"{said}1 of 1 runs of er on [b]_c, {counts}"
+    assert table.only("ps-emnist").skips_note == said + counts
 
     console = Console(width=500, file=io.StringIO())
     console.print(terminal_table(table))
-    assert " ".join(table.not_finite_note.split()) in " ".join(console.file.getvalue().split())
+    assert " ".join(table.skips_note.split()) in " ".join(console.file.getvalue().split())
     assert markdown_text(table) == markdown_text(before).replace(
         "underlined</u>.\n", f"underlined</u>. {said}1 of 1 runs of er on [b]\\_c, {counts}\n"
     )

@@ -29,7 +29,7 @@ def compare(
     console = plain_console()
     console.print(comparison_table(compare_runs(records)))
     if path is not None:
-        from spcl.results.figures import save_comparison  # matplotlib takes a while to import
+        from spcl.results.figures import save_comparison  # matplotlib is slow to import
 
         save_comparison(records, path)
         console.print(str(path), soft_wrap=True)

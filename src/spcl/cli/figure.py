@@ -1,8 +1,9 @@
 """``spcl figure``."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,10 +13,10 @@ from spcl.cli.consoles import plain_console
 from spcl.cli.grid import grid
 from spcl.data.protocol import load_protocol
 from spcl.errors import SpclError
+from spcl.results.filtering import filter_runs
+from spcl.results.grid_command import GridCommand
 from spcl.results.records import read_runs
-
-if TYPE_CHECKING:  # loading matplotlib takes a while, which only those who draw should wait for
-    from spcl.results.figures import Drawing, FigureSpec
+from spcl.runs.settings import parse_assignments
 
 __all__ = ["figure"]
 
@@ -37,21 +38,26 @@ def figure(
     jobs: Annotated[int, typer.Option(min=1, help="With --make: how many runs at once.")] = 1,
 ) -> None:
     """Draw a figure of the paper from runs, as PNG and SVG."""
-    from spcl.results.figures import figure_paths, figure_spec, save_drawing
+    from spcl.results import figures  # matplotlib is slow to import
 
     console = plain_console()
     if name is None:
         _list(console)
         return
-    spec = figure_spec(name)
-    figure_paths(spec, out)  # what is wrong with it should not be told after hours of runs
-    usual = Path("results") / name
+    spec = figures.figure_spec(name)
+    figures.figure_paths(spec, out)  # raises before runs are made where the figure cannot be written
+    if protocol is not None and name != "timeline":
+        raise SpclError(f"--protocol is for the figure 'timeline', not for {name!r}")
+    default = Path("results") / name
     if make:
-        _make(spec, runs[0] if runs else usual, benchmark, data_dir, assignments or [], jobs)
-    folders = runs or ([usual] if usual.is_dir() else [])
-    drawing = _draw_protocol(spec, protocol) if protocol else _draw(spec, folders, where or [])
+        _make_runs(spec.grids, runs[0] if runs else default, benchmark, data_dir, assignments or [], jobs)
+    if protocol is not None:
+        drawing = figures.draw_protocol(load_protocol(protocol))
+    else:
+        found = read_runs(*(runs or ([default] if default.is_dir() else [])))
+        drawing = figures.draw_figure(spec, filter_runs(found, parse_assignments(where or [], "--where")))
     console.print(drawing.caption, soft_wrap=True)
-    for path in save_drawing(drawing, out):
+    for path in figures.save_drawing(drawing, out):
         console.print(str(path), style="dim", soft_wrap=True)
 
 
@@ -64,27 +70,18 @@ def _list(console: Console) -> None:
     console.print(table)
 
 
-def _make(
-    spec: "FigureSpec", out: Path, benchmark: str | None, data_dir: Path | None, assignments: list[str], jobs: int
+def _make_runs(
+    grids: Sequence[GridCommand],
+    out: Path,
+    benchmark: str | None,
+    data_dir: Path | None,
+    assignments: list[str],
+    jobs: int,
 ) -> None:
-    """What the commands of the figure's recipes do; runs that are there are not made again."""
-    for recipe in spec.recipes:
-        options = asdict(recipe) | {
-            "benchmark": benchmark or recipe.benchmark,
-            "assignments": [*recipe.assignments, *assignments],
+    """Run the figure's grids; runs that are complete are not made again."""
+    for command in grids:
+        options = asdict(command) | {
+            "benchmark": benchmark or command.benchmark,
+            "assignments": [*command.assignments, *assignments],
         }
         grid(out=out, data_dir=data_dir, jobs=jobs, **options)
-
-
-def _draw(spec: "FigureSpec", folders: list[Path], where: list[str]) -> "Drawing":
-    from spcl.results.figures import draw_figure, select_runs
-
-    return draw_figure(spec, select_runs(read_runs(*folders), where))
-
-
-def _draw_protocol(spec: "FigureSpec", protocol: Path) -> "Drawing":
-    from spcl.results.figures import draw_protocol
-
-    if spec.name != "timeline":
-        raise SpclError(f"--protocol is for the figure 'timeline', not for {spec.name!r}")
-    return draw_protocol(load_protocol(protocol))

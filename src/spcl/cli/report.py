@@ -17,11 +17,11 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file with the settings, tables, figures and every run."""
-    from spcl.results.report.report import write_report  # loading matplotlib and Plotly takes a while
+    from spcl.results.report import write_report  # matplotlib and Plotly are slow to import
 
     console = plain_console()
     with console.status("") as status:
-        write_report(folders, out, told=status.update)
+        write_report(folders, out, on_progress=status.update)
     console.print(f"the report is in {out}", soft_wrap=True)
     if show:
         webbrowser.open(out.resolve().as_uri())

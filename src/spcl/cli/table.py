@@ -9,12 +9,13 @@ from rich.measure import Measurement
 
 from spcl.errors import SpclError
 from spcl.results.records import read_runs
+from spcl.results.tables import ResultTable, make_tables
 from spcl.results.tables.formats import TableFormat, format_tables, terminal_table
-from spcl.results.tables.tables import Over, ResultTable, make_tables
+from spcl.results.tables.table import Over
 
 __all__ = ["table"]
 
-WIDE = 400  # where there is no terminal, lines may be as long as they like
+WIDE = 400  # the width of lines where the output is no terminal
 
 
 def table(

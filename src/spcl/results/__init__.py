@@ -1,4 +1,4 @@
-"""What finished runs show: records, tables, figures, the report."""
+"""Results of runs: records, tables, figures and the report."""
 
 from spcl.results.records import RunRecord, read_runs
 

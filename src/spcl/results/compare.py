@@ -1,4 +1,4 @@
-"""Runs side by side: where their settings differ, what they reached, how stable their training was."""
+"""Comparison of single runs: differing settings, accuracies and stability of training."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,24 +11,29 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.errors import SpclError
+from spcl.results.measures import Measure
 from spcl.results.records import RunRecord
 from spcl.runs.identity import flat_settings
 
 __all__ = ["Comparison", "compare", "comparison_path", "comparison_table", "stability_summary"]
 
-MEASURES = {"condition_number": "κ", "cosine": "cosine", "magnitude_similarity": "magnitude similarity"}
+TITLES: dict[Measure, str] = {
+    "condition_number": "κ",
+    "cosine": "cosine",
+    "magnitude_similarity": "magnitude similarity",
+}
 FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found; every list has a value for each run, in their order, None where it has none.
+    """The result of :func:`compare`; every list has a value for each run, in their order, None where it has none.
 
     Attributes:
         runs: the runs.
         settings: the settings in which they differ, by dotted name.
         results: accuracy and forgetting, in per cent.
-        tasks: each task's accuracy at the end, in per cent.
+        tasks: the final accuracy of each task, in per cent.
         stability: means over training of the measures of the gradients, before and after their adjustment.
     """
 
@@ -40,35 +45,28 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunRecord]) -> Comparison:
-    """Put runs side by side; unfinished ones may be among them."""
+    """Compare runs, which need not be complete."""
     if not runs:
-        raise SpclError("there is nothing to compare; name the folders of some runs")
-    settings = _aligned([flat_settings(run.settings) for run in runs])
-    results = [run.result or {} for run in runs]
+        raise SpclError("there are no runs to compare; name the folders of some")
+    settings = _align([flat_settings(run.settings) for run in runs])
+    results = [run.result for run in runs]
     return Comparison(
         runs=tuple(runs),
         settings={name: values for name, values in settings.items() if any(value != values[0] for value in values)},
-        results={name: [result.get(name) for result in results] for name in ("accuracy", "forgetting")},
-        tasks=_aligned([{name: task["final"] for name, task in result.get("tasks", {}).items()} for result in results]),
-        stability=_aligned([stability_summary(run) for run in runs]),
+        results={
+            "accuracy": [result.accuracy if result else None for result in results],
+            "forgetting": [result.forgetting if result else None for result in results],
+        },
+        tasks=_align([_final_accuracies(run) for run in runs]),
+        stability=_align([stability_summary(run) for run in runs]),
     )
 
 
-def _aligned(sources: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """For every name the values that the sources have.
-
-    >>> _aligned([{"a": 1}, {"a": 2, "b": 3}])
-    {'a': [1, 2], 'b': [None, 3]}
-    """
-    names = dict.fromkeys(name for source in sources for name in source)
-    return {name: [source.get(name) for source in sources] for name in names}
-
-
 def stability_summary(run: RunRecord) -> dict[str, float | None]:
-    """Means over the recorded steps; of the condition number, which spans orders of magnitude, the geometric mean."""
+    """Return the mean of each measure over the recorded steps; of κ, which spans orders of magnitude, the geometric."""
     steps = [entry for entry in run.metrics() if entry["kind"] == "step"]
     summary = {}
-    for measure, title in MEASURES.items():
+    for measure, title in TITLES.items():
         for when in ("before", "after"):
             values = [step[when][measure] for step in steps if step[when] and step[when][measure] is not None]
             mean = _geometric_mean if measure == "condition_number" else np.mean
@@ -76,47 +74,22 @@ def stability_summary(run: RunRecord) -> dict[str, float | None]:
     return summary
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
-    """
-    >>> round(_geometric_mean([1.0, 100.0]), 6)
-    10.0
-    """
-    return float(np.exp(np.mean(np.log(values))))
-
-
 def comparison_table(comparison: Comparison) -> Table:
-    """The comparison for the terminal, a column for each run."""
+    """Return the comparison for the terminal, with a column for each run."""
     scenarios = dict.fromkeys(f"{run.scenario}-incremental" for run in comparison.runs)
-    drawn = Table(title=" and ".join(scenarios), title_justify="left", box=box.SIMPLE_HEAD)
-    drawn.add_column("")
+    table = Table(title=" and ".join(scenarios), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
     for run in comparison.runs:
-        drawn.add_column(Text(str(run.path)), justify="right", overflow="fold")
-    _add(drawn, "{}", comparison.settings.items())
-    _add(drawn, "{}, %", comparison.results.items())
-    _add(drawn, "{}, final accuracy, %", comparison.tasks.items())
-    _add(drawn, "{}, mean", comparison.stability.items())
-    return drawn
-
-
-def _add(drawn: Table, title: str, rows: Iterable[tuple[str, list[Any]]]) -> None:
-    for name, values in rows:
-        drawn.add_row(title.format(name), *(Text(_said(value)) for value in values))
-    drawn.add_section()
-
-
-def _said(value: Any) -> str:
-    """A value for people.
-
-    >>> _said(None), _said(91.0625), _said("er")
-    ('–', '91.06', 'er')
-    """
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_column(Text(str(run.path)), justify="right", overflow="fold")
+    _add_rows(table, "{}", comparison.settings.items())
+    _add_rows(table, "{}, %", comparison.results.items())
+    _add_rows(table, "{}, final accuracy, %", comparison.tasks.items())
+    _add_rows(table, "{}, mean", comparison.stability.items())
+    return table
 
 
 def comparison_path(out: Path) -> Path:
-    """The file that is meant: in a folder ``compare.png``, and a PNG where no ending says otherwise.
+    """Return the file to draw a comparison into: ``compare.png`` in a folder, PNG where there is no suffix.
 
     >>> print(comparison_path(Path("runs")), comparison_path(Path("runs.svg")))
     runs.png runs.svg
@@ -126,5 +99,45 @@ def comparison_path(out: Path) -> Path:
     if not out.suffix:
         return out.with_name(f"{out.name}.png")
     if out.suffix.lower() not in FORMATS:
-        raise SpclError(f"comparisons are drawn as {', '.join(FORMATS)}, not as {out.name!r}; give it such an ending")
+        raise SpclError(f"comparisons are drawn as {', '.join(FORMATS)}, not as {out.name!r}; use such a suffix")
     return out
+
+
+def _align(sources: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return for every name the values in all sources.
+
+    >>> _align([{"a": 1}, {"a": 2, "b": 3}])
+    {'a': [1, 2], 'b': [None, 3]}
+    """
+    names = dict.fromkeys(name for source in sources for name in source)
+    return {name: [source.get(name) for source in sources] for name in names}
+
+
+def _final_accuracies(run: RunRecord) -> dict[str, float]:
+    return {name: task.final for name, task in run.result.tasks.items()} if run.result else {}
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean.
+
+    >>> round(_geometric_mean([1.0, 100.0]), 6)
+    10.0
+    """
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _add_rows(table: Table, title: str, rows: Iterable[tuple[str, list[Any]]]) -> None:
+    for name, values in rows:
+        table.add_row(title.format(name), *(Text(_format(value)) for value in values))
+    table.add_section()
+
+
+def _format(value: Any) -> str:
+    """Return a value as text of four digits.
+
+    >>> _format(None), _format(91.0625), _format("er")
+    ('–', '91.06', 'er')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

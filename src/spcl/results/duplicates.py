@@ -1,4 +1,4 @@
-"""Runs that stand for the same: where several are there, nobody could say which of them a table shows."""
+"""Detection of runs that stand for the same cell of a table."""
 
 import re
 from collections.abc import Iterable
@@ -7,89 +7,87 @@ from typing import Any
 
 from spcl.data.presets import PRESETS
 from spcl.errors import SpclError
-from spcl.results.records import RunRecord
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.runs.identity import decisive_settings
 
 __all__ = ["check_duplicates"]
 
 
 def check_duplicates(records: Iterable[RunRecord]) -> None:
-    """Raise an error if complete runs cannot be told apart, or if own data of one name is not the same data.
+    """Raise an error if complete runs have the same label, configuration and seed, or custom data the same name.
 
-    Runs with equal settings that several sweeps of one grid (or trials of one search) have in common may be there more
-    than once: they are what was asked for.
+    Runs with equal settings in several sweeps of one grid (or trials of one search) are allowed: the sweeps have this
+    point in common. Custom data of one name is allowed where it is the same data.
     """
-    complete = [record for record in records if record.result is not None]
-    _check_data(complete)
-    known: dict[tuple[Any, ...], RunRecord] = {}
-    for record in complete:
-        other = known.setdefault(_key(record), record)
-        if not _is_same_run(record, other) and not _is_asked_for(record, other):
-            raise _told_twice(other, record)
+    complete = complete_runs(records)
+    _check_custom_data(complete)
+    known: dict[tuple[Any, ...], CompleteRun] = {}
+    for run in complete:
+        other = known.setdefault(_key(run), run)
+        if not _is_same_folder(run, other) and not _is_shared_by_sweeps(run, other):
+            raise _duplicate_error(other, run)
 
 
-def _key(record: RunRecord) -> tuple[str, str, str, int, int]:
-    return record.benchmark, record.scenario, record.label, record.config, record.seed
+def _key(run: RunRecord) -> tuple[str, str, str, int, int]:
+    return run.benchmark, run.scenario, run.label, run.config, run.seed
 
 
-def _check_data(records: Iterable[RunRecord]) -> None:
-    """Own data is called by the name of its file, which others may share."""
-    known: dict[tuple[str, Any], RunRecord] = {}
-    for record in records:
-        if record.settings["benchmark"] in PRESETS:
+def _check_custom_data(runs: Iterable[CompleteRun]) -> None:
+    """Raise an error if files of the same name hold different data."""
+    known: dict[tuple[str, Any], CompleteRun] = {}
+    for run in runs:
+        if run.settings["benchmark"] in PRESETS:
             continue
-        other = known.setdefault((record.benchmark, record.settings.get("validation")), record)
-        if not _is_same_data(other, record):
+        other = known.setdefault((run.benchmark, run.settings.get("validation")), run)
+        if not _has_same_data(other, run):
             raise SpclError(
-                f"the data of {other.path} and {record.path} are both called {record.benchmark!r}, but they are not "
-                f"the same: {_shown(other)} and {_shown(record)}; look at each of them by itself"
+                f"the data of {other.path} and {run.path} have the same name {run.benchmark!r}, but differ: "
+                f"{_describe_data(other)} and {_describe_data(run)}; use the runs of each by themselves"
             )
 
 
-def _is_same_data(one: RunRecord, other: RunRecord) -> bool:
-    """By what it looks like and, where both runs have noted it, by its checksum."""
-    return all(mine == theirs or None in (mine, theirs) for mine, theirs in zip(_data(one), _data(other), strict=True))
+def _has_same_data(one: CompleteRun, other: CompleteRun) -> bool:
+    """Compare sizes and checksums where both runs have recorded them."""
+    pairs = ((one.result.data, other.result.data), (one.result.fingerprint, other.result.fingerprint))
+    return all(first == second or None in (first, second) for first, second in pairs)
 
 
-def _data(record: RunRecord) -> tuple[Any, Any]:
-    result = record.result or {}
-    return result.get("data"), result.get("fingerprint")
+def _describe_data(run: CompleteRun) -> str:
+    parts = (run.result.data, run.result.fingerprint)
+    return ", checksum ".join(str(part) for part in parts if part is not None)
 
 
-def _shown(record: RunRecord) -> str:
-    return ", checksum ".join(str(part) for part in _data(record) if part is not None)
-
-
-def _is_same_run(one: RunRecord, other: RunRecord) -> bool:
+def _is_same_folder(one: RunRecord, other: RunRecord) -> bool:
     return one is other or one.path.resolve() == other.path.resolve()
 
 
-def _is_asked_for(one: RunRecord, other: RunRecord) -> bool:
-    return _outside_sweeps(one.path) == _outside_sweeps(other.path) and (
+def _is_shared_by_sweeps(one: RunRecord, other: RunRecord) -> bool:
+    return _path_without_sweep(one.path) == _path_without_sweep(other.path) and (
         decisive_settings(one.settings) == decisive_settings(other.settings)
     )
 
 
-def _outside_sweeps(path: Path) -> tuple[str, ...]:
-    """
-    >>> _outside_sweeps(Path("/x/task/soro/sigma=10/config-0/seed-0"))
+def _path_without_sweep(path: Path) -> tuple[str, ...]:
+    """Return the parts of a path that name neither a swept value nor a trial.
+
+    >>> _path_without_sweep(Path("/x/task/soro/sigma=10/config-0/seed-0"))
     ('/', 'x', 'task', 'soro', 'config-0', 'seed-0')
     """
     return tuple(part for part in path.resolve().parts if "=" not in part and not re.fullmatch(r"trial-\d+", part))
 
 
-def _told_twice(one: RunRecord, other: RunRecord) -> SpclError:
+def _duplicate_error(one: RunRecord, other: RunRecord) -> SpclError:
     first, second = _differing_folders(one.path, other.path)
     benchmarks = dict.fromkeys(str(record.settings["benchmark"]) for record in (one, other))
     return SpclError(
         f"{first} and {second} both hold a run of {one.label} on {' and '.join(benchmarks)}, "
-        f"{one.scenario}-incremental, configuration {one.config}, seed {one.seed}, and nothing tells the two apart; "
-        "give only one of these folders, or look at each by itself"
+        f"{one.scenario}-incremental, configuration {one.config}, seed {one.seed}, and no setting distinguishes them; "
+        "use only one of these folders"
     )
 
 
 def _differing_folders(one: Path, other: Path) -> tuple[Path, Path]:
-    """The folders without what their paths end in alike, unless one would then hold the other.
+    """Return the paths without their common ending, or whole where one would then contain the other.
 
     >>> [str(path) for path in _differing_folders(Path("a/er/seed-0"), Path("b/er/seed-0"))]
     ['a', 'b']

@@ -25,7 +25,7 @@ class DataSummary(_Record):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         """Accept the text that earlier versions wrote."""
-        pattern = r"\w+\('(.*)': (\d+) \+ (\d+) samples of ([\d×]+), (\d+) classes\)"
+        pattern = r"\w+\(['\"](.*)['\"]: (\d+) \+ (\d+) samples of ([\d×]+), (\d+) classes\)"
         if isinstance(value, str) and (found := re.fullmatch(pattern, value)):
             name, train, test, shape, classes = found.groups()
             return {"name": name, "train": train, "test": test, "shape": shape.split("×"), "classes": classes}
@@ -86,8 +86,8 @@ class RunResult(_Record):
     preset: str | None = None
     config: int | None = None
     seed: int | None = None
-    accuracy: float
-    forgetting: float
+    accuracy: float = Field(strict=True)
+    forgetting: float = Field(strict=True)
     tasks: dict[str, TaskResult]
     confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
     filters: dict[str, dict[str, float | None]] = Field(default_factory=dict)

@@ -1,56 +1,56 @@
-"""Which runs may be compared: those that differ in nothing but what is compared."""
+"""Selection of comparable runs: runs that differ only in what a figure compares."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-from spcl.results.figures.curves import grouped
-from spcl.results.records import RunRecord
-from spcl.results.tables.tables import method_order
+from spcl.results.grouping import group_by
+from spcl.results.records import CompleteRun, RunRecord
+from spcl.results.tables.methods import method_order
 from spcl.runs.identity import decisive_settings
 
-__all__ = ["circumstances", "comparable", "identity", "left_out_note"]
+__all__ = ["comparable_runs", "not_shown_note", "settings_key", "setup_key"]
 
 MOST_NAMED = 4
 
 Key = tuple[tuple[str, str], ...]
 
 
-def identity(run: RunRecord, *ignored: str) -> Key:
-    """All settings that decide a run, apart from those ignored; runs for which they are equal differ only in these.
+def settings_key(run: RunRecord, *ignored: str) -> Key:
+    """Return all settings that decide a run, apart from those ignored.
 
     >>> from pathlib import Path
-    >>> identity(RunRecord(Path(), {"seed": 0, "gap": 1, "method": {"name": "er"}}, None), "seed")
+    >>> settings_key(RunRecord(Path(), {"seed": 0, "gap": 1, "method": {"name": "er"}}, None), "seed")
     (('gap', '1'), ('method.name', "'er'"))
     """
     decisive = decisive_settings(run.settings)
     return tuple((name, repr(value)) for name, value in sorted(decisive.items()) if name not in ignored)
 
 
-def circumstances(run: RunRecord, *ignored: str) -> Key:
-    """The identity of a run without its method."""
-    return tuple((name, value) for name, value in identity(run, *ignored) if not name.startswith("method."))
+def setup_key(run: RunRecord, *ignored: str) -> Key:
+    """Return the settings that decide a run, apart from its method and those ignored."""
+    return tuple((name, value) for name, value in settings_key(run, *ignored) if not name.startswith("method."))
 
 
-def comparable(runs: Sequence[RunRecord], *ignored: str) -> dict[str, list[RunRecord]]:
-    """Runs by method, in the order of the paper's tables, that all have the same circumstances but for those ignored.
+def comparable_runs(runs: Sequence[CompleteRun], *ignored: str) -> dict[str, list[CompleteRun]]:
+    """Return runs with the same setup, by method in the order of the paper's tables.
 
-    Of several circumstances, those in which most methods were run; of several variants of a method, the one with
-    most runs.
+    The setup is that in which most methods were run; of several variants of a method, the one with most runs is taken.
+    The ignored settings may differ.
     """
-    cells = grouped(runs, lambda run: circumstances(run, *ignored)).values()
-    cell = max(cells, key=lambda cell: (len({run.method for run in cell}), len(cell)), default=[])
-    methods = grouped(sorted(cell, key=lambda run: method_order(run.method)), lambda run: run.method)
-    return {method: _largest(group, lambda run: identity(run, *ignored)) for method, group in methods.items()}
+    groups = group_by(runs, lambda run: setup_key(run, *ignored)).values()
+    largest = max(groups, key=lambda group: (len({run.method for run in group}), len(group)), default=[])
+    methods = group_by(sorted(largest, key=lambda run: method_order(run.method)), lambda run: run.method)
+    return {method: _largest(group, lambda run: settings_key(run, *ignored)) for method, group in methods.items()}
 
 
-def left_out_note(runs: Sequence[RunRecord], shown: Iterable[Mapping[str, Sequence[RunRecord]]]) -> str:
-    """What a caption says of runs that :func:`comparable` has not chosen; empty if there are none."""
-    chosen = {run.path for cell in shown for group in cell.values() for run in group}
+def not_shown_note(runs: Sequence[CompleteRun], shown: Iterable[Mapping[str, Sequence[CompleteRun]]]) -> str:
+    """Return the sentence of a caption that names the runs which are not shown; empty if there are none."""
+    chosen = {run.path for groups in shown for group in groups.values() for run in group}
     others = sorted({f"{run.label} {run.scenario}-incrementally" for run in runs if run.path not in chosen})
     if not others:
         return ""
     named = ", ".join([*others[:MOST_NAMED], *([f"{len(others) - MOST_NAMED} more"] if others[MOST_NAMED:] else [])])
-    return f" Not shown, as their settings are others: {named}; choose runs with --where."
+    return f" Not shown, as their settings differ: {named}."
 
 
-def _largest(runs: Iterable[RunRecord], key: Callable[[RunRecord], Hashable]) -> list[RunRecord]:
-    return max(grouped(runs, key).values(), key=len)
+def _largest(runs: Iterable[CompleteRun], key: Callable[[CompleteRun], Hashable]) -> list[CompleteRun]:
+    return max(group_by(runs, key).values(), key=len)

@@ -1,6 +1,6 @@
-"""What a figure of the paper is made of: its number, its caption, the runs it needs, and the drawing."""
+"""Figures drawn from runs, with captions, and their files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -9,46 +9,18 @@ from matplotlib.figure import Figure
 
 import spcl
 from spcl.errors import SpclError
+from spcl.files import atomic_write
 from spcl.results.duplicates import check_duplicates
-from spcl.results.figures.recipe import Recipe
-from spcl.results.figures.style import style
-from spcl.results.records import RunRecord
+from spcl.results.figures.spec import FigureSpec, MissingRunsError
+from spcl.results.figures.style import figure_style
+from spcl.results.records import RunRecord, complete_runs
 from spcl.runs.record import plain_errors
 
-__all__ = ["Drawing", "FigureSpec", "MissingRunsError", "draw_figure", "figure_paths", "save_drawing"]
+__all__ = ["Drawing", "draw_figure", "figure_paths", "save_drawing", "write_figure"]
 
 FORMATS = (".png", ".svg")
 
-
-class MissingRunsError(SpclError):
-    """The runs at hand do not suffice for a figure; the message says which command makes those it needs."""
-
-
-@dataclass(frozen=True)
-class FigureSpec:
-    """A figure by name.
-
-    Attributes:
-        name: what ``spcl figure`` calls it.
-        number: its number in the paper.
-        title: what it shows, in a few words.
-        caption: what it shows, in a sentence or two.
-        needs: which runs it is drawn from.
-        recipes: what makes such runs.
-        draw: draws it and says what is drawn; raises `MissingRunsError` with what is missing.
-    """
-
-    name: str
-    number: str
-    title: str
-    caption: str
-    needs: str
-    recipes: tuple[Recipe, ...]
-    draw: Callable[[Sequence[RunRecord]], tuple[Figure, str]]
-
-    def commands(self) -> list[str]:
-        """What to type for such runs."""
-        return [recipe.command(f"results/{self.name}") for recipe in self.recipes]
+Metadata = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -60,19 +32,22 @@ class Drawing:
     caption: str
 
     def svg(self) -> str:
-        """The figure as the text of an SVG file."""
+        """Return the figure as the text of an SVG file."""
         text = StringIO()
-        with style():
-            self.figure.savefig(text, format="svg", metadata=_facts(self, ".svg"))
+        with figure_style():
+            self.figure.savefig(text, format="svg", metadata=_metadata(self, ".svg"))
         return text.getvalue()
 
 
 def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
-    """Draw a figure from those of the runs that are complete; task-incremental ones come first."""
+    """Draw a figure from the complete ones of the runs, task-incremental ones first.
+
+    Raises `MissingRunsError` with the commands that make runs for it where these do not suffice.
+    """
     check_duplicates(runs)
-    complete = sorted((run for run in runs if run.result is not None), key=lambda run: run.scenario != "task")
+    complete = sorted(complete_runs(runs), key=lambda run: run.scenario != "task")
     try:
-        with style():
+        with figure_style():
             figure, details = spec.draw(complete)
     except MissingRunsError as error:
         commands = "\n".join(f"  {command}" for command in spec.commands())
@@ -83,17 +58,15 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
 
 
 def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
-    """Write the figure to a .png or .svg file, or both into a folder; its caption goes with it as metadata."""
+    """Write the figure, with its caption as metadata, to a .png or .svg file, or both into a folder."""
     paths = figure_paths(drawing.spec, out)
-    with plain_errors(out):
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            _save(drawing, path)
+    for path in paths:
+        write_figure(drawing.figure, path, _metadata(drawing, path.suffix))
     return paths
 
 
 def figure_paths(spec: FigureSpec, out: Path) -> list[Path]:
-    """The files that a figure is written to."""
+    """Return the files that a figure is written to."""
     if not out.suffix or out.is_dir():
         return [out / f"{spec.name}{suffix}" for suffix in FORMATS]
     if out.suffix.lower() not in FORMATS:
@@ -101,12 +74,15 @@ def figure_paths(spec: FigureSpec, out: Path) -> list[Path]:
     return [out]
 
 
-def _save(drawing: Drawing, path: Path) -> None:
-    with style():
-        drawing.figure.savefig(path, metadata=_facts(drawing, path.suffix))
+def write_figure(figure: Figure, path: Path, metadata: Metadata | None = None) -> None:
+    """Write a figure atomically, in the format of the path's suffix; missing folders are made."""
+    with plain_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with figure_style(), atomic_write(path) as file:
+            figure.savefig(file, format=path.suffix.removeprefix(".").lower(), metadata=metadata)
 
 
-def _facts(drawing: Drawing, suffix: str) -> dict[str, str | None]:
-    facts: dict[str, str | None] = {"Title": drawing.spec.title, "Description": drawing.caption}
+def _metadata(drawing: Drawing, suffix: str) -> Metadata:
+    facts = {"Title": drawing.spec.title, "Description": drawing.caption}
     program = f"spcl {spcl.__version__}"
     return facts | ({"Software": program} if suffix.lower() == ".png" else {"Creator": program, "Date": None})

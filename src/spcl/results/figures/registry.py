@@ -1,43 +1,43 @@
-"""The figures by name, in the order of the paper."""
+"""The figures of the paper, found in the modules of ``spcl.results.figures.paper``."""
 
-from difflib import get_close_matches
+import re
+from importlib import import_module
+from pkgutil import iter_modules
 
 from spcl.errors import SpclError
-from spcl.results.figures.ablation import ABLATION
-from spcl.results.figures.convolutions import CONVOLUTIONS
-from spcl.results.figures.drawing import FigureSpec
-from spcl.results.figures.gradients import GRADIENTS
-from spcl.results.figures.hyperparameters import HYPERPARAMETERS
-from spcl.results.figures.learning_process import LEARNING_PROCESS
-from spcl.results.figures.paradigms import PARADIGMS
-from spcl.results.figures.rehearsal import REHEARSAL
-from spcl.results.figures.timeline import TIMELINE
-from spcl.results.figures.toy import TOY, TOY_TIMELINES
+from spcl.results.figures import paper
+from spcl.results.figures.spec import FigureSpec
+from spcl.suggestions import did_you_mean
 
 __all__ = ["FIGURES", "figure_spec"]
 
-FIGURES: dict[str, FigureSpec] = {
-    spec.name: spec
-    for spec in (
-        *(TOY, LEARNING_PROCESS, ABLATION, GRADIENTS, CONVOLUTIONS, TIMELINE),
-        *(PARADIGMS, HYPERPARAMETERS, REHEARSAL, TOY_TIMELINES),
-    )
-}
+
+def _find_figures() -> dict[str, FigureSpec]:
+    """Return the ``FIGURE`` of every module by name, in the order of their numbers in the paper."""
+    modules = [import_module(f"{paper.__name__}.{module.name}") for module in iter_modules(paper.__path__)]
+    figures: list[FigureSpec] = sorted((module.FIGURE for module in modules), key=_position)
+    return {figure.name: figure for figure in figures}
+
+
+def _position(figure: FigureSpec) -> float:
+    """Return the first number: Section 5.1 stands between Figures 5 and 6."""
+    return float(re.findall(r"[\d.]+", figure.number)[0])
+
+
+FIGURES = _find_figures()
 """Every figure, by name."""
 
 
 def figure_spec(name: str) -> FigureSpec:
-    """The figure of this name.
+    """Return the figure of this name.
 
     >>> figure_spec("ablation").number
     'Figure 3'
     >>> figure_spec("ablaton")
     Traceback (most recent call last):
     ...
-    spcl.errors.SpclError: there is no figure 'ablaton'; did you mean 'ablation'? 'spcl figure' lists them
+    spcl.errors.SpclError: there is no figure 'ablaton'; did you mean 'ablation'?
     """
     if name not in FIGURES:
-        near = get_close_matches(name, FIGURES, n=1)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        raise SpclError(f"there is no figure {name!r};{hint} 'spcl figure' lists them")
+        raise SpclError(f"there is no figure {name!r}; {did_you_mean(name, FIGURES)}")
     return FIGURES[name]

@@ -1,4 +1,4 @@
-"""The one look of all figures: readable in print, in grey and for the colour-blind."""
+"""Colours, line styles and Matplotlib settings of all figures: readable in print, in grey and for the colour-blind."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,15 +17,15 @@ __all__ = [
     "GREEN",
     "VERMILLION",
     "WIDTH",
-    "Look",
-    "display",
-    "distinct_looks",
-    "looks",
-    "style",
+    "LineStyle",
+    "display_name",
+    "figure_style",
+    "line_styles",
+    "numbered_line_styles",
 ]
 
 WIDTH = 7.0
-"""Inches across a page of text."""
+"""The width of a page of text, in inches."""
 
 VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK = (
     "#D55E00",
@@ -37,12 +37,12 @@ VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK = (
     "#000000",
 )
 COLOURS = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
-"""Okabe and Ito's palette, which all kinds of colour vision tell apart; less its yellow, too faint on paper."""
+"""Okabe and Ito's palette for all kinds of colour vision, without its yellow, which is too faint on paper."""
 
-LINES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 OURS = ("soro+dbt", "soro")
-"""They often coincide: the second is drawn dashed, on top of the first."""
+"""The methods of the paper, which often coincide: the second is drawn dashed, on top of the first."""
 
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -72,35 +72,35 @@ STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Everything drawn and saved in this block has the one look."""
+def figure_style() -> Iterator[None]:
+    """Apply the Matplotlib settings of all figures to what is drawn and saved in this block."""
     with matplotlib.rc_context(STYLE):
         yield
 
 
 @dataclass(frozen=True)
-class Look:
-    """How one line is told from the others: by colour, line and marker."""
+class LineStyle:
+    """Colour, dashes, marker, width and drawing order of a line."""
 
     colour: str
-    line: Any
+    dashes: Any
     marker: str
     width: float
-    height: int
+    zorder: int
 
-    def curve(self) -> dict[str, Any]:
-        """For a curve of many points."""
-        return {"color": self.colour, "linestyle": self.line, "linewidth": self.width, "zorder": self.height}
+    def line(self) -> dict[str, Any]:
+        """Return Matplotlib's arguments for a line without markers, for curves of many points."""
+        return {"color": self.colour, "linestyle": self.dashes, "linewidth": self.width, "zorder": self.zorder}
 
-    def points(self) -> dict[str, Any]:
-        """For a curve of few points."""
-        return self.curve() | {"marker": self.marker}
+    def marked_line(self) -> dict[str, Any]:
+        """Return Matplotlib's arguments for a line with markers, for curves of few points."""
+        return self.line() | {"marker": self.marker}
 
 
-def display(label: str) -> str:
-    """A method's name, perhaps with its settings, as it is written in papers.
+def display_name(label: str) -> str:
+    """Return a method's label with the name as papers write it.
 
-    >>> display("soro+dbt"), display("pcgrad (alpha=0.1)"), display("torchjd:UPGrad")
+    >>> display_name("soro+dbt"), display_name("pcgrad (alpha=0.1)"), display_name("torchjd:UPGrad")
     ('SORO+DBT', 'PCGrad (alpha=0.1)', 'torchjd:UPGrad')
     """
     name, space, rest = label.partition(" ")
@@ -110,26 +110,26 @@ def display(label: str) -> str:
     return (written if written.lower() == name else name.upper()) + space + rest
 
 
-def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """A look for each label; a method has the same one in every figure.
+def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
+    """Return a line style for each label; a method has the same one in every figure.
 
-    >>> looks(["er", "soro"])["soro"] == looks(["soro", "soro (sigma=10)"])["soro"]
+    >>> line_styles(["er", "soro"])["soro"] == line_styles(["soro", "soro (sigma=10)"])["soro"]
     True
     """
     wanted = list(dict.fromkeys(labels))
     known = [*OURS, *(name for name in METHODS if name not in OURS)]
     order = [*known, *(label for label in wanted if label not in known)]
-    return {label: _look(order.index(label)) for label in wanted}
+    return {label: _line_style(order.index(label)) for label in wanted}
 
 
-def distinct_looks(count: int) -> list[Look]:
-    """As many looks, for lines that are not methods."""
-    marks = zip(range(count), cycle(COLOURS), cycle(LINES), cycle(MARKERS), strict=False)
-    return [Look(colour, line, marker, width=1.5, height=3) for _, colour, line, marker in marks]
+def numbered_line_styles(count: int) -> list[LineStyle]:
+    """Return different line styles for lines that do not stand for methods."""
+    parts = zip(range(count), cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
+    return [LineStyle(colour, dashes, marker, width=1.5, zorder=3) for _, colour, dashes, marker in parts]
 
 
-def _look(place: int) -> Look:
-    colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-    if place < len(OURS):
-        return Look(colour, LINES[place], marker, width=2.0, height=4 + place)
-    return Look(colour, LINES[place // len(COLOURS) % len(LINES)], marker, width=1.2, height=3)
+def _line_style(index: int) -> LineStyle:
+    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    if index < len(OURS):
+        return LineStyle(colour, DASHES[index], marker, width=2.0, zorder=4 + index)
+    return LineStyle(colour, DASHES[index // len(COLOURS) % len(DASHES)], marker, width=1.2, zorder=3)

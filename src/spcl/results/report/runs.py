@@ -1,4 +1,4 @@
-"""What the report holds of each run: a row for the list, and its curves, thinned and packed."""
+"""The data of each run in the report: a row of the list, and its curves, thinned and packed."""
 
 import base64
 import json
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.results.figures.style import display
+from spcl.results.figures.style import display_name
+from spcl.results.measures import MEASURES
 from spcl.results.records import RunRecord
 from spcl.runs.identity import flat_settings
 
-__all__ = ["pack", "points_per_curve", "run_details", "run_row"]
+__all__ = ["pack", "points_per_curve", "run_details", "run_row", "to_columns"]
 
-MEASURES = ("condition_number", "cosine", "magnitude_similarity")
 MOST_POINTS, FEWEST_POINTS, ALL_POINTS = 200, 40, 100_000
 
 
 def points_per_curve(runs: int) -> int:
-    """How many points a curve may have, so that thousands of runs still make a report of reasonable size.
+    """Return the number of points of a curve that keeps a report of many runs reasonably small.
 
     >>> points_per_curve(10), points_per_curve(1000), points_per_curve(10_000)
     (200, 100, 40)
@@ -28,27 +28,27 @@ def points_per_curve(runs: int) -> int:
 
 
 def run_row(run: RunRecord) -> dict[str, Any]:
-    """The run in the list of runs; what is not known of an unfinished one is None."""
-    result = run.result or {}
+    """Return the run's row in the list of runs; the results of an unfinished run are None."""
+    result = run.result
     return {
         "benchmark": run.benchmark,
         "scenario": run.scenario,
         "label": run.label,
-        "method": display(run.label),
+        "method": display_name(run.label),
         "config": run.config,
         "seed": run.seed,
-        "accuracy": _rounded(result.get("accuracy"), digits=12),  # rounded twice it would differ from the tables
-        "forgetting": _rounded(result.get("forgetting"), digits=12),
-        "steps": result.get("steps"),
-        "seconds": _rounded(result.get("seconds", {}).get("training")),
+        "accuracy": _rounded(result.accuracy, digits=12) if result else None,  # the page rounds as the tables do
+        "forgetting": _rounded(result.forgetting, digits=12) if result else None,
+        "steps": result.steps if result else None,
+        "seconds": _rounded(result.seconds.get("training")) if result else None,
     }
 
 
 def run_details(run: RunRecord, points: int) -> dict[str, Any]:
-    """Everything that the page of a run shows."""
+    """Return everything that the page of a run shows."""
     details: dict[str, Any] = {"path": str(run.path), "settings": flat_settings(run.settings)}
     if run.result is not None:
-        details |= {name: run.result.get(name) for name in ("tasks", "environment", "left_out", "data")}
+        details |= run.result.model_dump(include={"tasks", "environment", "left_out"})
     try:
         entries = run.metrics()
     except SpclError as error:
@@ -64,10 +64,10 @@ def run_details(run: RunRecord, points: int) -> dict[str, Any]:
 
 
 def _evaluations(entries: Sequence[Mapping[str, Any]], tasks: Sequence[str], points: int) -> dict[str, Any]:
-    """Accuracies over time; every evaluation at the end of a task, and of the others as many as there is room for."""
+    """Return accuracies over time: all evaluations at the end of a task, and as many ``points`` of the others."""
     evaluations = [entry for entry in entries if entry["kind"] == "evaluation"]
     between = [number for number, entry in enumerate(evaluations) if not entry["ended"]]
-    kept = {between[place] for place in _places(len(between), points)}
+    kept = {between[index] for index in _spread_indices(len(between), points)}
     shown = [entry for number, entry in enumerate(evaluations) if entry["ended"] or number in kept]
     return {
         "step": [entry["step"] for entry in shown],
@@ -77,9 +77,9 @@ def _evaluations(entries: Sequence[Mapping[str, Any]], tasks: Sequence[str], poi
 
 
 def _stability(steps: Sequence[Mapping[str, Any]], points: int) -> dict[str, Any]:
-    """The three measures before and after adjustment, at evenly chosen steps of those that have two columns or more."""
+    """Return the three measures before and after adjustment, at evenly spread steps with two gradients or more."""
     measured = [entry for entry in steps if entry["before"] or entry["after"]]
-    chosen = [measured[place] for place in _places(len(measured), points)]
+    chosen = [measured[index] for index in _spread_indices(len(measured), points)]
     curves = {
         when: {measure: [_rounded((entry[when] or {}).get(measure)) for entry in chosen] for measure in MEASURES}
         for when in ("before", "after")
@@ -87,19 +87,19 @@ def _stability(steps: Sequence[Mapping[str, Any]], points: int) -> dict[str, Any
     return {"step": [entry["step"] for entry in chosen], "of": len(measured), **curves}
 
 
-def _places(count: int, most: int) -> list[int]:
-    """At most so many numbers below `count`, the first and the last among them.
+def _spread_indices(count: int, most: int) -> list[int]:
+    """Return at most ``most`` evenly spread indices below ``count``, with the first and the last.
 
-    >>> _places(3, 10), _places(10, 4)
+    >>> _spread_indices(3, 10), _spread_indices(10, 4)
     ([0, 1, 2], [0, 3, 6, 9])
     """
     if count <= most:
         return list(range(count))
-    return sorted({round(place * (count - 1) / (most - 1)) for place in range(most)})
+    return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})
 
 
 def _rounded(value: float | None, digits: int = 5) -> float | None:
-    """Five digits suffice to look at.
+    """Return a number with few digits, None if it is not finite.
 
     >>> _rounded(91.062499), _rounded(float("inf"))
     (91.062, None)
@@ -108,15 +108,15 @@ def _rounded(value: float | None, digits: int = 5) -> float | None:
 
 
 def pack(content: Mapping[str, Any]) -> str:
-    """Plain data as text of little size, for a browser's ``atob``, ``DecompressionStream`` and ``JSON.parse``."""
+    """Return compressed JSON as text, for a browser's ``atob``, ``DecompressionStream`` and ``JSON.parse``."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as columns, which name every column once.
+def to_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return rows as columns.
 
-    >>> columns([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
+    >>> to_columns([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
     {'a': [1, 3], 'b': [2, 4]}
     """
     table: dict[str, list[Any]] = {}

@@ -2,24 +2,22 @@
 
 import csv
 import io
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from rich import box
-from rich.markup import escape
+from rich.markup import escape as rich_escape
 from rich.table import Table
 from rich.text import Text
 
-from spcl.results.tables.tables import Cell, Measure, ResultTable, Row
+from spcl.results.tables.entries import headings, notes, row_entries, rows_by_family
+from spcl.results.tables.table import Cell, ResultTable
 
 __all__ = ["TableFormat", "csv_text", "format_tables", "latex_text", "markdown_text", "terminal_table"]
 
 TableFormat = Literal["terminal", "markdown", "latex", "csv"]
 
-SIGNIFICANT = 0.05
 CSV_COLUMNS = (
     *("scenario", "benchmark", "method", "type", "over"),
     *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std", "forgetting_rank"),
@@ -30,95 +28,17 @@ CSV_COLUMNS = (
 
 LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
 
-Style = Callable[[str, int | None], str]
-"""Marks a number by its rank: best, second best or neither."""
-
-
-def headings(table: ResultTable) -> list[str]:
-    """The columns that each benchmark has."""
-    paper = any(cell.paper for cell in table.cells.values())
-    return [
-        "A %",
-        "F %",
-        *(["paper A %", "paper F %"] if paper else []),
-        *([f"p vs {table.against}"] if table.against else []),
-    ]
-
-
-def notes(table: ResultTable, best: str, second: str, escaped: Callable[[str], str]) -> str:
-    """What the marks in a table mean, and what else to know of its numbers."""
-    sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
-    sentences += map(escaped, table.remarks)
-    if table.against:
-        sentences.append(
-            escaped(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
-            + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
-        )
-    return " ".join(sentences)
-
-
-def _number(mean: float, std: float | None) -> str:
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-
-
-def _measure(measure: Measure, style: Style) -> str:
-    return style(_number(measure.mean, measure.std), measure.rank)
-
-
-def _significance(cell: Cell) -> str:
-    if cell.p_value is None or cell.gain is None:
-        return ""
-    sign = ("▲" if cell.gain > 0 else "▼") if cell.p_value < SIGNIFICANT else ""
-    return f"{_p_text(cell.p_value)} {sign}".strip()
-
-
-def _p_text(p_value: float) -> str:
-    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
-
-
-def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list[str]:
-    """What one method has under one benchmark's columns."""
-    cell = table.cells.get((row.label, benchmark))
-    columns = headings(table)
-    if cell is None:
-        return [""] * len(columns)
-    accuracy = _measure(cell.accuracy, style)
-    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else ""), _measure(cell.forgetting, style)]
-    if "paper A %" in columns:
-        published = cell.paper
-        entries += (
-            [
-                _number(published.accuracy, published.accuracy_std),
-                _number(published.forgetting, published.forgetting_std),
-            ]
-            if published
-            else ["", ""]
-        )
-    return [*entries, _significance(cell)] if table.against else entries
-
-
-def _families(table: ResultTable) -> Iterator[list[Row]]:
-    for _, rows in groupby(table.rows, key=lambda row: row.family):
-        yield list(rows)
-
-
-def _lines(table: ResultTable, style: Style) -> Iterator[tuple[Row, list[str]]]:
-    for row in table.rows:
-        yield row, [entry for name in table.benchmarks for entry in _entries(table, row, name, style)]
-
 
 # -- terminal
 
 
 def terminal_table(table: ResultTable, styled: bool = True) -> Table:
-    """The table as a picture for the terminal; without styles, signs mark the best and second best."""
+    """Return the table for the terminal; without styles, ¹ and ² mark the best and second best."""
     style = _terminal_style if styled else _plain_style
     best, second = style("bold" if styled else "", 1), style("underlined" if styled else "", 2)
     drawn = Table(
         title=table.title,
-        caption=Text.from_markup(notes(table, best, second, escape), style="table.caption", emoji=False),
+        caption=Text.from_markup(notes(table, best, second, rich_escape), style="table.caption", emoji=False),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -128,10 +48,9 @@ def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     for benchmark in table.benchmarks:
         for heading in headings(table):
             drawn.add_column(Text(f"{benchmark}\n{heading}"), justify="right", no_wrap=True)
-    for rows in _families(table):
+    for rows in rows_by_family(table):
         for row in rows:
-            entries = [entry for name in table.benchmarks for entry in _entries(table, row, name, style)]
-            drawn.add_row(Text(row.label), row.family, *entries)
+            drawn.add_row(Text(row.label), row.family, *row_entries(table, row, style))
         drawn.add_section()
     return drawn
 
@@ -148,14 +67,14 @@ def _plain_style(text: str, rank: int | None) -> str:
 
 
 def format_tables(tables: Sequence[ResultTable], form: Literal["markdown", "latex", "csv"]) -> str:
-    """The tables as text."""
+    """Return the tables as text."""
     if form == "csv":
         return csv_text(tables)
     return "\n".join((markdown_text if form == "markdown" else latex_text)(table) for table in tables)
 
 
 def markdown_text(table: ResultTable) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     columns = ["method", "type", *(f"{name} {heading}" for name in table.benchmarks for heading in headings(table))]
     lines = [
         f"### {table.title}",
@@ -163,8 +82,8 @@ def markdown_text(table: ResultTable) -> str:
         f"| {' | '.join(map(_markdown_escape, columns))} |",
         f"|{'|'.join([':--', ':--', *['--:'] * (len(columns) - 2)])}|",
         *(
-            f"| {' | '.join([_markdown_escape(row.label), row.family, *entries])} |"
-            for row, entries in _lines(table, _markdown_style)
+            f"| {' | '.join([_markdown_escape(row.label), row.family, *row_entries(table, row, _markdown_style)])} |"
+            for row in table.rows
         ),
         "",
         notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
@@ -181,7 +100,7 @@ def _markdown_escape(text: str) -> str:
 
 
 def latex_text(table: ResultTable) -> str:
-    """The table in LaTeX, for the package booktabs."""
+    """Return the table in LaTeX, for the package booktabs."""
     count = len(headings(table))
     groups = [rf"\multicolumn{{{count}}}{{c}}{{{_latex_escape(name)}}}" for name in table.benchmarks]
     names = [_latex_escape(heading) for _ in table.benchmarks for heading in headings(table)]
@@ -192,11 +111,11 @@ def latex_text(table: ResultTable) -> str:
         rf" & & {' & '.join(groups)} \\",
         rf"Method & Type & {' & '.join(names)} \\",
     ]
-    for rows in _families(table):
+    for rows in rows_by_family(table):
         lines.append(r"\midrule")
         for row in rows:
-            entries = [entry for name in table.benchmarks for entry in _entries(table, row, name, _latex_style)]
-            lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *map(_latex_symbols, entries)])} \\")
+            entries = map(_latex_symbols, row_entries(table, row, _latex_style))
+            lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *entries])} \\")
     legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
 
@@ -210,7 +129,7 @@ def _latex_escape(text: str) -> str:
 
 
 def _latex_symbols(text: str) -> str:
-    """Numbers in text mode, with signs from mathematics.
+    """Return text with its signs in math mode.
 
     >>> print(_latex_symbols("-1.50 ± 0.25"), _latex_symbols("<0.001 ▲"))
     $-$1.50 $\\pm$ 0.25 $<$0.001 $\\uparrow$
@@ -223,7 +142,7 @@ def _replaced(text: str, signs: Mapping[str, str]) -> str:
 
 
 def csv_text(tables: Sequence[ResultTable]) -> str:
-    """One line for every cell, with all its numbers in full."""
+    """Return one line for every cell, with all its numbers in full precision."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -243,7 +162,7 @@ def _csv_cell(table: ResultTable, cell: Cell) -> list[object]:
         *(value for measure in (cell.accuracy, cell.forgetting) for value in (measure.mean, measure.std, measure.rank)),
         cell.runs,
         cell.missing,
-        cell.not_finite,
+        cell.runs_with_skips,
         *published,
         table.against,
         cell.gain,

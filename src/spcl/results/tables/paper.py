@@ -1,4 +1,4 @@
-"""The numbers of the paper's Tables 1 and 2, to be shown beside our own."""
+"""The numbers of the paper's Tables 1 and 2."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class PaperResult:
 
 
 def paper_result(scenario: str, benchmark: str, method: str) -> PaperResult | None:
-    """What the paper reports for a method, by our names; None where it reports nothing.
+    """Return the published result of a method on a benchmark, both by the names of this package; None if there is none.
 
     >>> paper_result("task", "ps-emnist", "soro")
     PaperResult(accuracy=91.062, accuracy_std=0.447, forgetting=-4.679, forgetting_std=0.425)
@@ -32,7 +32,7 @@ def paper_result(scenario: str, benchmark: str, method: str) -> PaperResult | No
 
 
 def paper_methods() -> list[str]:
-    """The methods of the paper's tables, in their order.
+    """Return the methods of the paper's tables, in their order.
 
     >>> paper_methods()[:3]
     ['mgda', 'dwa', 'pcgrad']

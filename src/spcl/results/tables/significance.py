@@ -1,4 +1,4 @@
-"""Whether one method is better than another, or was only lucky."""
+"""Paired significance tests between methods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 __all__ = ["holm", "paired_p_value"]
 
 DECIMALS = 9
-"""Differences of accuracies that agree to so many are equal but for rounding."""
+"""Differences that agree to this many decimals are equal but for rounding."""
 
 
 def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float | None:
-    """The two-sided p-value of Wilcoxon's signed-rank test on the values that two methods have for the same keys.
+    """Return the two-sided p-value of Wilcoxon's signed-rank test on the values that share a key, None if none do.
 
-    The keys are configuration and seed: two runs that share them saw the same tasks at the same times in the same
-    order, so their difference is free of what makes configurations easy or hard, by far the largest variation. Ranks
-    rather than a t-test, because differences of accuracies are neither normal nor of equal variance over
-    configurations. None when there is no pair.
+    The keys are configuration and seed: two runs that share them train on the same tasks at the same times in the same
+    order, so their difference is free of the variation between configurations, by far the largest. Ranks rather than a
+    t-test, because differences of accuracies are neither normal nor of equal variance over configurations.
 
     >>> a = {seed: 80.0 + seed for seed in range(8)}
     >>> paired_p_value(a, {seed: value - 1.0 - 0.1 * seed for seed, value in a.items()})
@@ -31,18 +30,18 @@ def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> fl
 
 
 def _signed_rank_p_value(differences: NDArray[np.float64]) -> float:
-    """The exact p-value, with equal differences as well: all signs are equally likely, zeros do not count.
+    """Return the exact p-value where all signs are equally likely; differences of zero do not count.
 
     SciPy's own test is exact only where no two differences are equal.
 
     >>> _signed_rank_p_value(np.array([1.0, 1.0, 1.0, 2.0, 0.0]))
     0.125
     """
-    from scipy.stats import rankdata  # most of a second to import, for one command
+    from scipy.stats import rankdata  # slow to import
 
     differences = differences[differences != 0.0]
     ranks = np.rint(2.0 * rankdata(np.abs(differences))).astype(int)  # doubled, because equal ones share half ranks
-    chances = np.ones(1)  # of every sum that the ranks of positive differences may have
+    chances = np.ones(1)  # the probability of every sum of the ranks of positive differences
     for rank in ranks:
         without, plus = np.pad(chances, (0, rank)), np.pad(chances, (rank, 0))
         chances = (without + plus) / 2.0
@@ -51,7 +50,7 @@ def _signed_rank_p_value(differences: NDArray[np.float64]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number by Holm's step-down method, in their order.
+    """Return the p-values corrected for their number by Holm's step-down method, in their order.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,20 +1,22 @@
-"""The ablation: orthogonal gradients, orthogonal filters, both, or neither."""
+"""Figure 3, the ablation: orthogonal gradients, orthogonal filters, both, or neither."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from spcl.results.figures.comparable import circumstances
-from spcl.results.figures.curves import Curves, counted, grouped, mean_curve
-from spcl.results.figures.drawing import FigureSpec, MissingRunsError
-from spcl.results.figures.panels import legend_below, letter, mark_changes
-from spcl.results.figures.recipe import Recipe
+from spcl.results.figures.comparable import setup_key
+from spcl.results.figures.curves import RunCurves, mean_curve
+from spcl.results.figures.panels import legend_below, mark_task_changes, panel_title
+from spcl.results.figures.spec import FigureSpec, MissingRunsError
 from spcl.results.figures.style import BLACK, BLUE, GREEN, VERMILLION, WIDTH
-from spcl.results.figures.toy import two_task_runs
-from spcl.results.records import RunRecord
+from spcl.results.figures.two_tasks import evaluated_over_time, two_task_runs
+from spcl.results.formatting import format_count
+from spcl.results.grid_command import GridCommand
+from spcl.results.grouping import group_by
+from spcl.results.records import CompleteRun, RunRecord
 
-__all__ = ["ABLATION", "condition"]
+__all__ = ["FIGURE", "condition"]
 
 CONDITIONS: dict[str, dict[str, Any]] = {
     "none": {"color": BLACK, "linestyle": (0, (1.2, 1.2)), "marker": "v"},
@@ -24,31 +26,31 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def draw_ablation(runs: Sequence[RunRecord]) -> tuple[Figure, str]:
-    """The accuracy of the two tasks over time, a panel each, a line for each condition."""
-    cell = _fullest_cell([run for run in two_task_runs(runs) if run.settings["evaluate_every"]])
-    curves = {name: [Curves(run) for run in group] for name, group in cell.items()}
+def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+    """Draw the accuracy of the two tasks over time, in a panel each, with a line for each condition."""
+    by_condition = _runs_by_condition(evaluated_over_time(two_task_runs(runs)))
+    curves = {name: [RunCurves(run) for run in group] for name, group in by_condition.items()}
     first = curves["both"][0]
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     for number, (axes, task) in enumerate(zip(panels, first.tasks, strict=True)):
-        for name, mark in CONDITIONS.items():
+        for name, line_style in CONDITIONS.items():
             steps, values = mean_curve([curve.accuracy(task) for curve in curves[name]])
-            axes.plot(steps, values, label=name, markersize=3, markevery=max(1, len(steps) // 12), **mark)
-        mark_changes(axes, first.timeline)
-        letter(axes, number, f"Task {number + 1}")
+            axes.plot(steps, values, label=name, markersize=3, markevery=max(1, len(steps) // 12), **line_style)
+        mark_task_changes(axes, first.timeline)
+        panel_title(axes, number, f"Task {number + 1}")
         axes.set_xlabel("step")
     panels[0].set_ylabel("accuracy (%)")
     legend_below(figure, 4, "orthogonal")
     run = first.run
     return figure, (
         f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, "
-        f"mean of {counted(map(len, curves.values()), 'run')} a line."
+        f"mean of {format_count(map(len, curves.values()), 'run')} a line."
     )
 
 
 def condition(run: RunRecord) -> str | None:
-    """Which of the four conditions a run belongs to, if any.
+    """Return the condition that a run belongs to, if any.
 
     >>> from pathlib import Path
     >>> condition(RunRecord(Path(), {"method": {"name": "er", "alpha": 0.001}}, None))
@@ -60,12 +62,12 @@ def condition(run: RunRecord) -> str | None:
     return {(0, 0): "none", (1, 0): "gradients", (0, 1): "filters", (1, 1): "both"}[gradients, filters]
 
 
-def _fullest_cell(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The runs by condition, of the first configuration that has all four."""
+def _runs_by_condition(runs: Sequence[CompleteRun]) -> dict[str, list[CompleteRun]]:
+    """Return the runs by condition, of the first configuration that has all four."""
     found: set[str] = set()
-    for cell in grouped(runs, lambda run: circumstances(run, "seed")).values():
-        groups = grouped(cell, condition)
-        present = {name: groups[name] for name in CONDITIONS if name in groups}
+    for group in group_by(runs, lambda run: setup_key(run, "seed")).values():
+        by_condition = group_by(group, condition)
+        present = {name: by_condition[name] for name in CONDITIONS if name in by_condition}
         if len(present) == len(CONDITIONS):
             return present
         found |= present.keys()
@@ -73,16 +75,16 @@ def _fullest_cell(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     raise MissingRunsError(f"no configuration has all of {', '.join(CONDITIONS)} (found {seen})")
 
 
-ABLATION = FigureSpec(
+FIGURE = FigureSpec(
     name="ablation",
     number="Figure 3",
     title="Ablation",
     caption="Ablation study with two tasks, the second starting at the dashed line and the first ending at the dotted "
     "one: accuracy over time with orthogonal gradients (SORO), orthogonal filters (DBT), both, or none.",
     needs="runs of two tasks by er, by soro, by er with α > 0 and by soro+dbt, evaluated along the way",
-    recipes=(
-        Recipe("toy-cifar10", "soro,soro+dbt", assignments=("evaluate_every=10",)),
-        Recipe("toy-cifar10", "er", assignments=("evaluate_every=10",), sweeps=("method.alpha=0,1e-3",)),
+    grids=(
+        GridCommand("toy-cifar10", "soro,soro+dbt", assignments=("evaluate_every=10",)),
+        GridCommand("toy-cifar10", "er", assignments=("evaluate_every=10",), sweeps=("method.alpha=0,1e-3",)),
     ),
-    draw=draw_ablation,
+    draw=draw,
 )

@@ -1,16 +1,16 @@
-"""The runs a figure is drawn from, as grids that ``spcl grid`` makes."""
+"""The ``spcl grid`` commands that make the runs of a figure."""
 
 import shlex
 from dataclasses import dataclass
 
-__all__ = ["Recipe"]
+__all__ = ["GridCommand"]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One call of ``spcl grid``, its options as they are written there.
+class GridCommand:
+    """The options of one call of ``spcl grid``.
 
-    >>> Recipe("toy-cifar10", "er,soro", seeds="0", assignments=("evaluate_every=10",)).command("results/toy")
+    >>> GridCommand("toy-cifar10", "er,soro", seeds="0", assignments=("evaluate_every=10",)).text("results/toy")
     'spcl grid --benchmark toy-cifar10 --methods er,soro --scenarios task --configs 0 --seeds 0
         --set evaluate_every=10 --out results/toy'
     """
@@ -23,8 +23,8 @@ class Recipe:
     assignments: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
 
-    def command(self, out: str) -> str:
-        """What to type."""
+    def text(self, out: str) -> str:
+        """Return the command that makes the runs in the folder ``out``."""
         words = ["spcl", "grid"]
         for name in ("benchmark", "methods", "scenarios", "configs", "seeds"):
             words += [f"--{name}", getattr(self, name)]

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, not even a network."""
+"""The report: one self-contained HTML file."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -11,42 +11,51 @@ from markupsafe import Markup
 
 import spcl
 from spcl.errors import SpclError
-from spcl.results.figures.curves import ranges
+from spcl.files import write_text
+from spcl.results.formatting import format_ranges
 from spcl.results.records import RunRecord, read_runs
-from spcl.results.report import sections
-from spcl.results.report.runs import columns, pack, points_per_curve, run_details, run_row
-from spcl.results.tables.tables import method_order
-from spcl.runs.record import plain_errors, write_text
+from spcl.results.report.pictures import draw_pictures
+from spcl.results.report.runs import pack, points_per_curve, run_details, run_row, to_columns
+from spcl.results.report.summary import common_settings, differing_settings, summarise
+from spcl.results.report.tables import report_tables
+from spcl.results.report.tuning import find_tunings
+from spcl.results.tables.methods import method_order
+from spcl.runs.record import plain_errors
 
 __all__ = ["write_report"]
 
+SCRIPTS = ("elements.js", "charts.js", "run_list.js", "run_charts.js", "run_page.js", "navigation.js")
+"""The parts of the page's script, which share one scope, in their order."""
 
-def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None] = lambda stage: None) -> Path:
-    """Write a report on all runs in these folders; ``told`` hears what is being done.
+Progress = Callable[[str], None]
+
+
+def write_report(folders: Sequence[Path], out: Path, on_progress: Progress = lambda stage: None) -> Path:
+    """Write a report on all runs in these folders; ``on_progress`` receives the name of each stage.
 
     The page holds everything: settings, tables beside the paper's, figures, and for every run its timeline, accuracies
     and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
     """
     if out.is_dir():
         raise SpclError(f"{out} is a folder; name the file to write, for example {out / 'report.html'}")
-    told("reading runs")
-    runs = sorted(read_runs(*folders), key=_order)
+    on_progress("reading runs")
+    runs = sorted(read_runs(*folders), key=_sort_key)
     if not runs:
         raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
-    tunings = sections.find_tunings(folders)
+    tunings = find_tunings(folders)
     searched = [tuning.folder.resolve() for tuning in tunings]
     results = [run for run in runs if not any(run.path.resolve().is_relative_to(folder) for folder in searched)]
-    told("drawing figures")
-    page = _page(
+    on_progress("drawing figures")
+    page = _render(
         folders=[str(folder) for folder in folders],
-        runs=runs,
-        campaigns=sections.campaigns(runs),
-        common=sections.settings_in_common(runs),
-        differing=sections.settings_that_differ(runs),
-        tables=sections.tables(results),
-        pictures=sections.figures(results),
+        summaries=summarise(runs),
+        common=common_settings(runs),
+        differing=differing_settings(runs),
+        tables=report_tables(results),
+        pictures=draw_pictures(results),
         tunings=tunings,
-        details=_details(runs, told),
+        rows=to_columns(run_row(run) for run in runs),
+        details=_details(runs, on_progress),
     )
     with plain_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -54,21 +63,21 @@ def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None]
     return out
 
 
-def _order(run: RunRecord) -> tuple[Any, ...]:
+def _sort_key(run: RunRecord) -> tuple[Any, ...]:
     return run.benchmark, run.scenario != "task", method_order(run.method)
 
 
-def _details(runs: Sequence[RunRecord], told: Callable[[str], None]) -> list[str]:
+def _details(runs: Sequence[RunRecord], on_progress: Progress) -> list[str]:
     points = points_per_curve(len(runs))
     packed = []
     for number, run in enumerate(runs, 1):
-        told(f"run {number} of {len(runs)}")
+        on_progress(f"run {number} of {len(runs)}")
         packed.append(pack(run_details(run, points)))
     return packed
 
 
-def _page(runs: Sequence[RunRecord], **content: Any) -> str:
-    from plotly.offline import get_plotlyjs  # half a second to import, for a script of four megabytes
+def _render(**content: Any) -> str:
+    from plotly.offline import get_plotlyjs  # slow to import
 
     environment = Environment(
         loader=PackageLoader("spcl.results.report"),
@@ -77,26 +86,25 @@ def _page(runs: Sequence[RunRecord], **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"numbers": ranges, "decimal": decimal}
+    environment.filters |= {"numbers": format_ranges, "decimal": _decimal}
     return environment.get_template("report.html").render(
         version=spcl.__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        rows=columns(run_row(run) for run in runs),
         plotly=Markup(get_plotlyjs()),
-        style=Markup(_text("report.css")),
-        script=Markup(_text("report.js")),
+        style=Markup(_template("report.css")),
+        script=Markup("\n".join(map(_template, SCRIPTS))),
         **content,
     )
 
 
-def _text(name: str) -> str:
+def _template(name: str) -> str:
     return files("spcl.results.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def decimal(value: float) -> str:
-    """Two digits, with a true minus sign.
+def _decimal(value: float) -> str:
+    """Return a number with two decimals and a true minus sign.
 
-    >>> decimal(-3.14159)
+    >>> _decimal(-3.14159)
     '−3.14'
     """
     return f"{value:.2f}".replace("-", "−")

@@ -1,0 +1,90 @@
+"""Headings, entries and notes of result tables, whatever their format."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from spcl.results.tables.table import Cell, Measure, ResultTable, Row
+
+__all__ = ["Style", "headings", "notes", "row_entries", "rows_by_family"]
+
+SIGNIFICANT = 0.05
+
+Style = Callable[[str, int | None], str]
+"""A function that marks a number by its rank: best, second best or neither."""
+
+
+def headings(table: ResultTable) -> list[str]:
+    """Return the headings of the columns of each benchmark."""
+    paper = any(cell.paper for cell in table.cells.values())
+    return [
+        "A %",
+        "F %",
+        *(["paper A %", "paper F %"] if paper else []),
+        *([f"p vs {table.against}"] if table.against else []),
+    ]
+
+
+def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
+    """Return the sentences below a table: its marks, its remarks and its significance test."""
+    sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
+    sentences += map(escape, table.remarks)
+    if table.against:
+        sentences.append(
+            escape(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
+            + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
+        )
+    return " ".join(sentences)
+
+
+def row_entries(table: ResultTable, row: Row, style: Style) -> list[str]:
+    """Return the entries of one method in the columns of all benchmarks."""
+    return [entry for benchmark in table.benchmarks for entry in _entries(table, row, benchmark, style)]
+
+
+def rows_by_family(table: ResultTable) -> Iterator[list[Row]]:
+    """Yield the rows of each family of methods."""
+    for _, rows in groupby(table.rows, key=lambda row: row.family):
+        yield list(rows)
+
+
+def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list[str]:
+    """Return the entries of one method in the columns of one benchmark."""
+    cell = table.cells.get((row.label, benchmark))
+    columns = headings(table)
+    if cell is None:
+        return [""] * len(columns)
+    accuracy = _measure(cell.accuracy, style)
+    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else ""), _measure(cell.forgetting, style)]
+    if "paper A %" in columns:
+        published = cell.paper
+        entries += (
+            [
+                _number(published.accuracy, published.accuracy_std),
+                _number(published.forgetting, published.forgetting_std),
+            ]
+            if published
+            else ["", ""]
+        )
+    return [*entries, _significance(cell)] if table.against else entries
+
+
+def _measure(measure: Measure, style: Style) -> str:
+    return style(_number(measure.mean, measure.std), measure.rank)
+
+
+def _number(mean: float, std: float | None) -> str:
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _significance(cell: Cell) -> str:
+    if cell.p_value is None or cell.gain is None:
+        return ""
+    sign = ("▲" if cell.gain > 0 else "▼") if cell.p_value < SIGNIFICANT else ""
+    return f"{_p_text(cell.p_value)} {sign}".strip()
+
+
+def _p_text(p_value: float) -> str:
+    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"

@@ -1,0 +1,123 @@
+"""The content of a result table: means, deviations, ranks, the paper's values and significance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from spcl.results.tables.paper import PaperResult
+
+__all__ = ["Cell", "Measure", "Over", "ResultTable", "Row"]
+
+Over = Literal["seeds", "configs"]
+"""What the standard deviation is taken over."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A mean with its standard deviation (None for a single value), and its rank if it is 1 or 2."""
+
+    mean: float
+    std: float | None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The results of one method on one benchmark.
+
+    Attributes:
+        accuracy: A, in per cent.
+        forgetting: F, in per cent.
+        runs: the number of complete runs.
+        missing: the number of runs that other methods have on the benchmark, but not this one.
+        runs_with_skips: the number of runs in which a task was skipped in a step, because its loss or gradient was not
+            finite.
+        paper: the published result.
+        p_value: of the accuracy's difference from the reference method's, corrected for the number of methods.
+        gain: the mean of that difference.
+    """
+
+    accuracy: Measure
+    forgetting: Measure
+    runs: int
+    missing: int
+    runs_with_skips: int = 0
+    paper: PaperResult | None = None
+    p_value: float | None = None
+    gain: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, or a variant of one."""
+
+    label: str
+    method: str
+    family: str
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """All methods on all benchmarks in one scenario.
+
+    Attributes:
+        scenario: ``task`` or ``class`` (incremental).
+        benchmarks: the benchmarks, by name.
+        rows: the methods.
+        cells: the results by label and benchmark.
+        over: what the standard deviation is taken over.
+        against: the reference method of the significance tests.
+        partial_data: the benchmarks whose published data was incomplete, and how much of it there was.
+    """
+
+    scenario: str
+    benchmarks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    over: Over
+    against: str | None = None
+    partial_data: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The heading of the table.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0)
+        >>> ResultTable("task", (), (), {("er", "ps-emnist"): cell}, "seeds").title
+        'task-incremental, mean ± standard deviation over seeds'
+        >>> ResultTable("task", (), (), {}, "seeds").title
+        'task-incremental, one seed'
+        """
+        if all(cell.accuracy.std is None for cell in self.cells.values()):
+            return f"{self.scenario}-incremental, one {'seed' if self.over == 'seeds' else 'configuration'}"
+        return f"{self.scenario}-incremental, mean ± standard deviation over {self.over}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about partial data, missing runs and skipped steps."""
+        parts = [f"{name} had only a part of the published data: {part}." for name, part in self.partial_data.items()]
+        if any(cell.missing for cell in self.cells.values()):
+            parts.append("Cells with missing runs are not ranked.")
+        return [*parts, *([self.skips_note] if self.skips_note else [])]
+
+    @property
+    def skips_note(self) -> str:
+        """In how many runs of which methods tasks were skipped; empty if in none.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, runs_with_skips=2)
+        >>> ResultTable("task", ("toy",), (Row("er", "er", "SCL"),), {("er", "toy"): cell}, "seeds").skips_note
+        'Tasks were skipped in steps, because a loss or gradient was not finite, in 2 of 3 runs of er on toy.'
+        """
+        counts = [
+            f"{cell.runs_with_skips} of {cell.runs} runs of {row.label} on {benchmark}"
+            for benchmark in self.benchmarks
+            for row in self.rows
+            if (cell := self.cells.get((row.label, benchmark))) and cell.runs_with_skips
+        ]
+        reason = "because a loss or gradient was not finite"
+        return f"Tasks were skipped in steps, {reason}, in {', '.join(counts)}." if counts else ""
+
+    def only(self, benchmark: str) -> "ResultTable":
+        """Return the part about one benchmark."""
+        rows = tuple(row for row in self.rows if (row.label, benchmark) in self.cells)
+        return replace(self, benchmarks=(benchmark,), rows=rows)
