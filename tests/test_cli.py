@@ -61,7 +61,7 @@ def test_a_run_that_is_there_already_is_told(benchmark: Path, tmp_path: Path) ->
 def test_a_device_that_cannot_compute_is_named(benchmark: Path, tmp_path: Path, device: str) -> None:
     said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
     assert f"cannot use device '{device}'" in said
-    assert "try --device cpu" in said
+    assert "choose another, such as cpu (--device cpu)" in said
 
 
 @pytest.mark.parametrize("command", [["table", "runs"], ["table", "runs", "--format", "csv"], ["methods"]])

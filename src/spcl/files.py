@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["atomic_write", "read_json", "write_json", "write_text"]
+from spcl.errors import SpclError
+
+__all__ = ["atomic_write", "read_json", "user_errors", "write_json", "write_text"]
 
 
 @contextmanager
@@ -51,3 +53,12 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+@contextmanager
+def user_errors(path: Path) -> Iterator[None]:
+    """Raise errors of writing to ``path``, such as a full disk or a read-only folder, as one-line user errors."""
+    try:
+        yield
+    except OSError as error:
+        raise SpclError(f"cannot write to {error.filename or path}: {error.strerror or error}") from error

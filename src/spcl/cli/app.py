@@ -1,4 +1,4 @@
-"""The commands, and how their errors reach the user."""
+"""The application: all commands, and how errors are printed."""
 
 import sys
 import warnings
@@ -44,7 +44,7 @@ def common(
 
 
 def main() -> None:
-    """Run the command; an error the user can mend is one line on standard error and exit status 1."""
+    """Run the command; print a user error as one line on standard error and exit with status 1."""
     console = plain_console(stderr=True)
 
     def say(word: str, colour: str, text: object) -> None:

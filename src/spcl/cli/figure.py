@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spcl.cli.consoles import plain_console
+from spcl.cli.flags import naming_flags
 from spcl.cli.grid import grid
 from spcl.data.protocol import load_protocol
 from spcl.errors import SpclError
@@ -79,7 +80,10 @@ def _make(
 def _draw(spec: "FigureSpec", folders: list[Path], where: list[str]) -> "Drawing":
     from spcl.results.figures import draw_figure, select_runs
 
-    return draw_figure(spec, select_runs(read_runs(*folders), where))
+    records = read_runs(*folders)
+    with naming_flags({SpclError: "--where"}):
+        chosen = select_runs(records, where)
+    return draw_figure(spec, chosen)
 
 
 def _draw_protocol(spec: "FigureSpec", protocol: Path) -> "Drawing":

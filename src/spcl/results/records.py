@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from spcl.errors import SpclError
+from spcl.files import read_json, write_text
+from spcl.runs import RunFolder, RunResult
 from spcl.runs.identity import decisive_settings, flat_settings
-from spcl.runs.record import RunFolder, is_result, write_text
 
 __all__ = ["RunRecord", "read_runs"]
 
@@ -121,7 +122,8 @@ class RunRecord:
 
     def confusion(self) -> dict[str, list[list[int]]]:
         """For every task how often each of its classes (rows) was taken for each class (columns), read now."""
-        return dict((RunFolder(self.path).read_result() or {}).get("confusion", {}))
+        result = RunFolder(self.path).read_result()
+        return {} if result is None else result.confusion
 
 
 def read_runs(*folders: Path) -> list[RunRecord]:
@@ -229,9 +231,13 @@ def _read_run(run: Path, stamp: list[int]) -> _Entry | None:
     if not _is_settings(settings):
         warnings.warn(f"{folder.settings} cannot be read; the run is left out", stacklevel=2)
         return None
-    result = folder.read_result()
-    if result is not None:
-        result.pop("confusion", None)
+    result = read_json(folder.result)
+    parsed = RunResult.parse(result)
+    if parsed is None:
+        return _Entry(stamp, settings, None)
+    result.pop("confusion", None)
+    if parsed.data is not None:
+        result["data"] = str(parsed.data)
     return _Entry(stamp, settings, result)
 
 
@@ -252,7 +258,7 @@ def _read_index(folder: Path) -> dict[str, _Entry]:
     return {
         name: entry
         for name, entry in entries.items()
-        if _is_settings(entry.settings) and (entry.result is None or is_result(entry.result))
+        if _is_settings(entry.settings) and (entry.result is None or RunResult.parse(entry.result) is not None)
     }
 
 

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from spcl.errors import SpclError
+from spcl.files import user_errors
 from spcl.results.figures.curves import Curves, blocks
 from spcl.results.figures.panels import legend_below, letter, measure_axis
 from spcl.results.figures.style import WIDTH, display, distinct_looks, style
 from spcl.results.records import RunRecord
-from spcl.runs.record import plain_errors
 
 __all__ = ["compare_figure", "save_comparison"]
 
@@ -63,6 +63,6 @@ def _draw_tasks(axes: Axes, runs: Sequence[RunRecord]) -> None:
 def save_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Draw runs side by side into a file."""
     figure = compare_figure(runs)
-    with plain_errors(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)

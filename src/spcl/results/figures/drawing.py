@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 import spcl
 from spcl.errors import SpclError
+from spcl.files import user_errors
 from spcl.results.duplicates import check_duplicates
 from spcl.results.figures.recipe import Recipe
 from spcl.results.figures.style import style
 from spcl.results.records import RunRecord
-from spcl.runs.record import plain_errors
 
 __all__ = ["Drawing", "FigureSpec", "MissingRunsError", "draw_figure", "figure_paths", "save_drawing"]
 
@@ -85,7 +85,7 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
 def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
     """Write the figure to a .png or .svg file, or both into a folder; its caption goes with it as metadata."""
     paths = figure_paths(drawing.spec, out)
-    with plain_errors(out):
+    with user_errors(out):
         paths[0].parent.mkdir(parents=True, exist_ok=True)
         for path in paths:
             _save(drawing, path)

@@ -18,7 +18,7 @@ def select_runs(runs: Sequence[RunRecord], conditions: Sequence[str]) -> list[Ru
     >>> [run.seed for run in select_runs(runs, ["seed=1"])]
     [1]
     """
-    wanted = flat_settings(parse_assignments(conditions, "--where"))
+    wanted = flat_settings(parse_assignments(conditions))
     chosen = []
     for run in runs:
         settings = flat_settings(run.settings) | {"benchmark": run.benchmark}

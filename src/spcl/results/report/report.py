@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 import spcl
 from spcl.errors import SpclError
+from spcl.files import user_errors, write_text
 from spcl.results.figures.curves import ranges
 from spcl.results.records import RunRecord, read_runs
 from spcl.results.report import sections
 from spcl.results.report.runs import columns, pack, points_per_curve, run_details, run_row
 from spcl.results.tables.tables import method_order
-from spcl.runs.record import plain_errors, write_text
 
 __all__ = ["write_report"]
 
@@ -48,7 +48,7 @@ def write_report(folders: Sequence[Path], out: Path, told: Callable[[str], None]
         tunings=tunings,
         details=_details(runs, told),
     )
-    with plain_errors(out):
+    with user_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page)
     return out
