@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from spcl.learner import Learner
-from spcl.learner.state import learner_state
 from spcl.methods import Gradients, Method, Weights
 
 
@@ -79,7 +78,7 @@ def batch(count: int, classes: int, seed: int, dtype: torch.dtype = torch.float3
 def complete_state(learner: Learner) -> dict[str, Any]:
     """Everything a call may change: what is saved, and the modes of all modules."""
     modes = [part.training for module in learner.model.modules() for part in module.modules()]
-    return copy.deepcopy(learner_state(learner) | {"modes": modes})
+    return copy.deepcopy(learner._state() | {"modes": modes})
 
 
 def assert_same(found: Any, expected: Any, place: str = "state") -> None:

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcl.cuda_graphs.backbone import CapturedBackbone
-from spcl.cuda_graphs.columns import CapturedColumns
+from spcl.cuda_graphs import CudaGraphEngine
 from spcl.cuda_graphs.joint_classifier import JointGradient
-from spcl.cuda_graphs.step import CapturedStep
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import make_method
@@ -86,11 +84,8 @@ def make(method: str, scenario: str, backbone: nn.Module, reservoir: bool = Fals
 
 def capture_without_graphs(learner: Learner) -> None:
     """Send the work through the static tensors of the captured path, on a device that has no graphs."""
-    rows = learner._collector.rows
-    captured = CapturedColumns(learner.model, rows, learner._graphs, learner.method.stores_logits)
-    learner._collector.captured = captured
-    learner._collector.captured_step = CapturedStep(captured, learner.model, rows, learner._graphs)
-    learner._collector.backbone = CapturedBackbone(learner.model, rows, learner._graphs)
+    engine = CudaGraphEngine(learner.model, learner.method)
+    learner._use_engine(engine)
 
 
 def state(learner: Learner) -> dict[str, Tensor]:
@@ -140,11 +135,11 @@ def test_steady_steps_of_a_small_network_are_one_graph(backbone: str, scenario: 
             learner.add_task(name, classes=3)
         for x, y in zip(images, labels, strict=True):
             learner.step({"a": (x[0], y[0]), "b": (x[1], y[1])})
-    captured = learners[1]._collector.captured_step
-    assert captured is not None
-    assert captured._work is not None
-    assert captured._graphs.refused is None
-    assert bool(captured._branches) == (backbone == "without" and device == GPU)
+    engine = learners[1]._engine
+    assert isinstance(engine, CudaGraphEngine)
+    assert engine._task_group._work is not None
+    assert engine._capture.unsupported is None
+    assert bool(engine._task_group._work._branches) == (backbone == "without" and device == GPU)
     assert_same(*learners, 1e-3)
 
 
@@ -225,7 +220,7 @@ def test_resnet_in_bfloat16_on_a_gpu() -> None:
         backbone = Backbone(Normalise([0.5] * 3, [0.25] * 3), ResNet18()).to(GPU, memory_format=torch.channels_last)
         learner = make("soro+dbt", "class", backbone, capture=capture, autocast=torch.bfloat16)
         losses.append(train(learner, device=GPU))
-        assert learner._graphs.refused is None
+        assert not capture or learner._engine._capture.unsupported is None
     for mine, theirs in zip(*(record[:3] for record in losses), strict=True):  # bfloat16 drifts apart soon after
         assert mine == pytest.approx(theirs, rel=0.05)
 
@@ -286,9 +281,9 @@ def test_a_part_set_to_evaluation_later_is_noticed() -> None:
         x = torch.randint(0, 256, (8, 3, 8, 8), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
         learner.step({"d": (x, torch.arange(8) % 2)})
         assert torch.equal(batch_norm.running_mean, before)
-    captured = replayed._collector.captured
-    assert captured is not None
-    assert len({key[-1] for key in captured._columns}) == 2  # one graph for either mode
+    engine = replayed._engine
+    assert isinstance(engine, CudaGraphEngine)
+    assert len({key[-1] for key in engine._classifiers._graphs}) == 2  # one graph for either mode
     assert_same(eager, replayed, 1e-4)
 
 

@@ -357,7 +357,7 @@ def test_the_gradient_buffer_has_no_more_rows_than_needed(method: Method, memory
     learner = trained_learner(method, memory=memory)
     learner.step(present(learner, 2))
     length = sum(parameter.numel() for parameter in learner.model.backbone.parameters())
-    buffer = learner._collector.rows.buffer
+    buffer = learner._engine.gradients.buffer
     assert buffer.shape == (rows, length)
     for parameter in learner.model.backbone.parameters():
         assert parameter.grad.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
@@ -368,4 +368,4 @@ def test_bad_batches_cost_no_further_rows() -> None:
     given = batches(2)
     given["b"] = (given["b"][0] * torch.nan, given["b"][1])
     learner.step(given)
-    assert len(learner._collector.rows.buffer) == 3
+    assert len(learner._engine.gradients.buffer) == 3

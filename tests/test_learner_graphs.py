@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from spcl.aggregation import gramian
-from spcl.cuda_graphs.gramian import CapturedGramian
-from spcl.cuda_graphs.graphs import MOST_SHAPES, PATIENCE, Graphs, Recurring, _first
-from spcl.cuda_graphs.penalty import CapturedPenalty
-from spcl.cuda_graphs.update import CapturedUpdate
+from spcl.cuda_graphs.cache import WARM_UPS, GraphCache
+from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture, _first_cause
+from spcl.cuda_graphs.gramian import GramianGraphs
+from spcl.cuda_graphs.penalty import PenaltyGraph
+from spcl.cuda_graphs.update import UpdateGraphs
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
 from spcl.orthogonality import orthogonality_penalty
@@ -32,10 +33,10 @@ def make_model(device: str) -> SharedModel:
 def test_the_reason_is_what_broke_the_capture_and_nothing_that_was_there_before() -> None:
     handled, cause, consequence = KeyError("of the caller"), RuntimeError("a wait"), RuntimeError("no end")
     cause.__context__, consequence.__context__ = handled, cause
-    assert _first(consequence, handled) is cause
+    assert _first_cause(consequence, handled) is cause
 
 
-class WorkItself(Graphs):
+class WorkItself(GraphCapture):
     """Stands for a GPU where there is none: to replay is to do the work again."""
 
     def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]] | None:
@@ -44,41 +45,41 @@ class WorkItself(Graphs):
 
 @everywhere
 def test_work_is_done_once_a_call_however_it_is_done(device: str) -> None:
-    graphs = (Graphs if device == "cuda" else WorkItself)(make_model(device))
-    recurring, done = Recurring(graphs), torch.zeros(20, device=device)
+    graphs = (GraphCapture if device == "cuda" else WorkItself)(make_model(device))
+    cache, done = GraphCache(graphs), torch.zeros(20, device=device)
     calls: Counter[int] = Counter()
-    for round_ in range(3 * PATIENCE):
+    for round_ in range(3 * WARM_UPS):
         for key in range(0, 20, 1 + round_ % 3):
-            recurring(key, lambda key=key: done[key].add_(1))
+            cache.run(key, lambda key=key: done[key].add_(1))
             calls[key] += 1
     assert done.tolist() == [calls[key] for key in range(20)]
-    assert len(recurring._replays) == MOST_SHAPES
+    assert len(cache._replays) == MOST_GRAPHS
 
 
-def steps(update: CapturedUpdate | None, device: str, changes: bool) -> list[Tensor]:
+def steps(update: UpdateGraphs | None, device: str, changes: bool) -> list[Tensor]:
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(3, 2, device=device)), nn.Parameter(torch.randn(4, device=device))]
     optimizer = torch.optim.Adam(parameters, lr=0.1, fused=True, capturable=True)
     gradients = [torch.zeros_like(parameter) for parameter in parameters]
-    for step in range(4 * PATIENCE):
+    for step in range(4 * WARM_UPS):
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.copy_(torch.randn(gradient.shape))
-        if changes and step == 2 * PATIENCE:
+        if changes and step == 2 * WARM_UPS:
             optimizer.param_groups[0]["lr"] = 0.01
-        if changes and step == 3 * PATIENCE:
+        if changes and step == 3 * WARM_UPS:
             parameters[1].grad = None
             optimizer.load_state_dict(optimizer.state_dict())
         if update is None:
             optimizer.step()
         else:
-            update(optimizer)
+            update.run(optimizer)
     return [parameter.detach().cpu() for parameter in parameters]
 
 
 @everywhere
 @pytest.mark.parametrize("changes", [False, True])
 def test_an_optimiser_is_stepped_as_if_by_hand_whatever_changes(device: str, changes: bool) -> None:
-    captured = steps(CapturedUpdate(Graphs(make_model(device))), device, changes)
+    captured = steps(UpdateGraphs(GraphCapture(make_model(device))), device, changes)
     for mine, plain in zip(captured, steps(None, device, changes), strict=True):
         torch.testing.assert_close(mine, plain)
 
@@ -87,22 +88,22 @@ def test_an_optimiser_is_stepped_as_if_by_hand_whatever_changes(device: str, cha
 def test_an_optimiser_with_hooks_or_not_capturable_is_not_replayed(device: str) -> None:
     parameter = nn.Parameter(torch.ones(2, device=device))
     parameter.grad = torch.ones_like(parameter)
-    update, seen = CapturedUpdate(Graphs(make_model(device))), []
+    update, seen = UpdateGraphs(GraphCapture(make_model(device))), []
     hooked = torch.optim.Adam([parameter], capturable=True, fused=True)
     hooked.register_step_post_hook(lambda *_: seen.append(1))
     for optimizer in (hooked, torch.optim.SGD([parameter], lr=1.0)):
-        for _ in range(2 * PATIENCE):
-            update(optimizer)
-    assert len(seen) == 2 * PATIENCE
-    assert not update._recurring._replays
-    assert parameter.tolist() == pytest.approx([1.0 - 2 * PATIENCE * 1.001] * 2, abs=1e-4)
+        for _ in range(2 * WARM_UPS):
+            update.run(optimizer)
+    assert len(seen) == 2 * WARM_UPS
+    assert not update._cache._replays
+    assert parameter.tolist() == pytest.approx([1.0 - 2 * WARM_UPS * 1.001] * 2, abs=1e-4)
 
 
 @everywhere
 def test_the_penalty_follows_the_weights(device: str) -> None:
     model = make_model(device)
     rows = GradientMatrix([parameter for parameter in model.backbone.parameters() if parameter.requires_grad])
-    penalty = CapturedPenalty(model, rows, Graphs(model), alpha=0.5)
+    penalty = PenaltyGraph(model, rows, GraphCapture(model), alpha=0.5)
     for _ in range(4):
         penalty.run()
         expected = torch.autograd.grad(orthogonality_penalty(model.backbone), rows.parameters, allow_unused=True)
@@ -115,12 +116,12 @@ def test_the_penalty_follows_the_weights(device: str) -> None:
 
 @needs_gpu
 def test_the_gramian_follows_the_rows_on_a_gpu() -> None:
-    measure, rows = CapturedGramian(Graphs(make_model("cuda"))), torch.empty(4, 10_000, device="cuda")
+    graphs, rows = GramianGraphs(GraphCapture(make_model("cuda"))), torch.empty(4, 10_000, device="cuda")
     numbers = torch.empty(6, dtype=torch.float64, device="cuda")
-    for round_ in range(2 * PATIENCE):
+    for round_ in range(2 * WARM_UPS):
         for count in (2, 4):
             rows.normal_()
             numbers.fill_(round_)
-            found, others = measure(rows[:count], numbers)
+            found, others = graphs.measure(rows[:count], numbers)
             torch.testing.assert_close(torch.from_numpy(found), gramian(rows[:count]).cpu())
             assert others.tolist() == [round_] * 6

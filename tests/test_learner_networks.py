@@ -110,7 +110,7 @@ def test_frozen_parameters_stay_and_the_others_move_as_by_hand() -> None:
     for (name, before), gradient in zip(moving.items(), gradients, strict=True):
         torch.testing.assert_close(backbone.residual.get_parameter(name), before - 0.05 * gradient)
     assert_same(weights(nn.ModuleDict({"stem": backbone.stem[0], "shortcut": backbone.shortcut[0]})), frozen)
-    assert learner._collector.rows.length == sum(p.numel() for p in backbone.residual.parameters())
+    assert learner._engine.gradients.length == sum(p.numel() for p in backbone.residual.parameters())
 
 
 def test_frozen_layers_may_be_penalised_but_do_not_move() -> None:

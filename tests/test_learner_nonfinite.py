@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from _learning import Agreement, Preferences, TinyResNet, assert_same, batch, complete_state, images
+from spcl.engine.engine import EagerEngine
 from spcl.errors import TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, ReplayBatch, Reservoir
@@ -159,7 +160,7 @@ def test_several_bad_tasks_are_all_found_whatever_is_wrong_with_them() -> None:
     assert set(report.losses) == {"first", "last", "memory"}
 
 
-def test_a_task_left_out_three_times_in_a_row_is_named_once_in_a_warning() -> None:
+def test_a_task_skipped_three_times_in_a_row_is_named_once_in_a_warning() -> None:
     learner = make_learner(SORO())
     bad, good = BAD["an infinite loss"][0], (images(9, 5), target(GOOD))
 
@@ -174,7 +175,7 @@ def test_a_task_left_out_three_times_in_a_row_is_named_once_in_a_warning() -> No
     assert warned(good) == []
     assert [warned(bad) for _ in range(2)] == [[], []]
     (message,) = warned(bad)
-    assert message.startswith("task 'touchy' was left out of 3 steps in a row: its loss is inf; ")
+    assert message.startswith("task 'touchy' was skipped in 3 steps in a row: its loss is inf; ")
     assert warned(bad) == []
     assert (learner.tasks["touchy"].skipped, learner.tasks["touchy"].skipped_in_a_row) == (6, 4)
 
@@ -184,15 +185,15 @@ def test_steps_without_the_task_do_not_break_the_row() -> None:
     for _ in range(2):
         learner.step({**good_batches(4), "touchy": BAD["an infinite loss"][0]})
     learner.step(good_batches(4))
-    with pytest.warns(RuntimeWarning, match="'touchy' was left out of 3 steps in a row"):
+    with pytest.warns(RuntimeWarning, match="'touchy' was skipped in 3 steps in a row"):
         learner.step({**good_batches(4), "touchy": BAD["an infinite loss"][0]})
 
 
 @pytest.mark.parametrize("method", [ER, SORO])
-def test_a_memory_gone_bad_is_left_out_and_reported(method: type[Method]) -> None:
+def test_a_faulty_memory_is_skipped_and_reported(method: type[Method]) -> None:
     spoilt = make_learner(method())
     spoilt.memory.buffers["old"].fields["x"].fill_(torch.nan)
-    with pytest.warns(RuntimeWarning, match="memory was left out of a step: its loss is nan"):
+    with pytest.warns(RuntimeWarning, match="memory was skipped in a step: its loss is nan"):
         assert spoilt.step(good_batches(3)).skipped == {"memory": "its loss is nan"}
     without = make_learner(method(), memory=False)
     without.step(good_batches(3))
@@ -210,11 +211,11 @@ def test_a_draw_that_the_model_cannot_take_costs_one_rehearsal_not_the_step(meth
         reports = [
             learner.step({"a": batch(4, 2, seed), "b": (images(4, seed + 30), torch.zeros(4, 1))}) for seed in range(12)
         ]
-    left_out = [report for report in reports if "memory" in report.skipped]
-    assert 0 < len(left_out) < 11
-    assert all("more than 1 value per channel" in report.skipped["memory"] for report in left_out)
+    skipped = [report for report in reports if "memory" in report.skipped]
+    assert 0 < len(skipped) < 11
+    assert all("more than 1 value per channel" in report.skipped["memory"] for report in skipped)
     assert all({"a", "b"} <= set(report.losses) for report in reports)
-    assert len(caught) == len(left_out)
+    assert len(caught) == len(skipped)
 
 
 class Broken(Method):
@@ -226,7 +227,8 @@ class Broken(Method):
 
 def test_an_update_that_is_not_finite_is_never_taken() -> None:
     learner = make_learner(SORO())
-    learner.method = learner._collector.method = learner._guard._method = Broken()
+    learner.method = Broken()
+    learner._use_engine(EagerEngine(learner.model, learner.method))
     before = complete_state(learner)["backbone"]
     report = learner.step(good_batches(3))
     assert report.skipped == dict.fromkeys(

@@ -34,7 +34,7 @@ class Expected:
     finished: bool = False
     has_head: bool = False
     observed: int = 0
-    left_out: int = 0
+    skipped: int = 0
 
 
 @dataclass
@@ -253,5 +253,5 @@ class Life(RuleBasedStateMachine):
             assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
-TestLife = pytest.mark.filterwarnings("ignore:task .* was left out of 3 steps in a row")(Life.TestCase)
+TestLife = pytest.mark.filterwarnings("ignore:task .* was skipped in 3 steps in a row")(Life.TestCase)
 TestLife.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)

@@ -160,7 +160,7 @@ def test_the_columns_of_the_table_are_those_that_are_held(name: str) -> None:
     run(learner, 0)
     tasks = 2  # at most at once, beside memory
     expected = eval(cost_of(learner.method).columns, {"T": tasks})
-    assert len(learner._collector.rows.buffer) == expected
+    assert len(learner._engine.gradients.buffer) == expected
 
 
 def test_the_command_lists_every_method() -> None:

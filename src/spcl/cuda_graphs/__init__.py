@@ -1,1 +1,5 @@
-"""CUDA graphs of what a step does, each beside the eager code it replaces: a column, a small step, a backbone, …"""
+"""The engine that captures the work of a step in CUDA graphs and replays them."""
+
+from spcl.cuda_graphs.engine import CudaGraphEngine
+
+__all__ = ["CudaGraphEngine"]

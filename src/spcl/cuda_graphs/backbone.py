@@ -1,64 +1,65 @@
-"""The backbone's passes as CUDA graphs, under heads and losses of any kind."""
+"""The backbone's passes as CUDA graphs, below heads and losses of any kind."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spcl.cuda_graphs.graphs import MOST_SHAPES, Graphs
+from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 from spcl.engine.gradients import GradientMatrix, write_gradients
 from spcl.engine.model import SharedModel
 
-__all__ = ["CapturedBackbone"]
+__all__ = ["BackboneGraphs"]
 
 
-class CapturedBackbone:
-    """The backbone's forward and backward as two CUDA graphs per batch size.
+class BackboneGraphs:
+    """The backbone's forward and backward pass as two CUDA graphs per batch size.
 
-    Between the two the heads run eagerly; the parameters' gradient goes straight to the row that is receiving.
+    Between the two the heads run eagerly. The gradient of the parameters is added to the open row of the gradient
+    matrix.
     """
 
-    def __init__(self, model: SharedModel, rows: GradientMatrix, graphs: Graphs) -> None:
+    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture) -> None:
         self._model = model
-        self._rows = rows
-        self._graphs = graphs
+        self._gradients = gradients
+        self._capture = capture
         self._seen: set[tuple[object, ...]] = set()
         self._passes: dict[tuple[object, ...], _StaticPass] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The features, through which a backward pass reaches the rows."""
+        """Return the features; a backward pass from them reaches the gradient matrix."""
         static = self._static_pass(x)
         if static is None:
             return self._model.backbone(x)  # type: ignore[no-any-return]
-        return _Replay.apply(self._rows.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
+        return _Replay.apply(self._gradients.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
 
     def _static_pass(self, x: Tensor) -> "_StaticPass | None":
-        """None where the backbone must run eagerly: in evaluation, and for the first batch of a size."""
+        """Return the graphs for these inputs; None in evaluation mode, and for the first batch of a size."""
         if x.requires_grad or not self._model.backbone.training or not torch.is_grad_enabled():
             return None
-        key = self._graphs.key(len(x), x)
+        key = self._capture.key(len(x), x)
         if key not in self._passes:
             is_new, self._seen = key not in self._seen, self._seen | {key}
-            if is_new or self._graphs.refused is not None or len(self._passes) == MOST_SHAPES:
+            if is_new or self._capture.unsupported is not None or len(self._passes) == MOST_GRAPHS:
                 return None
-            self._passes[key] = _StaticPass(self._model, self._rows, self._graphs, x)
+            self._passes[key] = _StaticPass(self._model, self._gradients, self._capture, x)
         return self._passes[key]
 
 
 class _StaticPass:
-    """Static tensors around one forward and one backward pass of the backbone, and their graphs."""
+    """The static tensors of one forward and one backward pass of the backbone, and their graphs."""
 
-    def __init__(self, model: SharedModel, rows: GradientMatrix, graphs: Graphs, x: Tensor) -> None:
+    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, x: Tensor) -> None:
         self._model = model
-        self._rows = rows
+        self._gradients = gradients
         self._x = x.to(model.device, copy=True)
-        self._gradient = torch.zeros(rows.length, dtype=rows.dtype, device=model.device)
-        self._views = rows.views(self._gradient)
+        self._gradient = torch.zeros(gradients.length, dtype=gradients.dtype, device=model.device)
+        self._views = gradients.views(self._gradient)
         self._features: Tensor | None = None
-        self._given: Tensor | None = None
-        self._replays = graphs.capture([self._forward_work, self._backward_work])
+        self._feature_gradient: Tensor | None = None
+        self._replays = capture.capture([self._forward_work, self._backward_work])
         if self._replays is not None and self._features is not None:
-            self._features = self._features.detach()  # else eager passes would share autograd's memory of streams
+            self._features = self._features.detach()  # else eager passes would share autograd's record of streams
 
     def forward(self, x: Tensor) -> Tensor:
         self._x.copy_(x, non_blocking=True)
@@ -67,21 +68,22 @@ class _StaticPass:
         return self._features.detach()
 
     def backward(self, gradient: Tensor) -> None:
-        assert self._given is not None
-        self._given.copy_(gradient)
+        assert self._feature_gradient is not None
+        self._feature_gradient.copy_(gradient)
         (self._backward_work if self._replays is None else self._replays[1])()
-        self._rows.add(self._gradient)
+        self._gradients.open_row.add_(self._gradient)
 
     def _forward_work(self) -> None:
         self._features = None
         with torch.enable_grad(), self._model.precision():
             self._features = self._model.backbone(self._x)
-        if self._given is None:
-            self._given = torch.zeros_like(self._features, requires_grad=False)
+        if self._feature_gradient is None:
+            self._feature_gradient = torch.zeros_like(self._features, requires_grad=False)
 
     def _backward_work(self) -> None:
         assert self._features is not None
-        gradients = torch.autograd.grad(self._features, self._rows.parameters, self._given, allow_unused=True)
+        parameters = self._gradients.parameters
+        gradients = torch.autograd.grad(self._features, parameters, self._feature_gradient, allow_unused=True)
         write_gradients(self._views, gradients)
 
 

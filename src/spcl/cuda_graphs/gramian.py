@@ -1,4 +1,4 @@
-"""The Gramian of the rows as a CUDA graph."""
+"""The Gramian of the gradients as a CUDA graph."""
 
 import numpy as np
 import torch
@@ -6,30 +6,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
-from spcl.cuda_graphs.graphs import Graphs, Recurring
+from spcl.cuda_graphs.cache import GraphCache
+from spcl.cuda_graphs.capture import GraphCapture
 
-__all__ = ["CapturedGramian"]
+__all__ = ["GramianGraphs"]
 
 Array = NDArray[np.float64]
 
 
-class CapturedGramian:
-    """:func:`~spcl.aggregation.gramians.gramian_and_numbers`, replayed where rows and numbers lie where they did."""
+class GramianGraphs:
+    """:func:`~spcl.aggregation.gramians.gramian_and_numbers`, replayed for rows and numbers at the same addresses."""
 
-    def __init__(self, graphs: Graphs) -> None:
-        self._recurring = Recurring(graphs)
+    def __init__(self, capture: GraphCapture) -> None:
+        self._cache = GraphCache(capture)
         self._hosts: dict[int, Tensor] = {}
 
-    def __call__(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
-        """The Gramian and the numbers, on the host."""
+    def measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
+        """Return the Gramian of the rows, and the numbers, on the host."""
         length = len(rows) ** 2 + 1 + len(numbers)
         if length not in self._hosts:
             self._hosts[length] = torch.empty(length, dtype=torch.float64, pin_memory=True)
         host = self._hosts[length]
 
-        def measure() -> None:
+        def work() -> None:
             host.copy_(packed_gramian(rows, numbers), non_blocking=True)
 
-        self._recurring((rows.data_ptr(), len(rows), numbers.data_ptr(), len(numbers)), measure)
+        self._cache.run((rows.data_ptr(), len(rows), numbers.data_ptr(), len(numbers)), work)
         torch.cuda.current_stream(rows.device).synchronize()
         return unpacked_gramian(host, rows)

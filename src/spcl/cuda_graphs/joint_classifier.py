@@ -1,4 +1,4 @@
-"""The linear heads of all classifiers in one matrix, and where the gradients of a column go."""
+"""The linear heads of all classifiers in one matrix, and the gradient of a batch."""
 
 from collections.abc import Sequence
 
@@ -24,19 +24,19 @@ class JointClassifier:
         self._features = features
         self._class_incremental = class_incremental
         self._like = like
-        self._adopted: list[Task] = []
+        self._included: list[Task] = []
         self.capacity = 0
 
-    def adopt(self, tasks: Sequence[Task]) -> bool:
-        """Take over the heads of tasks that are new; says whether the matrix has moved."""
-        new = tasks[len(self._adopted) :]
+    def include(self, tasks: Sequence[Task]) -> bool:
+        """Move the heads of new tasks into the matrix; return whether the matrix was allocated anew."""
+        new = tasks[len(self._included) :]
         needed = sum(task.classes or 0 for task in tasks)
         grows = needed > self.capacity
         if grows:
             self._reserve(max(FIRST_CAPACITY, 1 << (needed - 1).bit_length()))
         for task in tasks if grows else new:
             self._move_in(task)
-        self._adopted += new
+        self._included += new
         return grows
 
     def _reserve(self, capacity: int) -> None:
@@ -54,20 +54,20 @@ class JointClassifier:
         self._outside[0 if self._class_incremental else task.offset, own] = 0.0
 
     def first_class(self, task: Task) -> int:
-        """Where the classes begin that the softmax of this task's samples covers; it names their range."""
+        """Return the first class that the softmax of this task's samples covers; it identifies their range."""
         return 0 if self._class_incremental else task.offset
 
     def logits(self, features: Tensor) -> Tensor:
-        """The logits of every class there is room for."""
+        """Return the logits of every class there is room for."""
         return linear(features, self.weight, self.bias)
 
     def within(self, logits: Tensor, first: Tensor) -> Tensor:
-        """The logits, infinitely low outside the range of classes that begins at ``first``, for every sample."""
+        """Return the logits, −∞ outside the range of classes that begins at each sample's ``first``."""
         return logits + self._outside.index_select(0, first)
 
 
 class JointGradient:
-    """The gradient of a column: that of the shared parameters is written, those of the heads are added up.
+    """The gradient of a batch: that of the shared parameters is overwritten, those of the heads are accumulated.
 
     Attributes:
         whole: the shared parameters', then the matrix's, then the biases'.
@@ -75,27 +75,27 @@ class JointGradient:
         heads: the rest.
     """
 
-    def __init__(self, joint: JointClassifier, rows: GradientMatrix) -> None:
-        self._parameters = [*rows.parameters, joint.weight, joint.bias]
+    def __init__(self, joint: JointClassifier, gradients: GradientMatrix) -> None:
+        self._parameters = [*gradients.parameters, joint.weight, joint.bias]
         size = joint.weight.numel()
-        self.whole = rows.buffer.new_zeros(rows.length + size + joint.capacity)
-        self.shared, self.heads = self.whole[: rows.length], self.whole[rows.length :]
-        self._shared_views = rows.views(self.whole)
+        self.whole = gradients.buffer.new_zeros(gradients.length + size + joint.capacity)
+        self.shared, self.heads = self.whole[: gradients.length], self.whole[gradients.length :]
+        self._shared_views = gradients.views(self.whole)
         self._head_views = [self.heads[:size].view_as(joint.weight), self.heads[size:]]
 
     def write(self, loss: Tensor, one: Tensor) -> None:
-        """Differentiate the loss; ``one`` is its gradient by itself."""
+        """Differentiate the loss; ``one`` is the gradient of the loss with respect to itself."""
         *shared, weight, bias = torch.autograd.grad(loss, self._parameters, one, allow_unused=True)
         write_gradients(self._shared_views, shared)
         torch._foreach_add_(self._head_views, [weight, bias])
 
     def of_head(self, task: Task) -> list[tuple[nn.Parameter, Tensor]]:
-        """The parameters of a task's head, each with its gradient."""
+        """Return the parameters of a task's head, each with its gradient."""
         assert task.head is not None
         own = own_classes(task)
         return list(zip(task.head.parameters(), (view[own] for view in self._head_views), strict=True))
 
 
 def own_classes(task: Task) -> slice:
-    """The task's own classes among all."""
+    """Return the task's own classes among all."""
     return slice(task.offset, task.offset + (task.classes or 0))

@@ -5,38 +5,39 @@ from contextlib import nullcontext
 
 from torch import Tensor
 
-from spcl.cuda_graphs.graphs import Graphs
+from spcl.cuda_graphs.capture import GraphCapture
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
 from spcl.orthogonality import add_orthogonality_gradient
 from spcl.precision import float32_products
 
-__all__ = ["CapturedPenalty"]
+__all__ = ["PenaltyGraph"]
 
 
-class CapturedPenalty:
-    """α times the orthogonality gradient as a CUDA graph, on which the GPU works while the host prepares batches.
+class PenaltyGraph:
+    """α times the orthogonality gradient, which the GPU computes while the host prepares batches.
 
     In mixed precision its products are TF32, as exact as the weights' bfloat16 copies are.
+
+    Attributes:
+        gradient: the result of the last :meth:`run`.
     """
 
-    def __init__(self, model: SharedModel, rows: GradientMatrix, graphs: Graphs, alpha: float) -> None:
+    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, alpha: float) -> None:
         self._model = model
         self._alpha = alpha
-        self._graphs = graphs
-        self._views = dict(
-            zip(rows.parameters, rows.views(gradient := rows.buffer.new_zeros(rows.length)), strict=True)
-        )
-        self.gradient: Tensor = gradient
+        self._capture = capture
+        self.gradient: Tensor = gradients.buffer.new_zeros(gradients.length)
+        self._views = dict(zip(gradients.parameters, gradients.views(self.gradient), strict=True))
         self._has_run = False
         self._replay: Callable[[], None] | None = None
 
     def run(self) -> None:
-        """Leave the gradient at the present weights in :attr:`gradient`."""
+        """Compute the gradient at the present weights."""
         if self._has_run and self._replay is None:
-            (self._replay,) = self._graphs.capture([self._work]) or (None,)
+            (self._replay,) = self._capture.capture([self._work]) or (None,)
         if self._replay is None:
-            self._graphs.rehearse(self._work)
+            self._capture.warm_up(self._work)
         else:
             self._replay()
         self._has_run = True

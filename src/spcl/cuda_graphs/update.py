@@ -3,24 +3,25 @@
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spcl.cuda_graphs.graphs import Graphs, Recurring
+from spcl.cuda_graphs.cache import GraphCache
+from spcl.cuda_graphs.capture import GraphCapture
 
-__all__ = ["CapturedUpdate"]
+__all__ = ["UpdateGraphs"]
 
 
-class CapturedUpdate:
-    """The step of an optimiser that says it is ``capturable``, replayed while nothing about it changes.
+class UpdateGraphs:
+    """The step of a ``capturable`` optimiser, replayed while it stays the same.
 
-    What could change are the parameters that have a gradient, where gradients and state lie, and every setting, such as
-    a learning rate that a schedule lowers.
+    A graph depends on the parameters that have a gradient, the addresses of gradients and state, and every setting,
+    such as a learning rate that a schedule lowers.
     """
 
-    def __init__(self, graphs: Graphs) -> None:
-        self._recurring = Recurring(graphs)
+    def __init__(self, capture: GraphCapture) -> None:
+        self._cache = GraphCache(capture)
         self._state: tuple[object, object] = (None, None)
 
-    def __call__(self, optimizer: Optimizer) -> None:
-        """One step."""
+    def run(self, optimizer: Optimizer) -> None:
+        """Make one step of the optimiser."""
         hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         if hooked or not all(group.get("capturable") for group in optimizer.param_groups):
             optimizer.step()
@@ -28,12 +29,12 @@ class CapturedUpdate:
         state = optimizer.state, next(iter(optimizer.state.values()), None)
         if state[0] is not self._state[0] or state[1] is not self._state[1]:
             self._state = state
-            self._recurring.forget()
-        self._recurring(_key(optimizer), optimizer.step)
+            self._cache.clear()
+        self._cache.run(_key(optimizer), optimizer.step)
 
 
 def _key(optimizer: Optimizer) -> tuple[object, ...]:
-    places: list[int] = []
+    addresses: list[int] = []
     settings: list[object] = []
     for group in optimizer.param_groups:
         for name, value in group.items():
@@ -41,5 +42,5 @@ def _key(optimizer: Optimizer) -> tuple[object, ...]:
                 settings.append(id(value) if isinstance(value, Tensor) else value)
         for parameter in group["params"]:
             gradient = parameter.grad
-            places += (0, 0) if gradient is None else (gradient.data_ptr(), parameter.data_ptr())
-    return tuple(places), tuple(settings)
+            addresses += (0, 0) if gradient is None else (gradient.data_ptr(), parameter.data_ptr())
+    return tuple(addresses), tuple(settings)

@@ -1,32 +1,54 @@
-"""One buffer of gradients: a row per column, into which autograd writes directly."""
+"""The gradients of a step as rows of one matrix, in which backward passes accumulate directly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError
 
 __all__ = ["GradientMatrix", "write_gradients"]
 
+Array = NDArray[np.float64]
+
+HEALTH = 3
+
 
 class GradientMatrix:
-    """Rows of one buffer that can stand in for the ``.grad`` of the shared parameters.
+    r"""The gradients of a step with respect to the shared parameters, accumulated in the rows of one buffer.
 
-    Autograd accumulates into the row a parameter's ``.grad`` looks at, so a task's gradient lands in its row without a
-    copy, and the combined update is handed to the optimiser in the same way.
+    A :class:`ReductionPlan` says to which row a gradient is added and with which coefficient: with the reduction
+    ``"none"`` every gradient has a row, with ``"mean"`` the tasks share one, with ``"sum"`` all do. So T×n numbers are
+    held only where they are needed. The ``.grad`` of the parameters are views of a row: autograd writes a gradient
+    where it belongs, and the optimiser reads the update, without a copy.
+
+    Attributes:
+        parameters: the shared parameters.
+        length: n, how many numbers they have.
+        buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
+        health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
+        plan: of the present step.
 
     >>> weight = nn.Parameter(torch.tensor([1.0, 2.0]))
-    >>> rows = GradientMatrix([weight])
-    >>> rows.reserve(2)
-    >>> for row, loss in enumerate([(3 * weight).sum(), (weight ** 2).sum()]):
-    ...     rows.start(row)
-    ...     rows.receive()
-    ...     loss.backward()
-    >>> rows.buffer
+    >>> gradients = GradientMatrix([weight])
+    >>> gradients.begin(ReductionPlan.make(("a", "b"), "none", separate=False))
+    >>> for index, loss in enumerate([(3 * weight).sum(), (weight ** 2).sum()]):
+    ...     with gradients.accumulate(index):
+    ...         loss.backward()
+    >>> gradients.rows
     tensor([[3., 3.],
             [2., 4.]])
+    >>> gradients.combine(np.array([1.0, 0.5]))
+    >>> gradients.present(0)
+    >>> weight.grad
+    tensor([4., 5.])
     """
+
+    plan: ReductionPlan
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
@@ -35,70 +57,135 @@ class GradientMatrix:
             raise SpclError(f"the backbone's trainable parameters must share one type and device; found {found}")
         self.parameters = list(parameters)
         self.length = sum(parameter.numel() for parameter in parameters)
-        self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         ((self.dtype, self.device),) = kinds
+        self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
-        self._lines: list[Tensor] = []
+        self.health = torch.empty(0, HEALTH, dtype=torch.float64, device=self.device)
+        self._row_tensors: list[Tensor] = []
         self._views: list[list[Tensor]] = []
-        self._started = 0
-        self._is_empty = False
+        self._filled: set[int] = set()
+        self._has_penalty = False
+        self._open = 0
 
-    def reserve(self, count: int) -> None:
-        """Make sure that there are this many rows; what they held is lost when the buffer grows."""
-        if count > len(self.buffer):
-            for parameter in self.parameters:
-                parameter.grad = None
-            self._views, self._lines = [], []
-            self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is taken
-            self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
-            self._lines = list(self.buffer)
-            self._views = [self.views(row) for row in self.buffer]
+    # -- a step
 
-    def start(self, row: int) -> None:
-        """Begin a row: it gets what comes next, and what it held is lost."""
-        self._started = row
-        self._is_empty = True
+    def begin(self, plan: ReductionPlan, penalty: bool = False) -> None:
+        """Start a step: its gradients are accumulated anew, as the plan says."""
+        self.plan = plan
+        self._has_penalty = penalty
+        self._filled.clear()
+        self._reserve(plan.rows + (penalty or plan.is_weighted))
+        if len(self.health) < len(plan.names):
+            self.health = self.health.new_empty(len(plan.names), HEALTH)
 
-    def add(self, gradient: Tensor) -> None:
-        """Add a gradient to the row that was started."""
-        line = self._lines[self._started]
-        (line.copy_ if self._is_empty else line.add_)(gradient)
-        self._is_empty = False
+    @property
+    def rows(self) -> Tensor:
+        """The accumulated gradients, one row each."""
+        return self.buffer[: self.plan.rows]
 
-    def receive(self) -> None:
-        """Let backward passes add to the row that was started."""
-        if self._is_empty:
-            self._lines[self._started].zero_()
-            self._is_empty = False
-        self.present(self._started)
+    @property
+    def measured_rows(self) -> Tensor:
+        """The rows whose Gramian is needed: the orthogonality gradient, if there is one, is the last."""
+        return self.buffer[: self.plan.rows + self._has_penalty]
+
+    @property
+    def penalty_row(self) -> Tensor:
+        """The row of the orthogonality gradient."""
+        return self._row_tensors[self.plan.rows]
+
+    @property
+    def open_row(self) -> Tensor:
+        """The row that backward passes accumulate in at present."""
+        return self._row_tensors[self._open]
+
+    @contextmanager
+    def accumulate(self, gradient: int) -> Iterator[None]:
+        """Let backward passes within the block add to this gradient."""
+        row, coefficient = self.plan.target(gradient)
+        is_scaled = coefficient != 1.0
+        self._open = self.plan.rows if is_scaled else row
+        if is_scaled or row not in self._filled:
+            self.open_row.zero_()
+        self.present(self._open)
+        yield
+        if is_scaled:
+            self._add_to(row, self.open_row, coefficient)
+        self._filled.add(row)
+
+    def add(self, gradient: int, values: Tensor) -> None:
+        """Add values to this gradient."""
+        row, coefficient = self.plan.target(gradient)
+        self._add_to(row, values, coefficient)
+
+    def _add_to(self, row: int, values: Tensor, coefficient: float) -> None:
+        accumulated = self._row_tensors[row]
+        if row in self._filled:
+            accumulated.add_(values, alpha=coefficient)
+        else:
+            torch.mul(values, coefficient, out=accumulated)
+            self._filled.add(row)
+
+    def mean_of_tasks(self, tasks: int) -> Tensor:
+        """Return the mean gradient of the first ``tasks`` gradients, once they are complete (``"sum"``: their sum)."""
+        if self.plan.is_separate:
+            return self.buffer[:tasks].mean(dim=0)
+        return self.buffer[0] * float(self.plan.reduction[0, 0])
+
+    def penalty_mixing(self, decoupled: bool) -> Array:
+        """Return the matrix that adds the orthogonality gradient to every gradient of every row (Alg. 2, line 5)."""
+        mixing = np.eye(self.plan.rows, self.plan.rows + self._has_penalty)
+        if self._has_penalty and not decoupled:
+            mixing[:, -1] = self.plan.accumulation.sum(axis=1)
+        return mixing
+
+    def combine(self, weights: Array) -> None:
+        """Form the weighted sum of the first rows in row 0 (Alg. 2, line 10)."""
+        first, *others = weights.tolist()
+        update = self._row_tensors[0] if first == 1.0 else self._row_tensors[0].mul_(first)
+        if self.buffer.is_cuda:
+            for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
+                update.add_(row, alpha=weight)
+        elif others:
+            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
+
+    def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
+        """Form the update of an elementwise rule in row 0; the rule may overwrite the rows."""
+        if self._has_penalty and not decoupled:
+            self.rows.add_(self.penalty_row)
+        update = self.buffer[0].copy_(rule(self.rows))
+        if self._has_penalty and decoupled:
+            update.add_(self.penalty_row)
+
+    # -- the parameters' views
 
     def present(self, row: int) -> None:
-        """Let the parameters' ``.grad`` be this row, as it is."""
+        """Let the parameters' ``.grad`` be views of this row."""
         for parameter, view in zip(self.parameters, self._views[row], strict=True):
             parameter.grad = view
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """One view of the vector per parameter, laid out in memory as the parameter is."""
+        """Return one view of the vector per parameter, with the parameter's memory layout."""
         views, start = [], vector.storage_offset()
         for parameter, strides in zip(self.parameters, self._strides, strict=True):
             views.append(vector.as_strided(parameter.shape, strides, start))
             start += parameter.numel()
         return views
 
-    def combine(self, weights: Tensor) -> None:
-        """Form the weighted sum of the first rows in row 0."""
-        first, *others = weights.tolist()
-        update = self._lines[0].mul_(first)
-        if self.buffer.is_cuda:
-            for line, weight in zip(self._lines[1 : len(weights)], others, strict=True):  # nothing to transfer
-                update.add_(line, alpha=weight)
-        elif others:
-            update.addmv_(self.buffer[1 : len(weights)].T, weights[1:].to(self.dtype))
+    def _reserve(self, count: int) -> None:
+        if count <= len(self.buffer):
+            return
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._views, self._row_tensors = [], []
+        self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is allocated
+        self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
+        self._row_tensors = list(self.buffer)
+        self._views = [self.views(row) for row in self.buffer]
 
 
 @torch.no_grad()
 def write_gradients(views: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Copy gradients to their places, all at once; zeros where there is none.
+    """Copy gradients into views, with one kernel launch; zeros where there is no gradient.
 
     >>> write_gradients([a := torch.ones(2), b := torch.ones(1)], [torch.tensor([3.0, 4.0]), None])
     >>> a, b

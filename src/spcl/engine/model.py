@@ -70,7 +70,7 @@ class SharedModel:
         return [task for task in self.tasks.values() if task.classes is not None]
 
     def build_heads(self, feature_dim: int) -> list[Task]:
-        """Make the classifiers that are still missing, each from its own seed; gives those that were made."""
+        """Make the heads that are missing, each from a seed of its own; return the tasks that got one."""
         self.feature_dim = feature_dim
         made = []
         for index, task in enumerate(self.tasks.values()):
@@ -87,7 +87,7 @@ class SharedModel:
         inputs: Sequence[Tensor] | None = None,
         backbone: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Output]:
-        """What the model gives for samples of one or more tasks, in one pass through the backbone or its stand-in."""
+        """Return the outputs for samples of one or more tasks, from one pass through the backbone (or a substitute)."""
         backbone = self.backbone if backbone is None else backbone
         inputs = inputs if inputs is not None else [group.x for group in samples]
         with self.precision():
@@ -102,17 +102,17 @@ class SharedModel:
         return outputs
 
     def logits(self, x: Tensor, task: Task | None) -> Tensor:
-        """Logits (or the custom head's output) for evaluation, over all classes seen when ``task`` is None."""
+        """Return logits (or a custom head's output) for evaluation, over all classes seen if ``task`` is None."""
         with self.precision():
             features = self.backbone(x.to(self.device, non_blocking=True))
             return self._joint_logits(features) if task is None else self._head_output(task, features)
 
     def probe(self, group: Samples) -> int | None:
-        """Try samples of a new kind without training on them: the number of their features, for a classifier.
+        """Run the first samples of a task without training; return the number of features, for a classifier.
 
-        An error names the task, and nothing has changed.
+        An error names the task and leaves the model unchanged.
         """
-        with self.naming(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
+        with self.task_errors(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
             features = self.backbone(group.x.to(self.device))
             if not isinstance(features, Tensor):
                 raise TaskError(
@@ -135,20 +135,27 @@ class SharedModel:
         return int(features.shape[1])
 
     def modules(self) -> list[nn.Module]:
-        """The backbone and the heads that exist."""
+        """Return the backbone and the heads that exist."""
         return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """The parameters of all heads that exist."""
+        """Return the parameters of all heads that exist."""
         heads = self.modules()[1:]
         if len(heads) != self._known_heads:
             self._known_heads = len(heads)
             self._head_parameters = [parameter for head in heads for parameter in head.parameters()]
         return self._head_parameters
 
+    def trained_head_parameters(self, samples: Sequence[Samples]) -> list[nn.Parameter]:
+        """Return the parameters of the heads that a loss on these samples may reach."""
+        if self._is_joint(samples):
+            return self.head_parameters()
+        heads = [group.task.head for group in samples if group.task.head is not None]
+        return [parameter for head in heads for parameter in head.parameters()]
+
     @contextmanager
-    def naming(self, task: Task | None, x: Tensor, *targets: Tensor) -> Iterator[None]:
-        """Turn what goes wrong inside the model into an error that names the task and its samples."""
+    def task_errors(self, task: Task | None, x: Tensor, *targets: Tensor) -> Iterator[None]:
+        """Turn errors raised inside the model into a :class:`TaskError` that names the task and its samples."""
         try:
             yield
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -160,7 +167,7 @@ class SharedModel:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Backbone and heads in evaluation mode for a while."""
+        """Put backbone and heads into evaluation mode within the block."""
         modes = [(part, part.training) for module in self.modules() for part in module.modules()]
         for module in self.modules():
             module.eval()
@@ -191,7 +198,7 @@ class SharedModel:
         return Output(task, self._head_output(task, features), y, slice(0, task.classes), stored)
 
     def precision(self) -> AbstractContextManager[object]:
-        """The context in which forward passes are made; a graph must not capture casts that were made before it."""
+        """Return the autocast context of forward passes, without a cache of casts, which a graph must not capture."""
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""What one step did."""
+"""The report of one step."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,18 @@ __all__ = ["StepReport"]
 
 @dataclass(frozen=True)
 class StepReport:
-    """What :meth:`Learner.step` did; the stability measures are computed when asked for, from T×T matrices.
+    """What :meth:`Learner.step` did; stability measures are computed on access, from T×T matrices.
 
     Attributes:
-        step: which step this was, counted from 0.
-        losses: the loss of every column (task, or ``"memory"``) that took part.
-        weights: the weight each column's gradient got in the update; empty where the method is no weighting.
-        before: stability of the columns as they were; None when the method needed no Gramian and none was asked for.
-        after: stability of the adjusted columns.
-        skipped: the columns left out of the step, and why.
-        seconds: how long each phase took (on a GPU: until its work was handed over); ``capture``, where CUDA
-            graphs were made in this step, is part of the others.
-        memory_bytes: what the rehearsal memory holds now.
+        step: the number of the step, from 0.
+        losses: the loss of every gradient (task, or ``"memory"``) that took part.
+        weights: the weight of every gradient in the update; empty where the method is not a weighting.
+        before: stability of the gradients; None when the method needed no Gramian and none was asked for.
+        after: stability of the adjusted gradients.
+        skipped: the gradients that were skipped, and why.
+        seconds: the time of every phase (on a GPU: until its work was launched); ``capture``, where CUDA graphs were
+            captured in this step, is part of the others.
+        memory_bytes: the size of the memory's content.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""What a method is: the loss of tasks and memory, how memory enters, and the weighting of the columns."""
+"""What a method is: the losses of tasks and memory, the reduction of their gradients, and the weighting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -36,21 +36,21 @@ MEMORY = "memory"
 """The name of the gradient of the replayed samples; no task may have it."""
 
 CURRENT = "current"
-"""The name of the column that holds the mean gradient of the current tasks, for methods with ``reduction = "mean"``."""
+"""The name of the mean gradient of the tasks in training, for methods with ``reduction = "mean"``."""
 
 S = TypeVar("S", bound=BaseModel)
 
 
 @dataclass(eq=False)
 class Task:
-    """One source of data: a classifier of ``classes`` classes, or, with ``classes=None``, a head and loss of its own.
+    """A source of data: a classifier with ``classes`` classes or, with ``classes=None``, a head and loss of its own.
 
     Attributes:
         name: its name, unique in the learner.
         classes: the number of classes, or None.
         loss: (output of the head, targets) → scalar.
         head: the module on top of the shared backbone; a classifier's is made when its first batch arrives.
-        offset: where its classes begin among all classes seen.
+        offset: the index of its first class among all classes seen.
         finished: whether :meth:`Learner.finish_task` was called.
         signature: shapes and types of one sample and target, fixed by the first batch.
         skipped: in how many steps it was skipped because its loss or gradient was not finite.
@@ -66,10 +66,10 @@ class Task:
     signature: tuple[str, str] | None = None
     skipped: int = 0
     skipped_in_a_row: int = 0
-    _kind: object = None  # of the last batch that was compared with the signature, which takes longer
+    _kind: object = None  # of the last batch found to fit the signature: comparing kinds is faster
 
     def check_batch(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a batch that cannot be of this task, naming what was found; nothing is changed."""
+        """Refuse a batch that does not fit this task."""
         if self.finished:
             raise TaskError(f"task {self.name!r} is finished; start a new one with add_task")
         if x.ndim == 0 or len(x) == 0:
@@ -104,15 +104,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Output:
-    """What the model gave for samples of one task.
+    """The model's output for samples of one task.
 
     Attributes:
         task: the task.
         value: for a classifier the logits (class-incremental: of all classes seen, task-incremental: of its own), else
-            what its head returned.
+            the output of its head.
         targets: the labels as indices into the logits, else the targets as they came.
         own: the columns of ``value`` that are the task's own classes.
-        stored: the logits kept in memory with these samples, NaN for classes not known then; None if none are kept.
+        stored: the logits stored in memory with these samples, NaN for classes added later; None if there are none.
     """
 
     task: Task
@@ -122,22 +122,22 @@ class Output:
     stored: Tensor | None = None
 
     def loss(self) -> Tensor:
-        """The task's loss on these samples."""
+        """Return the task's loss on these samples."""
         return self.task.loss(self.value, self.targets)
 
 
 def describe_samples(x: Tensor, y: Tensor) -> tuple[str, str]:
-    """Type and shape of one sample and of one target, as text."""
+    """Return type and shape of one sample and of one target as text."""
     return describe(x, 1), describe(y, 1)
 
 
 def describe(tensor: Tensor, skipped: int = 0) -> str:
-    """Type and shape as text, leaving out so many of its first dimensions."""
+    """Return type and shape as text, without the first ``skipped`` dimensions."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[skipped:])}"
 
 
 def classifier_task(name: str, classes: int, offset: int) -> Task:
-    """A classification task, by cross-entropy; its head comes later."""
+    """Return a classification task with cross-entropy loss; its head is made with its first batch."""
     return Task(name, classes, cross_entropy, None, offset)
 
 
@@ -149,19 +149,20 @@ class MethodSettings(BaseModel):
     alpha: float = Field(0.0, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4); 0 is off")
     decoupled: bool = Field(
         False,
-        description="add the orthogonality gradient to the update after the weighting, not to every task's column",
+        description="add the orthogonality gradient to the update after the weighting, not to every task's gradient",
     )
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one step, as far as a weighting may know them.
+    """What a weighting sees of the gradients of a step.
 
     Attributes:
-        names: the tasks in the order they were added, then ``"memory"`` once there is something to rehearse. A method
-            with ``reduction = "mean"`` sees ``("current", "memory")`` instead.
-        losses: their losses; NaN for a method with ``reduction = "sum"``, whose weights are asked for first.
-        gramian: their inner products, float64 on the CPU; None for ``reduction = "sum"``.
+        names: the tasks in the order they were added, then ``"memory"`` once it holds samples. With ``reduction =
+            "mean"``, ``("current", "memory")`` instead.
+        losses: their losses; NaN with ``reduction = "sum"``, whose weights are computed before the losses are known.
+        gramian: their inner products, float64 on the CPU; None with ``reduction = "sum"``, and where a method with
+            ``uses_gramian = False`` is trained without measuring stability.
     """
 
     names: tuple[str, ...]
@@ -169,55 +170,64 @@ class Gradients:
     gramian: Tensor | None
 
     def known_gramian(self) -> Tensor:
-        """The Gramian, for methods whose reduction guarantees one."""
+        """Return the Gramian, for methods that always have one."""
         return cast(Tensor, self.gramian)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The answer of a weighting: one weight per column, and the Gramian of the adjusted columns if it is known.
+    r"""The result of a weighting.
 
-    Where a rule only weighs the columns, their adjusted form is w_i g_i.
+    Attributes:
+        values: one weight per gradient; the update is :math:`\sum_i w_i g_i`.
+        adjusted: the Gramian of the adjusted gradients, if they are other than :math:`w_i g_i`.
     """
 
     values: Tensor
     adjusted: Tensor | None = None
 
     def adjusted_gramian(self, gramian: Tensor) -> Tensor:
-        """The Gramian after adjustment."""
+        """Return the Gramian of the adjusted gradients, given that of the gradients."""
         return self.adjusted if self.adjusted is not None else gramian * torch.outer(self.values, self.values)
 
 
 class LookAhead(Protocol):
-    """What :meth:`Method.edit` may ask of the engine while it edits rehearsal samples."""
+    """What :meth:`Method.edit` can evaluate while it edits replayed samples."""
 
     def loss(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The summed loss of the samples, in evaluation mode, with these inputs in place of the stored ones."""
+        """Return the summed loss of the samples in evaluation mode, with these inputs instead of the stored ones."""
         ...
 
     def ahead(self, rate: float) -> AbstractContextManager[None]:
-        """Within the block the shared parameters are a step of this rate down the current tasks' mean gradient."""
+        """Move the shared parameters, within the block, by a step along the current tasks' mean gradient."""
         ...
 
 
 class Method:
-    """A recipe for parallel continual learning; the engine asks it, and knows no method by name.
+    """A method for parallel continual learning.
 
-    A subclass says its name and settings, then overrides as little as it needs: the loss (:meth:`task_loss`,
-    :meth:`memory_loss`), how memory enters (``reduction``) and the weighting (:meth:`weigh`). What it remembers between
-    steps goes through :meth:`state_dict`.
+    A subclass declares its name and settings and overrides as little as it needs: the losses (:meth:`task_loss`,
+    :meth:`memory_loss`), the ``reduction`` of the gradients and the weighting (:meth:`weigh`). A rule that is not a
+    weighted sum overrides :meth:`combine` instead. State that lasts from step to step goes through :meth:`state_dict`.
 
-    ``reduction`` says what becomes of the columns before they are weighed:
+    ``reduction`` says what becomes of the gradients before they are weighed:
 
-    - ``"none"``: nothing; every task and the memory are columns of their own.
-    - ``"mean"``: the current tasks are averaged into one column beside the memory.
-    - ``"sum"``: the weights are known before the gradients are (``weigh`` gets no Gramian and no losses), so the
-      weighted sum is formed on the way and no gradient matrix is held at all.
+    - ``"none"``: every task's gradient and that of memory are weighed separately;
+    - ``"mean"``: the mean of the current tasks' gradients is weighed against that of memory;
+    - ``"sum"``: the weights are known before the gradients are (``weigh`` gets no Gramian and no losses), so that the
+      weighted sum is accumulated and no gradient matrix is held.
 
-    Other things a subclass may declare: ``uses_gramian = False`` if ``weigh`` reads only the losses; ``elementwise`` if
-    it is no weighting and :meth:`combine` works on the gradients themselves; ``draws``, how many batches of memory a
-    step takes; ``stores_logits`` if memory must keep the logits of its samples; ``edits_memory`` if :meth:`edit`
-    changes them; ``joint_logits`` if losses cover the classes of all tasks, also task-incrementally.
+    A subclass may also declare: ``uses_gramian = False`` if ``weigh`` reads only the losses; ``draws``, the number of
+    replay batches in a step; ``stores_logits`` if memory must store the logits of its samples; ``edits_memory`` if
+    :meth:`edit` changes them; ``joint_logits`` if losses cover the classes of all tasks, also task-incrementally.
+
+    >>> class Sum(Method):
+    ...     name = "plain-sum"
+    ...
+    ...     def weigh(self, gradients):
+    ...         return Weights(torch.ones(len(gradients.names)))
+    >>> Sum(alpha=0.1)
+    Sum(alpha=0.1)
     """
 
     name: ClassVar[str]
@@ -226,7 +236,6 @@ class Method:
     reference: ClassVar[str]
     reduction: ClassVar[Reduction] = "none"
     uses_gramian: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = False
     draws: ClassVar[int] = 1
     stores_logits: ClassVar[bool] = False
     edits_memory: ClassVar[bool] = False
@@ -238,51 +247,56 @@ class Method:
         self.settings = validated(self.Settings, settings, f"method {self.name!r}")
 
     def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
-        """Refuse a task that it cannot train, given the inputs of its first batch; nothing has changed yet."""
+        """Refuse a task that the method cannot train, given the inputs of its first batch."""
 
     def make_head(self, features: int, classes: int) -> nn.Module:
-        """The classifier on top of the backbone's features."""
+        """Return the head of a classifier."""
         return nn.Linear(features, classes)
 
     def task_loss(self, output: Output) -> Tensor:
-        """The loss of a task on its own batch."""
+        """Return the loss of a task on its own batch."""
         return output.loss()
 
     def memory_loss(self, outputs: Sequence[Output], draw: int) -> Tensor:
-        """The loss on rehearsal samples, the mean over samples of all tasks; ``draw`` counts up to ``draws``."""
+        """Return the loss on replayed samples, by default the mean over all; ``draw`` counts the step's batches."""
         total = sum(len(output.targets) for output in outputs)
         return torch.stack([self.task_loss(output) * (len(output.targets) / total) for output in outputs]).sum()
 
     def has_plain_task_loss(self) -> bool:
-        """Whether classifiers are linear and trained by cross-entropy over their own or all classes seen."""
+        """Return whether classifiers are linear and trained by cross-entropy over their own or all classes seen."""
         mine = type(self)
         return mine.task_loss is Method.task_loss and mine.make_head is Method.make_head and not self.joint_logits
 
     def has_plain_memory_loss(self) -> bool:
-        """Whether rehearsal samples are trained on as the tasks' own are, by a plain loss."""
+        """Return whether replayed samples are trained by the same plain loss as the tasks' own."""
         return self.has_plain_task_loss() and type(self).memory_loss is Method.memory_loss
 
     def edit(self, rehearsals: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
-        """New inputs for rehearsal samples, written back to memory; asked only if ``edits_memory``."""
-        raise NotImplementedError(f"method {self.name!r} edits memory but does not say how")
+        """Return new inputs for replayed samples, which are written back to memory; called if ``edits_memory``."""
+        raise NotImplementedError(f"method {self.name!r} has edits_memory = True but does not override edit")
 
     def weigh(self, gradients: Gradients) -> Weights:
-        """One weight per column."""
-        raise NotImplementedError(f"method {self.name!r} does not say how columns are weighed")
+        """Return one weight per gradient."""
+        raise NotImplementedError(f"method {self.name!r} overrides neither weigh nor combine")
 
-    def combine(self, rows: Tensor) -> Tensor:
-        """The update from the T×n gradients, which it may overwrite; asked only if ``elementwise``."""
-        raise NotImplementedError(f"method {self.name!r} is elementwise but does not say how rows are combined")
+    @property
+    def elementwise(self) -> bool:
+        """Whether the method overrides :meth:`combine`, because its rule is not a weighted sum."""
+        return type(self).combine is not Method.combine
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        """Return the update from the T×n gradients, which may be overwritten; called if overridden."""
+        raise NotImplementedError(f"method {self.name!r} weighs gradients and does not combine them itself")
 
     def after_step(self, losses: Mapping[str, float]) -> None:
-        """Told the losses of the columns that took part, once the step is done."""
+        """Receive the losses of the gradients that took part in a step, once it is done."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must be saved with the learner, as plain data and tensors; copies of those that it changes in place."""
+        """Return the state as plain data and tensors; tensors that later steps change in place must be copies."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore from :meth:`state_dict`."""
         if state:
             raise SpclError(f"method {self.name!r} keeps no state, but was given {sorted(state)}")
 

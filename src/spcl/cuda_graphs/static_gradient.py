@@ -1,4 +1,4 @@
-"""One column as fixed work on fixed tensors, which a CUDA graph can hold."""
+"""The gradient of one batch as fixed work on fixed tensors, which a CUDA graph can hold."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,21 +8,21 @@ from torch.nn.functional import cross_entropy
 
 from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient
 from spcl.engine.model import SharedModel
-from spcl.learner.rollback import size_of
+from spcl.engine.snapshot import total_norm
 
-__all__ = ["StaticColumn"]
+__all__ = ["StaticGradient"]
 
 
-class StaticColumn:
-    """The tensors that a graph reads and writes, for batches of one size, and the work between them.
+class StaticGradient:
+    """The tensors that a graph reads and writes, for batches of one size, and the work on them.
 
     Attributes:
         x: the inputs.
         classes: for every sample its label, and the first class that its softmax covers.
-        gradient: where the gradient goes.
-        signs: loss, norm of the gradient, size of the running averages.
-        logits: of every class there is room for, if they are kept.
-        replay: does the work as a graph, if there is one.
+        gradient: the result.
+        health: loss, norm of the gradient, norm of the backbone's buffers.
+        logits: of every class there is room for, if they are stored.
+        replay: replays the work's graph, if there is one.
     """
 
     def __init__(
@@ -32,22 +32,22 @@ class StaticColumn:
         gradient: JointGradient,
         x: Tensor,
         classes: Tensor,
-        keeps_logits: bool,
+        stores_logits: bool,
     ) -> None:
         like, size = gradient.whole, classes.shape[1]
         self._model = model
         self._joint = joint
         self.gradient = gradient
-        self._averages = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
+        self._buffers = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
         self.x = torch.empty((size, *x.shape[1:]), dtype=x.dtype, device=like.device)
         self.classes = classes
         self._one = like.new_ones(())
-        self.signs = like.new_zeros(3)
-        self.logits = like.new_zeros(size, joint.capacity) if keeps_logits else None
+        self.health = like.new_zeros(3)
+        self.logits = like.new_zeros(size, joint.capacity) if stores_logits else None
         self.replay: Callable[[], None] | None = None
 
     def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
-        """Put in the next batch."""
+        """Copy the next batch into the static tensors."""
         if len(inputs) == 1:
             self.x.copy_(inputs[0], non_blocking=True)
         else:
@@ -55,11 +55,11 @@ class StaticColumn:
         self.classes.copy_(classes, non_blocking=True)
 
     def work(self) -> None:
-        """The column, eagerly."""
+        """Compute gradient, health and logits eagerly."""
         loss = self._loss()
         self.gradient.write(loss, self._one)
         value = loss.detach()
-        torch.stack([value, self.gradient.whole.norm(), size_of(self._averages, value)], out=self.signs)
+        torch.stack([value, self.gradient.whole.norm(), total_norm(self._buffers, value)], out=self.health)
 
     def _loss(self) -> Tensor:
         labels, first = self.classes

@@ -1,8 +1,7 @@
-"""CUDA graphs: work captured once and replayed, because launching its kernels takes longer than running them."""
+"""Capturing work as CUDA graphs: launching its kernels one by one takes longer than running them."""
 
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -14,29 +13,23 @@ from torch import Tensor, nn
 from spcl.engine.model import SharedModel
 from spcl.errors import is_out_of_memory
 
-__all__ = ["MOST_SHAPES", "Graphs", "Recurring", "side_stream"]
+__all__ = ["MOST_GRAPHS", "GraphCapture", "side_stream"]
 
-MOST_SHAPES = 8
-"""How many batch sizes get graphs of their own: each takes time to capture, and memory."""
-
-PATIENCE = 4
-"""How often small work must return before it is captured: that takes as long as launching it a few times."""
-
-MOST_KEYS = 1000
-"""How many kinds of small work are counted before counting begins anew."""
+MOST_GRAPHS = 8
+"""How many graphs of one kind are kept: each takes time to capture, and memory."""
 
 
-class Graphs:
-    """Makes graphs for one model, all in the same memory. On a device without graphs work stays as it is.
+class GraphCapture:
+    """Captures graphs of one model's work, all in one memory pool. On a device without graphs it captures none.
 
     Attributes:
-        refused: why no graph can be made, once that is known.
+        unsupported: why the work cannot be captured, once that is known.
         seconds: the time that capturing has taken so far.
     """
 
     def __init__(self, model: SharedModel) -> None:
         self.device = model.device
-        self.refused: str | None = None
+        self.unsupported: str | None = None
         self.seconds = 0.0
         self._modules = list(model.backbone.modules())
         on_cuda = self.device.type == "cuda"
@@ -44,31 +37,31 @@ class Graphs:
         self._stream = side_stream(self.device) if on_cuda else None
 
     def key(self, size: int, x: Tensor) -> tuple[object, ...]:
-        """What a graph holds for: so many samples like these, and the modes in which the backbone's parts are now."""
+        """Return what a graph depends on: the number of samples, their shape and type, and the modules' modes."""
         return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
 
     def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]] | None:
-        """The replay of every piece of work, given in the order in which they run; each must have run before.
+        """Capture pieces of work in the order in which they run; return what replays each. All must have run before.
 
-        None where the work must go on being done as it is: without graphs, or if a piece cannot be captured. Then a
-        warning says why, and :attr:`refused` is set.
+        Returns None where the work must be run as it is: on a device without graphs, or if a piece cannot be captured.
+        Then a warning gives the reason, and :attr:`unsupported` is set.
         """
-        if self._pool is None or self.refused is not None:
+        if self._pool is None or self.unsupported is not None:
             return None
         begin, handled = perf_counter(), sys.exception()
         try:
             return [self._captured(work) for work in works]
         except RuntimeError as error:
-            reason = _first(error, handled)
+            reason = _first_cause(error, handled)
             if is_out_of_memory(reason):
                 raise reason from None
-            self._refuse(reason)
+            self._mark_unsupported(reason)
             return None
         finally:
             self.seconds += perf_counter() - begin
 
-    def rehearse(self, work: Callable[[], None]) -> None:
-        """Do the work where it would be captured, so that libraries take the memory they need only there."""
+    def warm_up(self, work: Callable[[], None]) -> None:
+        """Run the work on the capturing stream, so that libraries allocate their workspaces there only."""
         if self._stream is None:
             work()
             return
@@ -90,60 +83,26 @@ class Graphs:
         return graph.replay
 
     def _leave_pool(self) -> None:
-        """Do what PyTorch leaves undone if a capture cannot be ended: else the pool's memory is lost to everyone."""
+        """Release the pool, which PyTorch does not do if a capture cannot be ended: its memory would be lost."""
         assert self._pool is not None
         with suppress(RuntimeError):  # it has been ended
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
             torch._C._cuda_releasePool(self.device.index, self._pool)
 
-    def _refuse(self, reason: BaseException) -> None:
-        self.refused = str(reason).splitlines()[0]
-        # a failed capture leaves the generator waiting for its end
+    def _mark_unsupported(self, reason: BaseException) -> None:
+        self.unsupported = str(reason).splitlines()[0]
+        # a failed capture leaves the random number generator in capture mode; an empty one ends that
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
             torch.zeros(1, device=self.device)
         warnings.warn(
-            f"no CUDA graph can be captured of this training, so its kernels are launched singly: {self.refused}",
+            f"no CUDA graph can be captured of this training, so its kernels are launched singly: {self.unsupported}",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
-class Recurring:
-    """Small work of many kinds, each told by a key, of which those that return often enough are captured."""
-
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
-        self._met: Counter[object] = Counter()
-        self._replays: dict[object, Callable[[], None]] = {}
-
-    def __call__(self, key: object, work: Callable[[], None]) -> None:
-        """Do the work, or replay it."""
-        if key in self._replays:
-            self._replays[key]()
-            return
-        if self._graphs.refused is not None:
-            work()
-            return
-        if len(self._met) > MOST_KEYS:
-            self._met.clear()
-        self._met[key] += 1
-        replays = self._graphs.capture([work]) if self._met[key] > PATIENCE else None
-        if replays is None:
-            self._graphs.rehearse(work)
-            return
-        if len(self._replays) == MOST_SHAPES:
-            del self._replays[next(iter(self._replays))]
-        (self._replays[key],) = replays
-        self._replays[key]()
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self._met.clear()
-        self._replays.clear()
-
-
-def _first(error: BaseException, handled: BaseException | None) -> BaseException:
-    """The error that set off the others since ``handled``: a capture that is broken off cannot be ended either.
+def _first_cause(error: BaseException, handled: BaseException | None) -> BaseException:
+    """Return the error that caused the others since ``handled``: an interrupted capture cannot be ended either.
 
     >>> try:
     ...     try:
@@ -151,7 +110,7 @@ def _first(error: BaseException, handled: BaseException | None) -> BaseException
     ...     finally:
     ...         {}["consequence"]
     ... except KeyError as error:
-    ...     _first(error, None)
+    ...     _first_cause(error, None)
     ValueError("could not convert string to float: 'cause'")
     """
     while error.__context__ not in (None, handled):
@@ -161,7 +120,7 @@ def _first(error: BaseException, handled: BaseException | None) -> BaseException
 
 @contextmanager
 def _buffers_in_place(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Refuse work that puts other tensors in the place of buffers: a graph would go on with the old ones.
+    """Refuse work that replaces buffers by other tensors: a graph would keep using the old ones.
 
     >>> module = nn.BatchNorm1d(2)
     >>> with _buffers_in_place([module]):
@@ -182,5 +141,5 @@ def _buffers_in_place(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @cache
 def side_stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
-    """A stream beside the main one. All learners share it: memory used on one stream is kept for that stream."""
+    """Return a stream beside the main one, shared by all learners: the allocator keeps memory per stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,134 @@
+"""Gradients of classifiers as CUDA graphs: forward pass, loss and backward pass of a batch in one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
+from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient, own_classes
+from spcl.cuda_graphs.static_gradient import StaticGradient
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import Samples, SharedModel
+from spcl.methods.base import Task
+
+__all__ = ["ClassifierGraphs"]
+
+
+class ClassifierGraphs:
+    """The gradient of a batch as one CUDA graph per batch size, for classifiers with linear heads.
+
+    Every sample carries the range of classes that its softmax covers (those of its task, or all that were added), so
+    that one graph serves all tasks, both scenarios and replay. It computes what the eager engine computes. The first
+    batch of a size runs eagerly as a warm-up; on a device without graphs every batch does.
+
+    Attributes:
+        gradient: of the latest batch, and of all heads in this step; None before the first batch.
+    """
+
+    def __init__(
+        self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, stores_logits: bool
+    ) -> None:
+        self._model = model
+        self._gradients = gradients
+        self._capture = capture
+        self._stores_logits = stores_logits
+        self._seen: set[tuple[object, ...]] = set()
+        self._graphs: dict[tuple[object, ...], StaticGradient] = {}
+        self._joint: JointClassifier | None = None
+        self.gradient: JointGradient | None = None
+        self._head_gradients: dict[Task, list[tuple[nn.Parameter, Tensor]]] = {}
+        self._trained: dict[Task, None] = {}
+
+    def begin(self) -> None:
+        """Start a step: the heads have no gradient yet."""
+        self._trained = {}
+        if self.gradient is not None:
+            self.gradient.heads.zero_()
+
+    def supports(self, samples: Sequence[Samples]) -> bool:
+        """Return whether all of these are samples of classifiers trained by cross-entropy."""
+        plain = all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples)
+        return plain and self._model.backbone.training
+
+    def run(self, index: int, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> StaticGradient:
+        """Add the gradient of a batch to the gradient matrix at ``index``, and to the heads' gradients."""
+        static = self._static_gradient(samples)
+        static.fill(inputs, self.classes_of(samples))
+        if static.replay is None:
+            self._capture.warm_up(static.work)
+        else:
+            static.replay()
+        self._gradients.add(index, static.gradient.shared)
+        self.note_trained(samples)
+        return static
+
+    def logits(self, static: StaticGradient, task: Task) -> Tensor:
+        """Return a copy of the logits of a task's batch: those of the task, or of all classes."""
+        assert static.logits is not None
+        if self._model.scenario == "class":
+            return static.logits[:, : sum(task.classes or 0 for task in self._model.classifiers)].clone()
+        return static.logits[:, own_classes(task)].clone()
+
+    def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return the gradients of the heads trained in this step; the next step overwrites them."""
+        return [pair for task in self._trained for pair in self._head_gradients[task]]
+
+    def new_gradient(self, gradient: JointGradient | None, x: Tensor, classes: Tensor) -> StaticGradient:
+        """Return static tensors for inputs like these; they have a gradient of their own if none is given."""
+        joint = self.joint_classifier()
+        own = gradient or JointGradient(joint, self._gradients)
+        return StaticGradient(self._model, joint, own, x, classes, self._stores_logits)
+
+    def new_classes(self, size: int) -> Tensor:
+        """Allocate the device's copy of :meth:`classes_of`."""
+        return torch.zeros(2, size, dtype=torch.int64, device=self._model.device)
+
+    def classes_of(self, samples: Sequence[Samples]) -> Tensor:
+        """Return the label of every sample as an index into the joint logits, and the first class of its range."""
+        joint = self.joint_classifier()
+        table = np.empty((2, sum([group.x.shape[0] for group in samples])), dtype=np.int64)
+        start = 0
+        for group in samples:
+            part = table[:, start : start + group.x.shape[0]]
+            start += group.x.shape[0]
+            np.add(group.y.cpu().numpy(), group.task.offset, out=part[0])
+            part[1] = joint.first_class(group.task)
+        return torch.from_numpy(table)
+
+    def note_trained(self, samples: Sequence[Samples]) -> None:
+        """Note which heads have a gradient in this step."""
+        classifiers = self._model.classifiers if self._model.scenario == "class" else [group.task for group in samples]
+        self._trained |= dict.fromkeys(classifiers)
+
+    def joint_classifier(self) -> JointClassifier:
+        """Return the joint classifier with the heads of all tasks in it; graphs of a smaller one are dropped."""
+        if self._joint is None:
+            features, like = int(self._model.feature_dim or 0), self._gradients.buffer.new_empty(0)
+            self._joint = JointClassifier(features, self._model.scenario == "class", like)
+        classifiers = self._model.classifiers
+        if self._joint.include(classifiers):
+            self.gradient = None
+            self._graphs.clear()
+            self._head_gradients.clear()
+        if self.gradient is None and classifiers:
+            self.gradient = JointGradient(self._joint, self._gradients)
+        if self.gradient is not None:
+            for task in classifiers[len(self._head_gradients) :]:
+                self._head_gradients[task] = self.gradient.of_head(task)
+        return self._joint
+
+    def _static_gradient(self, samples: Sequence[Samples]) -> StaticGradient:
+        self.joint_classifier()
+        size = sum([group.x.shape[0] for group in samples])
+        key = self._capture.key(size, samples[0].x)
+        static = self._graphs.get(key)
+        if static is None:
+            static = self.new_gradient(self.gradient, samples[0].x, self.new_classes(size))
+            if key in self._seen and len(self._graphs) < MOST_GRAPHS:
+                (static.replay,) = self._capture.capture([static.work]) or (None,)
+                self._graphs[key] = static
+            self._seen.add(key)
+        return static

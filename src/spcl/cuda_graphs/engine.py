@@ -1,0 +1,110 @@
+"""The engine that replays CUDA graphs wherever the work of a step can be captured."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spcl.cuda_graphs.backbone import BackboneGraphs
+from spcl.cuda_graphs.cache import GraphCache
+from spcl.cuda_graphs.capture import GraphCapture
+from spcl.cuda_graphs.classifiers import ClassifierGraphs
+from spcl.cuda_graphs.gramian import GramianGraphs
+from spcl.cuda_graphs.penalty import PenaltyGraph
+from spcl.cuda_graphs.task_group import TaskGroupGraph
+from spcl.cuda_graphs.update import UpdateGraphs
+from spcl.engine.engine import EagerEngine
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.reduction import ReductionPlan
+from spcl.methods.base import Method, Output
+
+__all__ = ["CudaGraphEngine"]
+
+Array = NDArray[np.float64]
+
+
+class CudaGraphEngine(EagerEngine):
+    """Computes what :class:`~spcl.engine.engine.EagerEngine` computes, from captured graphs.
+
+    It decides for every piece of work whether it can be captured: whole gradients of classifiers with linear heads,
+    those of all tasks at once for small networks, the backbone alone below other heads and losses, the orthogonality
+    gradient, the Gramian, the optimiser's step and the copies of buffers. Everything else runs eagerly. On a device
+    without graphs the same code runs without capturing.
+    """
+
+    def __init__(self, model: SharedModel, method: Method) -> None:
+        super().__init__(model, method)
+        capture = GraphCapture(model)
+        self._capture = capture
+        self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
+        self._task_group = TaskGroupGraph(self._classifiers, self.gradients, capture, self._snapshot)
+        self._backbone = BackboneGraphs(model, self.gradients, capture)
+        self._gramian = GramianGraphs(capture)
+        self._update = UpdateGraphs(capture)
+        self._copies = GraphCache(capture)
+        alpha = method.settings.alpha
+        self._penalty = PenaltyGraph(model, self.gradients, capture, alpha) if alpha > 0.0 else None
+
+    @property
+    def capture_seconds(self) -> float:
+        """The time spent on capturing so far."""
+        return self._capture.seconds
+
+    def begin(self, plan: ReductionPlan) -> None:
+        """Start a step; the GPU computes the orthogonality gradient, which needs no samples, meanwhile."""
+        super().begin(plan)
+        if self._penalty is not None:
+            self._penalty.run()
+        self._classifiers.begin()
+
+    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
+        """Compute the gradients of the tasks' losses, in one graph if possible."""
+        plain = self.method.has_plain_task_loss() and not self.method.stores_logits
+        can_group = plain and self.gradients.plan.is_separate and self._classifiers.supports(batches)
+        if can_group and self._task_group.run(batches):
+            return {}
+        return super().backward(batches)
+
+    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
+        """Add the gradient of memory's loss on the ``draw``-th batch of the step."""
+        if not (self.method.has_plain_memory_loss() and self._classifiers.supports(samples)):
+            super().backward_replay(samples, inputs, draw)
+            return
+        index = len(self.gradients.plan.names) - 1
+        static = self._classifiers.run(index, samples, inputs)
+        self._note_health(index, static.health, draw > 0)
+
+    def penalty_gradient(self) -> None:
+        """Copy the orthogonality gradient, which :meth:`begin` has started, to its row."""
+        assert self._penalty is not None
+        self.gradients.penalty_row.copy_(self._penalty.gradient)
+
+    def present_update(self) -> None:
+        """Leave the combined update and the heads' gradients in the parameters' ``.grad``."""
+        super().present_update()
+        for parameter, gradient in self._classifiers.head_gradients():
+            if parameter.grad is not None:
+                gradient.add_(parameter.grad)
+            parameter.grad = gradient  # always the same tensor, so that the optimiser's graph can be replayed
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Make one step of the optimiser."""
+        self._update.run(optimizer)
+
+    def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
+        if not (self.method.has_plain_task_loss() and self._classifiers.supports([samples])):
+            return super()._backward_task(index, samples)
+        static = self._classifiers.run(index, [samples], [samples.x])
+        self._note_health(index, static.health, False)
+        return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
+
+    def _forward(self, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> list[Output]:
+        return self.model.outputs(samples, inputs, self._backbone)
+
+    def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
+        return self._gramian.measure(rows, numbers) if rows.is_cuda else super()._measure(rows, numbers)
+
+    def _copy_buffers(self) -> None:
+        self._copies.run(self._snapshot.generation, self._snapshot.copy)

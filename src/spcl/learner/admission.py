@@ -1,0 +1,138 @@
+"""Admission of batches: everything that is checked before a step changes anything."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from spcl.engine.model import Samples, SharedModel
+from spcl.errors import SpclError, TaskError
+from spcl.memory import Memory
+from spcl.methods.base import MEMORY, Loss, Method, Task, describe_samples
+
+__all__ = ["Admission", "Batch", "check_arguments", "check_new_task", "find_task"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Admission:
+    """Checks the batches of a step against the tasks, the model, the method and the memory."""
+
+    def __init__(self, model: SharedModel, method: Method, memory: Memory | None) -> None:
+        self._model = model
+        self._method = method
+        self._memory = memory
+        self._trainable = {parameter: parameter.requires_grad for parameter in model.backbone.parameters()}
+
+    def check(self, batches: Mapping[str, Batch]) -> list[Samples]:
+        """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
+        self._check_trainable()
+        tasks = self._model.tasks
+        if not batches:
+            running = [name for name, task in tasks.items() if not task.finished]
+            raise TaskError(f"a step needs a batch of at least one task; running are {running}")
+        for name, batch in batches.items():
+            find_task(tasks, name)
+            if not (isinstance(batch, tuple | list) and [isinstance(part, Tensor) for part in batch] == [True, True]):
+                raise TaskError(
+                    f"task {name!r}: a batch is a pair of tensors (inputs, targets), but it is {batch!r:.80}"
+                )
+        samples = [Samples(task, *batches[name]) for name, task in tasks.items() if name in batches]
+        for group in samples:
+            group.task.check_batch(group.x, group.y)
+            if self._memory is not None:
+                self._memory.check(group.task.name, group.x, group.y)
+        return samples
+
+    def try_first_samples(self, new: Sequence[Samples]) -> int | None:
+        """Run the first samples of tasks through the model; return the number of features, once it is known.
+
+        If all of them fit, their shapes and types become the tasks' signatures.
+        """
+        shapes, feature_dim = self._known_shapes(), self._model.feature_dim
+        for group in new:
+            self._check_fits_memory(group, shapes)
+            self._method.check_task(group.task, group.x, self._memory)
+            features = self._model.probe(group)
+            if feature_dim is not None and features not in (None, feature_dim):
+                raise TaskError(
+                    f"task {group.task.name!r}: the backbone gives {features} features for it and {feature_dim} "
+                    f"for the tasks before"
+                )
+            feature_dim = feature_dim or features
+            shapes.setdefault(describe_samples(group.x, group.y)[0], group.task.name)
+        for group in new:
+            group.task.signature = describe_samples(group.x, group.y)
+        return feature_dim
+
+    def _check_trainable(self) -> None:
+        """Refuse a backbone that was frozen or unfrozen: gradient matrix and optimiser are made for the others."""
+        if all(parameter.requires_grad == trainable for parameter, trainable in self._trainable.items()):
+            return
+        for name, parameter in self._model.backbone.named_parameters():
+            if parameter.requires_grad != self._trainable.get(parameter, parameter.requires_grad):
+                done = "unfrozen" if parameter.requires_grad else "frozen"
+                raise SpclError(
+                    f"the backbone's parameter {name!r} was {done} after the learner was made; "
+                    f"set it back, or make a new learner of the backbone"
+                )
+
+    def _known_shapes(self) -> dict[str, str]:
+        """Return the shapes and types of samples seen so far, each with the first task that has them."""
+        shapes: dict[str, str] = {}
+        for task in self._model.tasks.values():
+            if task.signature is not None:
+                shapes.setdefault(task.signature[0], task.name)
+        return shapes
+
+    def _check_fits_memory(self, group: Samples, shapes: Mapping[str, str]) -> None:
+        """Refuse samples of another shape or type: those of all tasks are replayed in one batch."""
+        shape = describe_samples(group.x, group.y)[0]
+        if self._memory is not None and shapes and shape not in shapes:
+            other, owner = next(iter(shapes.items()))
+            raise TaskError(
+                f"task {group.task.name!r} has samples of {shape}, but memory holds {other} of task {owner!r}; "
+                f"bring them to one shape and type, or train without memory"
+            )
+
+
+def find_task(tasks: Mapping[str, Task], name: str) -> Task:
+    """Return the task of this name, or raise an error that lists the tasks."""
+    if name not in tasks:
+        raise TaskError(f"there is no task {name!r}; there are {list(tasks)}; start it with add_task")
+    return tasks[name]
+
+
+def check_arguments(backbone: object, method: object, memory: object, memory_batch: int | None) -> None:
+    """Refuse what is no backbone, method or memory for a new learner."""
+    if not isinstance(backbone, nn.Module):
+        raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
+    for name, parameter in backbone.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise SpclError(
+                f"the backbone's parameter {name!r} has no shape yet; run a batch through the backbone first"
+            )
+    if not isinstance(method, Method):
+        raise SpclError(
+            f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
+        )
+    if not isinstance(memory, Memory | None):
+        raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
+    if memory_batch is not None and memory_batch < 1:
+        raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
+    if memory is not None and memory.buffers:
+        raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
+
+
+def check_new_task(
+    tasks: Mapping[str, Task], name: str, classes: int | None, head: nn.Module | None, loss: Loss | None
+) -> None:
+    """Refuse a task that cannot be added to these."""
+    if not isinstance(name, str) or not name or name == MEMORY:
+        raise TaskError(f"a task's name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
+    if name in tasks:
+        state = "is finished" if tasks[name].finished else "is running"
+        raise TaskError(f"there is a task {name!r} already, which {state}; choose another name")
+    if (classes is None) == (head is None) or (head is None) != (loss is None):
+        raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
+    if classes is not None and (not isinstance(classes, int) or classes < 1):
+        raise TaskError(f"task {name!r}: classes must be a positive whole number, but it is {classes!r}")

@@ -1,0 +1,117 @@
+"""The optimiser of a learner: one group of shared parameters, as the user makes it, and one of all heads."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.methods.base import Task
+
+__all__ = [
+    "MakeOptimizer",
+    "add_head",
+    "check_new_head",
+    "make_optimizer",
+    "optimizer_state",
+    "restore_optimizer",
+    "saved_optimizer",
+]
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def make_optimizer(make: MakeOptimizer, shared: list[nn.Parameter]) -> Optimizer:
+    """Return an optimiser of the shared parameters, with an empty group for the heads.
+
+    The group exists from the start, because a schedule must know all groups before the first step.
+    """
+    if not callable(make):
+        raise SpclError(
+            f"optimizer must make an optimiser from a list of parameters, e.g. "
+            f"functools.partial(torch.optim.SGD, lr=0.1), but it is {type(make).__name__}"
+        )
+    optimizer = make(shared)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise SpclError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step, which the gradients of several "
+            f"tasks do not allow; use e.g. torch.optim.Adam or torch.optim.SGD"
+        )
+    _head_group(optimizer)
+    return optimizer
+
+
+def check_new_head(optimizer: Optimizer, name: str, head: nn.Module) -> None:
+    """Refuse a head that has parameters of the backbone or of another head."""
+    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if known.intersection(head.parameters()):
+        raise TaskError(f"task {name!r}: its head shares parameters with the backbone or another head; copy it")
+
+
+def add_head(optimizer: Optimizer, task: Task) -> None:
+    """Add the parameters of a task's head to the group of the heads."""
+    assert task.head is not None
+    heads = _head_group(optimizer)
+    heads["params"] += [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+    heads["tasks"].append(task.name)
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the optimiser as plain data and tensors."""
+    state = optimizer.state_dict()
+    return {
+        "class": type(optimizer).__name__,
+        "defaults": {name: value for name, value in optimizer.defaults.items() if _is_plain(value)},
+        "state": {str(index): entry for index, entry in state["state"].items()},
+        "groups": state["param_groups"],
+    }
+
+
+def saved_optimizer(saved: Mapping[str, Any]) -> MakeOptimizer:
+    """Return what makes an optimiser of the saved class and defaults."""
+    kind = getattr(torch.optim, saved["class"], None)
+    if kind is None:
+        raise CheckpointError(f"the optimiser {saved['class']!r} is not one of torch.optim; pass optimizer=")
+    known = inspect.signature(kind).parameters
+    defaults = {name: value for name, value in _tuples(saved["defaults"]).items() if name in known}
+    return lambda parameters: kind(parameters, **defaults)
+
+
+def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Restore the state of every parameter; the heads join the optimiser in the order in which they were made."""
+    if type(optimizer).__name__ != saved["class"]:
+        raise CheckpointError(
+            f"the checkpoint was made with {saved['class']}, but the optimiser is {type(optimizer).__name__}"
+        )
+    for task in saved["groups"][-1].get("tasks", []):  # an optimiser put in later may name none
+        add_head(optimizer, tasks[task])
+    groups = [
+        _tuples(group) | {key: group[key] for key in ("params", "tasks") if key in group} for group in saved["groups"]
+    ]
+    sizes = [[len(group["params"]) for group in side] for side in (groups, optimizer.param_groups)]
+    if sizes[0] != sizes[1]:
+        raise CheckpointError(
+            f"the checkpoint has groups of {sizes[0]} parameters, the learner of {sizes[1]}; pass the optimizer= "
+            f"and freeze the parameters as before"
+        )
+    state = {int(index): entry for index, entry in saved["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _head_group(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the optimiser's last group, which has the parameters of all heads and names their tasks."""
+    if "tasks" not in optimizer.param_groups[-1]:
+        optimizer.add_param_group({"params": [], "tasks": []})
+    return optimizer.param_groups[-1]
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, tuple, list, Tensor))
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

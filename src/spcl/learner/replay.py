@@ -1,0 +1,86 @@
+"""Replaying memory: the samples drawn for a step, edited where the method does so."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import Samples, SharedModel
+from spcl.memory import Memory, ReplayBatch
+from spcl.methods.base import Method
+
+__all__ = ["Replay", "ReplayedSamples"]
+
+
+@dataclass(frozen=True)
+class ReplayedSamples:
+    """One batch drawn from memory: the samples by task, the inputs to train on, and the edits to write back."""
+
+    samples: list[Samples]
+    inputs: list[Tensor]
+    edits: list[tuple[ReplayBatch, Tensor]] = field(default_factory=list)
+
+
+class Replay:
+    """Draws the replay batches of a step.
+
+    Args:
+        batch_size: how many samples to draw; by default as many as the step's largest batch has.
+    """
+
+    def __init__(self, model: SharedModel, method: Method, memory: Memory | None, batch_size: int | None) -> None:
+        self._model = model
+        self._method = method
+        self._memory = memory
+        self._batch_size = batch_size
+
+    def size(self, batches: Sequence[Samples]) -> int:
+        """Return how many samples are replayed beside these batches; 0 while memory has none."""
+        if self._memory is None or not len(self._memory):
+            return 0
+        return self._batch_size or max(len(group.x) for group in batches)
+
+    def draw(self, count: int, gradients: GradientMatrix) -> ReplayedSamples:
+        """Draw samples; ``gradients`` holds those of the tasks, along which an editing method looks ahead."""
+        assert self._memory is not None
+        drawn = self._memory.draw(count)
+        samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
+        if not self._method.edits_memory:
+            return ReplayedSamples(samples, [group.x for group in samples])
+        inputs = self._method.edit(drawn, _LookAhead(self._model, self._method, samples, gradients))
+        return ReplayedSamples(samples, inputs, list(zip(drawn, inputs, strict=True)))
+
+
+class _LookAhead:
+    """Implements :class:`spcl.methods.base.LookAhead` for the samples of one draw."""
+
+    def __init__(
+        self, model: SharedModel, method: Method, samples: Sequence[Samples], gradients: GradientMatrix
+    ) -> None:
+        self._model = model
+        self._method = method
+        self._samples = samples
+        self._gradients = gradients
+
+    def loss(self, inputs: Sequence[Tensor]) -> Tensor:
+        with self._model.evaluating():
+            outputs = self._model.outputs(self._samples, inputs)
+        return torch.stack([self._method.task_loss(output) * len(output.targets) for output in outputs]).sum()
+
+    @contextmanager
+    def ahead(self, rate: float) -> Iterator[None]:
+        parameters = self._gradients.parameters
+        before = [parameter.detach().clone() for parameter in parameters]
+        direction = self._gradients.mean_of_tasks(len(self._gradients.plan.names) - 1)
+        with torch.no_grad():
+            for parameter, change in zip(parameters, self._gradients.views(direction), strict=True):
+                parameter.sub_(change, alpha=rate)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(parameters, before, strict=True):
+                    parameter.copy_(value)

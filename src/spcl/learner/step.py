@@ -1,0 +1,194 @@
+"""One step of the paper's Algorithm 2, from the batches of the tasks to the update in the parameters' ``.grad``."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from spcl.engine.engine import Engine
+from spcl.engine.model import Samples
+from spcl.engine.reduction import ReductionPlan
+from spcl.errors import SpclError, is_out_of_memory
+from spcl.learner.health import add_row_norms, find_faults
+from spcl.learner.replay import Replay
+from spcl.learner.rollback import Rollback
+from spcl.memory import ReplayBatch
+from spcl.methods.base import MEMORY, Gradients, Method, Weights
+
+__all__ = ["Outcome", "Step"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Outcome:
+    """What a step computed.
+
+    Without ``faults`` the update is in the ``.grad`` of backbone and heads. With them there is none: the step must be
+    undone, and may be repeated without the faulty gradients.
+    """
+
+    losses: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    before: Tensor | None = None
+    after: Tensor | None = None
+    faults: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    edits: list[tuple[ReplayBatch, Tensor]] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to that of the phase."""
+        begin = perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - begin
+
+
+class Step:
+    """Computes the update of a step.
+
+    Args:
+        measure_stability: keep every gradient in a row of its own, also for methods that reduce them.
+    """
+
+    def __init__(
+        self, engine: Engine, method: Method, replay: Replay, rollback: Rollback, measure_stability: bool
+    ) -> None:
+        self._engine = engine
+        self._gradients = engine.gradients
+        self._method = method
+        self._replay = replay
+        self._rollback = rollback
+        self._measure_stability = measure_stability
+
+    def compute_update(
+        self, outcome: Outcome, batches: Sequence[Samples], replayed: int, meanwhile: Callable[[], object] | None
+    ) -> None:
+        """Compute the update from these batches and so many replayed samples: Algorithm 2, lines 3 to 10.
+
+        Args:
+            outcome: receives what the step computes.
+            batches: the samples of the tasks in training (lines 2 and 4).
+            replayed: how many samples of finished tasks are drawn from memory; their gradient is one more :math:`g_i`.
+            meanwhile: is called while a GPU computes, before it is waited for.
+        """
+        engine, alpha = self._engine, self._method.settings.alpha
+        names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
+        engine.begin(self._plan(names))
+        with outcome.timed("tasks"):
+            outcome.logits = engine.backward(batches)  # lines 3 to 7: ∇ℓ_i of the shared parameters and of head i
+        if replayed:
+            with outcome.timed("memory"):
+                self._backward_replay(outcome, replayed)
+        if alpha > 0.0:
+            with outcome.timed("orthogonality"):
+                engine.penalty_gradient()  # line 5: α ∇ℓ_orth, the same for every task
+        if meanwhile is not None:
+            meanwhile()
+        with outcome.timed("weighting"):
+            gramian, health = engine.gramian(self._needs_gramian())  # the one wait for a GPU
+            self._check_health(outcome, gramian, health)
+            if not outcome.faults:
+                weights = self._weigh(outcome, gramian)  # line 9: Ĝ = G M, as the weights of G's columns
+                self._combine(outcome, weights, gramian)  # line 10: the update Ĝ W
+        if not outcome.faults:
+            engine.present_update()  # lines 6 and 10: the optimiser's step follows
+
+    def _plan(self, names: list[str]) -> ReductionPlan:
+        """Plan the reduction of the step's gradients; the weights of a ``"sum"`` are needed before they exist."""
+        weights: list[float] = []
+        if self._method.reduction == "sum":
+            unknown = Gradients(tuple(names), np.full(len(names), np.nan), None)
+            weights = self._method_weights(unknown).values.tolist()
+        return ReductionPlan.make(names, self._method.reduction, separate=self._measure_stability, weights=weights)
+
+    def _backward_replay(self, outcome: Outcome, count: int) -> None:
+        """Add the gradients of the replay batches; samples that the model cannot take are a fault of memory.
+
+        A head with batch-norm, for example, cannot be trained on a single sample; the next draw is another one.
+        """
+        try:
+            for draw in range(self._method.draws):
+                drawn = self._replay.draw(count, self._gradients)
+                outcome.edits += drawn.edits
+                self._engine.backward_replay(drawn.samples, drawn.inputs, draw)
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, SpclError) or is_out_of_memory(error):
+                raise
+            outcome.faults[MEMORY] = f"the model cannot take the samples drawn: {error}"
+
+    def _needs_gramian(self) -> bool:
+        return self._gradients.plan.is_separate or (self._method.reduction == "mean" and self._method.uses_gramian)
+
+    def _check_health(self, outcome: Outcome, gramian: Array | None, health: Array) -> None:
+        """Note the losses, and the gradients that are faulty."""
+        plan = self._gradients.plan
+        if gramian is not None and plan.is_separate:
+            largest = torch.finfo(self._gradients.dtype).max
+            add_row_norms(health, gramian.diagonal()[: len(plan.names)], largest)
+        present = [name for name in plan.names if name not in outcome.faults]
+        outcome.faults |= find_faults(present, health[: len(present)], self._rollback.buffers_were_finite)
+        outcome.losses = dict(zip(present, health[:, 0].tolist(), strict=False))
+
+    def _weigh(self, outcome: Outcome, gramian: Array | None) -> Array | None:
+        """Return the weight of every row in the update; None for a method that combines the gradients itself."""
+        plan, decoupled = self._gradients.plan, self._method.settings.decoupled
+        mixing = self._gradients.penalty_mixing(decoupled)
+        before = None if gramian is None else mixing @ gramian @ mixing.T
+        if plan.is_separate:
+            outcome.before = torch.from_numpy(before)
+        if self._method.elementwise:
+            return None
+        weights = self._reduced_weights(plan, outcome.losses, before)
+        values = weights.values.numpy().astype(np.float64)
+        per_gradient = plan.matrix.T @ values
+        outcome.weights = dict(zip(plan.names, per_gradient.tolist(), strict=True))
+        if outcome.before is not None:
+            adjusted = weights if self._method.reduction == "none" else Weights(torch.from_numpy(per_gradient))
+            outcome.after = adjusted.adjusted_gramian(outcome.before)
+        per_row: Array = mixing.T @ (plan.reduction.T @ values)
+        if decoupled and self._method.settings.alpha > 0.0:
+            per_row[-1] = 1.0
+        return per_row
+
+    def _reduced_weights(self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None) -> Weights:
+        """Return the method's weights of the reduced gradients, given the Gramian of the rows."""
+        if self._method.reduction == "sum":
+            return Weights(torch.ones(1, dtype=torch.float64))
+        reduced_losses = plan.matrix @ np.array([losses[name] for name in plan.names])
+        gramian = None if rows is None else torch.from_numpy(plan.reduction @ rows @ plan.reduction.T)
+        return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian))
+
+    def _method_weights(self, gradients: Gradients) -> Weights:
+        weights = self._method.weigh(gradients)
+        found = tuple(weights.values.shape) if isinstance(weights, Weights) else type(weights).__name__
+        if found != (len(gradients.names),):
+            raise SpclError(
+                f"{self._method!r} must give Weights of shape ({len(gradients.names)},) for the gradients of "
+                f"{', '.join(gradients.names)}, but gives {found}"
+            )
+        return weights
+
+    def _combine(self, outcome: Outcome, weights: Array | None, gramian: Array | None) -> None:
+        """Form the update in the first row; where it is not finite, all tasks are at fault."""
+        if weights is None:
+            self._gradients.apply(self._method.combine, self._method.settings.decoupled)
+        else:
+            self._gradients.combine(weights)
+        if not self._is_surely_finite(weights, gramian) and not bool(self._gradients.rows[0].norm().isfinite()):
+            reason = f"the update that {self._method!r} gives for this step is not finite"
+            outcome.faults = {name: reason for name in outcome.losses if name != MEMORY}
+
+    def _is_surely_finite(self, weights: Array | None, gramian: Array | None) -> bool:
+        """Return whether the rows' norms bound the update, so that it need not be looked at."""
+        if weights is None or gramian is None:
+            return False
+        sizes = np.abs(weights)
+        bound = float(max(sizes.max(), sizes @ np.sqrt(gramian.diagonal())))
+        return bound < torch.finfo(self._gradients.dtype).max
