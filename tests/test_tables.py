@@ -388,10 +388,11 @@ def test_own_data_that_looks_the_same_is_told_apart_by_its_checksum(tmp_path: Pa
     for method, fingerprint in (("er", "0a"), ("soro", "0b"), ("mgda", None)):
         write_run(tmp_path / method, method=method, benchmark=f"{method}/own.npz")
         file = tmp_path / method / "result.json"
-        noted = {"data": "ImageData('own': 8 + 2 samples)"} | ({"fingerprint": fingerprint} if fingerprint else {})
+        data = "ImageData('own': 8 + 2 samples of 3×8×8, 2 classes)"
+        noted = {"data": data} | ({"fingerprint": fingerprint} if fingerprint else {})
         file.write_text(json.dumps(json.loads(file.read_text()) | noted))
     make_tables(read_runs(tmp_path / "er", tmp_path / "mgda"))  # made before checksums were noted
-    with pytest.raises(SpclError, match=r"8 \+ 2 samples\), checksum 0a and .* checksum 0b; look at each"):
+    with pytest.raises(SpclError, match=r"2 classes, checksum 0a and .* checksum 0b; look at each"):
         make_tables(read_runs(tmp_path / "er", tmp_path / "soro"))
 
 

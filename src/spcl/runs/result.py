@@ -1,16 +1,13 @@
 """The result of a complete run: the typed content of ``result.json``."""
 
 import re
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from spcl.data import ImageData
 
 __all__ = ["DataSummary", "Environment", "RunResult", "TaskResult"]
-
-
-Percentage = Annotated[float, Strict()]  # refuses texts and booleans
 
 
 class _Record(BaseModel):
@@ -47,7 +44,7 @@ class DataSummary(_Record):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         """Accept the text that earlier versions wrote."""
-        pattern = r"\w+\('(.*)': (\d+) \+ (\d+) samples of ([\d×]+), (\d+) classes\)"
+        pattern = r"\w+\(['\"](.*)['\"]: (\d+) \+ (\d+) samples of ([\d×]+), (\d+) classes\)"
         if isinstance(value, str) and (found := re.fullmatch(pattern, value)):
             name, train, test, shape, classes = found.groups()
             return {"name": name, "train": train, "test": test, "shape": shape.split("×"), "classes": classes}
@@ -61,8 +58,8 @@ class DataSummary(_Record):
 class TaskResult(_Record):
     """The accuracy of a task in per cent, when it ended and at the end of the run."""
 
-    at_end: Percentage
-    final: Percentage
+    at_end: float = Field(strict=True)  # accepts no text and no boolean
+    final: float = Field(strict=True)
 
 
 class Environment(_Record):
@@ -108,8 +105,8 @@ class RunResult(_Record):
     preset: str | None = None
     config: int | None = None
     seed: int | None = None
-    accuracy: Percentage
-    forgetting: Percentage
+    accuracy: float = Field(strict=True)
+    forgetting: float = Field(strict=True)
     tasks: dict[str, TaskResult]
     confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
     filters: dict[str, dict[str, float | None]] = Field(default_factory=dict)

@@ -101,7 +101,7 @@ class TrainingRun:
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
         backbone = make_backbone(self.settings, self.problem.data, self.device)
-        return Learner.from_state(saved, backbone=backbone, stream=self.problem.stream, progress=self.progress)
+        return Learner.load(saved, backbone=backbone, stream=self.problem.stream, progress=self.progress)
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration
