@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from spcl.cli.consoles import plain_console
-from spcl.cli.flags import METHOD, SCENARIO, RunFlags, expand_flags, naming_flags
+from spcl.cli.flags import METHOD, SCENARIO, RunFlags, expand_flags, naming_flags, settings_from
 from spcl.errors import SpclError
 from spcl.runs import (
     DeviceError,
@@ -50,8 +50,7 @@ def run(
     wandb: Annotated[str | None, typer.Option(help="Report to this Weights & Biases project.")] = None,
 ) -> None:
     """Train and evaluate one method on one configuration of a benchmark."""
-    own = {"scenario": scenario, "config": config, "seed": seed, "paradigm": paradigm}
-    given = flags.given() | {name: value for name, value in own.items() if value is not None}
+    given = flags.given() | settings_from(scenario=scenario, config=config, seed=seed, paradigm=paradigm)
     layers = [
         load_settings_file(settings) if settings else {},
         given | ({"method": {"name": method}} if method else {}),

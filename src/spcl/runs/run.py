@@ -61,5 +61,5 @@ def _memory_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        reason, _, _ = str(error).partition(". GPU")  # PyTorch goes on with the memory of every process
+        reason, _, _ = str(error).partition(". GPU")  # PyTorch appends the memory of every process
         raise OutOfMemoryError(f"{reason}; choose a smaller batch_size, or make fewer runs at once") from error
