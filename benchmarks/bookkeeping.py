@@ -23,11 +23,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import spcl.runs.run
-from spcl.runs import RunSettings, execute, parse_assignments, resolve_settings
-from spcl.runs.problem import Problem, make_problem, pick_device
-from spcl.runs.run import make_learner
-from spcl.runs.view import LiveView, SilentView, View
+import spcl.runs.training
+from spcl.runs import (
+    LiveView,
+    Problem,
+    RunSettings,
+    SilentView,
+    View,
+    execute,
+    make_learner,
+    make_problem,
+    parse_assignments,
+    resolve_settings,
+)
+from spcl.runs.build import pick_device
 
 TARGET = 1.03
 PLAIN = "training and evaluation alone"
@@ -51,7 +60,7 @@ def plain(settings: RunSettings, problem: Problem) -> None:
 def recorded(settings: RunSettings, problem: Problem, view: Callable[[], View]) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(spcl.runs.run, "make_problem", lambda *_: problem),
+        patch.object(spcl.runs.training, "make_problem", lambda *_: problem),
     ):
         execute(settings, Path(folder), view=view())
 

@@ -18,9 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from spcl.runs import RunSettings, resolve_settings
-from spcl.runs.problem import Problem, make_problem
-from spcl.runs.run import make_learner
+from spcl.runs import Problem, RunSettings, make_learner, make_problem, resolve_settings
 
 GPU = torch.device("cuda")
 CAPTURED, EAGER, DBT = "SORO", "SORO, eager", "SORO+DBT"

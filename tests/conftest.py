@@ -6,7 +6,7 @@ import torch
 from hypothesis import settings
 
 from small_benchmark import write_benchmark
-from spcl.grids.pool import WorkerPool
+from spcl.grids import WorkerPool
 
 settings.register_profile("reproducible", deadline=None, derandomize=True)
 settings.load_profile("reproducible")

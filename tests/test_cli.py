@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from _runs import write_run
 from spcl.cli.app import app
+from spcl.cli.lazy import LazyGroup
 from spcl.errors import SpclError
 
 PROGRAM = [sys.executable, "-c", "from spcl.cli import main; main()"]
@@ -61,7 +63,7 @@ def test_a_run_that_is_there_already_is_told(benchmark: Path, tmp_path: Path) ->
 def test_a_device_that_cannot_compute_is_named(benchmark: Path, tmp_path: Path, device: str) -> None:
     said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
     assert f"cannot use device '{device}'" in said
-    assert "try --device cpu" in said
+    assert "choose another, such as cpu (--device cpu)" in said
 
 
 @pytest.mark.parametrize("command", [["table", "runs"], ["table", "runs", "--format", "csv"], ["methods"]])
@@ -91,3 +93,27 @@ def test_a_terminal_with_few_characters_gets_what_it_can_show(benchmark: Path, t
         done = ascii_output(*command)
         assert done.returncode == 0, done.stderr
         assert shown in done.stdout
+
+
+def test_the_list_of_commands_shows_their_own_summaries() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, LazyGroup)
+    for name, summary in group.summaries.items():
+        command = group.get_command(None, name)
+        assert command.help.splitlines()[0] == summary, name
+
+
+def test_help_imports_neither_torch_nor_matplotlib() -> None:
+    program = (
+        "import sys; from typer.testing import CliRunner; from spcl.cli.app import app; "
+        "assert 'grid' in CliRunner().invoke(app, ['--help']).output; "
+        "print(sorted({'torch', 'matplotlib', 'numpy', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    result = CliRunner().invoke(app, ["gird"])
+    assert result.exit_code == 2
+    assert "Did you mean 'grid'?" in result.output

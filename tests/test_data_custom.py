@@ -19,8 +19,8 @@ from data_files import random_images
 from spcl.data import ImageData, from_arrays, from_dataset, from_folder
 from spcl.data.pictures import decode_picture
 from spcl.errors import DataError
-from spcl.runs.problem import load_benchmark, make_backbone
-from spcl.runs.settings import resolve_settings
+from spcl.runs import load_benchmark, resolve_settings
+from spcl.runs.build import make_backbone
 
 
 @pytest.fixture(autouse=True)

@@ -382,7 +382,7 @@ def test_command_draws_lists_and_explains(base: Path, tmp_path: Path) -> None:
             str(memory_runs(base)),
             "--where",
             "nonsense",
-        ): "--where takes name=value, but got 'nonsense'",
+        ): "expected name=value, found 'nonsense'; write, for example, method.sigma=50 (--where)",
         ("toy", "--protocol", "x.json"): "--protocol is for the figure 'timeline'",
     }.items():
         outcome = run(app, ["figure", *words])

@@ -4,6 +4,7 @@ import gc
 import json
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,20 +18,29 @@ import pytest
 import torch
 
 from small_benchmark import small_settings
+from spcl.data.splits import hold_out
 from spcl.errors import OutOfMemoryError, SpclError
 from spcl.learner import Learner, StepReport
-from spcl.runs import execute, load_settings_file, record, resolve_settings
-from spcl.runs.problem import hold_out, load_benchmark, make_problem
-from spcl.runs.record import RunFolder
-from spcl.runs.run import InterruptedRunError
-from spcl.runs.view import SilentView
+from spcl.runs import (
+    InterruptedRunError,
+    RunFolder,
+    RunResult,
+    SilentView,
+    UnfinishedRunError,
+    execute,
+    load_benchmark,
+    load_settings_file,
+    make_problem,
+    metrics,
+    resolve_settings,
+)
 from spcl.streams import ParallelStream
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-def without_times(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name != "seconds"}
+def without_times(result: RunResult) -> RunResult:
+    return result.model_copy(update={"seconds": {}})
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
@@ -48,25 +58,29 @@ def test_record_is_complete_and_consistent(benchmark: Path, tmp_path: Path, scen
     final = evaluations[-1]["accuracy"]
 
     assert lines[0]["kind"] == "start"
-    assert lines[0]["scenario"] == scenario == result["scenario"]
-    assert len(steps) == result["steps"]
-    assert result["tasks"] == {task: {"at_end": at_end[task], "final": final[task]} for task in final}
-    assert result["accuracy"] == pytest.approx(np.mean(list(final.values())))
-    assert result["forgetting"] == pytest.approx(np.mean([final[task] - at_end[task] for task in final]))
-    for number, (task, table) in enumerate(result["confusion"].items()):
+    assert lines[0]["scenario"] == scenario == result.scenario
+    assert len(steps) == result.steps
+    assert result.model_dump()["tasks"] == {task: {"at_end": at_end[task], "final": final[task]} for task in final}
+    assert result.accuracy == pytest.approx(np.mean(list(final.values())))
+    assert result.forgetting == pytest.approx(np.mean([final[task] - at_end[task] for task in final]))
+    for number, (task, table) in enumerate(result.confusion.items()):
         counts = np.array(table)
         offset = 0 if scenario == "task" else 2 * number
         assert counts.sum(axis=1).tolist() == [20, 20]
         assert 100 * np.trace(counts[:, offset:]) / counts.sum() == pytest.approx(final[task])
     assert resolve_settings(load_settings_file(tmp_path / "run" / "settings.json")) == settings
-    assert result["environment"]["torch"] == torch.__version__
+    assert result.environment is not None
+    assert result.environment.torch == torch.__version__
+    assert result.data is not None
+    assert str(result.data) == "clusters: 240 + 120 samples of 8, 6 classes"
+    assert RunFolder(tmp_path / "run").read_result() == result
 
 
 def test_learns_and_names_losses_and_stability(benchmark: Path, tmp_path: Path) -> None:
     result = execute(small_settings(benchmark), tmp_path / "run")
     steps = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "step"]
     several = [line for line in steps if len(line["losses"]) > 1]
-    assert result["accuracy"] > 80.0
+    assert result.accuracy > 80.0
     assert several
     for line in several:
         assert set(line["weights"]) == set(line["losses"])
@@ -104,7 +118,17 @@ def test_finished_run_is_not_run_again(benchmark: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", "{}", '{"accuracy": 3', '{"accuracy": null}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("[1, 2]", "{}", "null", '{"accuracy": 3', '{"accuracy": null}'),
+        '{"accuracy": 80.0, "forgetting": -5.0}',
+        '{"accuracy": true, "forgetting": -5.0, "tasks": {}}',
+        '{"accuracy": "80.0", "forgetting": -5.0, "tasks": {}}',
+        '{"accuracy": 80.0, "forgetting": -5.0, "tasks": {"task-0": {"at_end": 80.0, "final": null}}}',
+        '{"accuracy": 80.0, "forgetting": -5.0, "tasks": {}, "confusion": []}',
+    ],
+)
 def test_what_is_not_a_result_does_not_count_as_one(benchmark: Path, tmp_path: Path, content: str) -> None:
     whole = execute(small_settings(benchmark), tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text(content)
@@ -114,7 +138,7 @@ def test_what_is_not_a_result_does_not_count_as_one(benchmark: Path, tmp_path: P
 def test_a_finished_run_of_other_settings_is_refused(benchmark: Path, tmp_path: Path) -> None:
     execute(small_settings(benchmark), tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_text()
-    with pytest.raises(SpclError, match=r"holds a run with method.name = soro, but er is asked for"):
+    with pytest.raises(SpclError, match=r"holds a run with method.name = soro, not er"):
         execute(small_settings(benchmark, method={"name": "er"}), tmp_path / "run")
     assert (tmp_path / "run" / "result.json").read_text() == before
 
@@ -183,7 +207,7 @@ def test_records_do_not_depend_on_when_they_are_written(
     benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute(small_settings(benchmark), tmp_path / "together")
-    monkeypatch.setattr(record, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr(metrics, "WRITE_SECONDS", 0.0)
     execute(small_settings(benchmark), tmp_path / "one by one")
     assert metrics_of(tmp_path / "together") == metrics_of(tmp_path / "one by one")
 
@@ -202,7 +226,7 @@ def test_a_run_that_fails_leaves_the_records_of_all_its_steps(benchmark: Path, t
 
 def test_lost_records_are_not_made_up(benchmark: Path, tmp_path: Path) -> None:
     out = tmp_path / "a folder" / "[run]"
-    with pytest.raises(InterruptedRunError, match=re.escape(f"continue with: spcl run --out '{out}' --resume")):
+    with pytest.raises(InterruptedRunError, match=r"^stopped after step 5 of \d+ and saved$"):
         execute(small_settings(benchmark), out, view=Witness(3, lambda: signal.raise_signal(signal.SIGINT)))
     (out / "metrics.jsonl").unlink()
     with pytest.raises(SpclError, match=r"metrics.jsonl has 0 bytes, but had \d+ when the run was saved"):
@@ -213,7 +237,7 @@ def test_a_full_gpu_is_one_clear_line(benchmark: Path, tmp_path: Path) -> None:
     def full() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of …")
 
-    with pytest.raises(OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 2.00 MiB; choose .*--jobs\)$"):
+    with pytest.raises(OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 2.00 MiB; choose .* at once$"):
         execute(small_settings(benchmark), tmp_path / "run", view=Witness(3, full))
 
 
@@ -221,7 +245,8 @@ def test_a_full_gpu_is_one_clear_line(benchmark: Path, tmp_path: Path) -> None:
 def test_stopped_and_resumed_equals_uninterrupted(benchmark: Path, tmp_path: Path, steps_left: int) -> None:
     settings = small_settings(benchmark, scenario="class")
     whole = execute(settings, tmp_path / "whole")
-    stop = Witness(whole["steps"] - 1 - steps_left, lambda: signal.raise_signal(signal.SIGINT))
+    assert whole.steps is not None
+    stop = Witness(whole.steps - 1 - steps_left, lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(InterruptedRunError):
         execute(settings, tmp_path / "stopped", view=stop)
     resumed = execute(settings, tmp_path / "stopped", resume=True)
@@ -280,20 +305,22 @@ def test_killed_and_resumed_equals_uninterrupted(benchmark: Path, tmp_path: Path
     _, errors = child.communicate(timeout=120)
     assert child.returncode == 0, errors
     assert kills >= 2
-    resumed = json.loads((broken / "result.json").read_text())
+    resumed = RunFolder(broken).read_result()
+    assert resumed is not None
     assert without_times(resumed) == without_times(reference)
     assert metrics_of(broken) == metrics_of(whole)
     assert not RunFolder(broken).has_checkpoint()
 
 
 def test_ctrl_c_saves_and_says_how_to_resume(benchmark: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    out = tmp_path / "a folder" / "[run]"
     child = start_child(*run_arguments(benchmark, out))
     wait_for_steps(out, 10, child)
     child.send_signal(signal.SIGINT)
     output, errors = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert re.search(rf"^stopped after step \d+ .*: spcl run --out {out} --resume$", output, re.MULTILINE)
+    command = re.escape(shlex.join(["spcl", "run", "--out", str(out), "--resume"]))
+    assert re.search(rf"^stopped after step \d+ .*: {command}$", output, re.MULTILINE)
     assert errors == ""
     assert RunFolder(out).has_checkpoint()
 
@@ -310,7 +337,7 @@ def test_second_process_on_one_folder_is_refused(benchmark: Path, tmp_path: Path
 def test_unfinished_run_is_not_overwritten(benchmark: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.checkpoint.write_bytes(b"something")
-    with pytest.raises(SpclError, match="--resume"):
+    with pytest.raises(UnfinishedRunError, match="holds an unfinished run; resume it, or choose another folder"):
         execute(small_settings(benchmark), tmp_path)
     assert folder.checkpoint.read_bytes() == b"something"
 
@@ -352,13 +379,13 @@ def test_paradigms_differ_in_time_only(benchmark: Path, tmp_path: Path, paradigm
     )
     assert (starts == [0, 0, 0]) == (paradigm == "joint")
     assert (starts == [0, 10, 20]) == (paradigm == "serial")
-    assert execute(settings, tmp_path / "run")["steps"] == len(problem.stream)
+    assert execute(settings, tmp_path / "run").steps == len(problem.stream)
 
 
 @pytest.mark.parametrize("policy", ["balanced", "reservoir"])
 def test_memory_budget_is_kept(benchmark: Path, tmp_path: Path, policy: str) -> None:
     result = execute(small_settings(benchmark, memory=policy, memory_budget=7), tmp_path / "run")
-    assert result["accuracy"] > 50.0
+    assert result.accuracy > 50.0
 
 
 def test_unknown_settings_suggest_the_nearest(benchmark: Path) -> None:
@@ -386,5 +413,5 @@ def test_glyphs_run_is_seconds(tmp_path: Path) -> None:
     result = execute(
         resolve_settings({"benchmark": "ps-glyphs", "method": {"name": "er"}, "threads": 1}), tmp_path / "run"
     )
-    assert 40.0 < result["accuracy"] < 90.0
+    assert 40.0 < result.accuracy < 90.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6

@@ -19,10 +19,19 @@ from small_benchmark import small_settings, write_benchmark
 from spcl.cli.app import app
 from spcl.errors import DataError, SpclError
 from spcl.learner import StepReport
-from spcl.runs import execute, resolve_settings
-from spcl.runs.problem import load_benchmark, make_backbone, make_problem, pick_device
-from spcl.runs.trackers import TensorBoardTracker, WandbTracker
-from spcl.runs.view import REFRESH_SECONDS, LiveView, PlainView
+from spcl.runs import (
+    DataSummary,
+    LiveView,
+    PlainView,
+    TensorBoardTracker,
+    WandbTracker,
+    execute,
+    load_benchmark,
+    make_problem,
+    resolve_settings,
+)
+from spcl.runs.build import make_backbone, pick_device
+from spcl.runs.view import REFRESH_SECONDS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -90,7 +99,7 @@ def test_tensorboard_gets_every_number(benchmark: Path, tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "events")).Reload()
     names = events.Tags()["scalars"]
     assert {"losses/task-0", "losses/memory", "weights/task-0", "before/condition_number"} <= set(names)
-    assert events.Scalars("accuracy/task-2")[-1].value == pytest.approx(result["tasks"]["task-2"]["final"], rel=1e-5)
+    assert events.Scalars("accuracy/task-2")[-1].value == pytest.approx(result.tasks["task-2"].final, rel=1e-5)
 
 
 def test_a_tracker_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +164,7 @@ def test_run_command_with_settings_file_and_assignments(benchmark: Path, tmp_pat
 def test_resume_takes_no_other_settings_and_needs_a_run(benchmark: Path, tmp_path: Path) -> None:
     outcome = invoke("run", "--out", tmp_path / "none", "--resume")
     assert "there is no run" in str(outcome.exception)
+    assert "(without --resume)" in str(outcome.exception)
     execute(small_settings(benchmark), tmp_path / "run")
     outcome = invoke("run", "--out", tmp_path / "run", "--resume", "--seed", 1)
     assert "give no others (found seed)" in str(outcome.exception)
@@ -188,8 +198,15 @@ def test_a_folder_of_pictures_is_a_benchmark(tmp_path: Path, monkeypatch: pytest
     settings = resolve_settings({"benchmark": str(tmp_path / "pictures"), "method": {"name": "er"}}, small)
     assert settings.backbone == "cnn"
     result = execute(settings, tmp_path / "run")
-    assert result["data"] == "ImageData('pictures': 64 + 16 samples of 3×32×32, 4 classes)"
-    assert [sum(map(sum, table)) for table in result["confusion"].values()] == [8, 8]
+    assert result.data == DataSummary(name="pictures", train=64, test=16, shape=(3, 32, 32), classes=4)
+    assert json.loads((tmp_path / "run/result.json").read_text())["data"] == {
+        "name": "pictures",
+        "train": 64,
+        "test": 16,
+        "shape": [3, 32, 32],
+        "classes": 4,
+    }
+    assert [sum(map(sum, table)) for table in result.confusion.values()] == [8, 8]
 
 
 def test_bad_own_data_and_devices_are_named(tmp_path: Path, benchmark: Path) -> None:

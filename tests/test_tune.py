@@ -13,26 +13,16 @@ from typer.testing import CliRunner
 
 from _runs import results_in, start_command, wait_for
 from spcl.cli.app import app
+from spcl.cli.tune import run_command
 from spcl.errors import SpclError
-from spcl.grids.grid import GridState
-from spcl.grids.plan import Job
-from spcl.grids.pool import WorkerPool
-from spcl.grids.tune import Dimension, Trial, Tuning, parse_search, run_command, tune
-from spcl.runs.record import RunFolder
+from spcl.grids import Dimension, SilentGridView, Trial, Tuning, WorkerPool, parse_search, tune
+from spcl.runs import RunFolder
 
 pytest.importorskip("optuna")
 
 SMALL = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu"}
 SEARCH = ("method.sigma=log:1:1000", "learning_rate=log:1e-4:1e-1")
 TRIALS = 4
-
-
-class Quiet:
-    def tick(self, state: GridState) -> None: ...
-
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None: ...
-
-    def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None: ...
 
 
 def tuning(benchmark: Path, **settings: Any) -> Tuning:
@@ -43,7 +33,7 @@ def tuning(benchmark: Path, **settings: Any) -> Tuning:
 @pytest.fixture(scope="module")
 def undisturbed(benchmark: Path, pool: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trial]:
     out = tmp_path_factory.mktemp("tuning")
-    return out, tune(tuning(benchmark), out, TRIALS, pool=pool, view=Quiet())
+    return out, tune(tuning(benchmark), out, TRIALS, pool=pool, view=SilentGridView())
 
 
 def params_in(out: Path) -> list[dict[str, float]]:
@@ -86,7 +76,7 @@ def test_test_data_have_no_part_in_it(
     with np.load(benchmark) as arrays:
         nonsense = np.zeros_like(arrays["test_x"])
         np.savez(tmp_path / benchmark.name, **{**arrays, "test_x": nonsense})
-    best = tune(tuning(tmp_path / benchmark.name), tmp_path / "out", 2, pool=pool, view=Quiet())
+    best = tune(tuning(tmp_path / benchmark.name), tmp_path / "out", 2, pool=pool, view=SilentGridView())
     assert params_in(tmp_path / "out") == params_in(undisturbed[0])[:2]
     for name, result in results_in(tmp_path / "out").items():
         assert result["accuracy"] == results_in(undisturbed[0])[name]["accuracy"]
@@ -107,10 +97,10 @@ def test_a_search_that_is_killed_continues_as_if_nothing_had_been(
     finished = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
     assert finished
 
-    told: list[Trial] = []
-    best = tune(tuning(benchmark), out, TRIALS, pool=pool, view=Quiet(), told=told.append)
+    seen: list[Trial] = []
+    best = tune(tuning(benchmark), out, TRIALS, pool=pool, view=SilentGridView(), on_progress=seen.append)
     assert best == undisturbed[1]
-    assert [trial.number for trial in told] == list(range(TRIALS))
+    assert [trial.number for trial in seen] == list(range(TRIALS))
     assert params_in(out) == params_in(undisturbed[0])
     assert results_in(out) == results_in(undisturbed[0])
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
@@ -143,12 +133,11 @@ def test_optunas_plots_are_kept(undisturbed: tuple[Path, Trial]) -> None:
 def test_a_trial_that_fails_is_passed_over(benchmark: Path, pool: WorkerPool, tmp_path: Path) -> None:
     """Holding out a thousandth of so few samples leaves nothing to score on."""
     search = [Dimension("validation", "choice", (0.001, 0.25))]
-    told: list[Trial] = []
-    best = tune(
-        replace(tuning(benchmark), search=search, configs=[0]), tmp_path, 6, pool=pool, view=Quiet(), told=told.append
-    )
-    assert {trial.params["validation"] for trial in told if trial.accuracy is None} == {0.001}
-    assert {trial.params["validation"] for trial in told if trial.accuracy is not None} == {0.25}
+    seen: list[Trial] = []
+    given = replace(tuning(benchmark), search=search, configs=[0])
+    best = tune(given, tmp_path, 6, pool=pool, view=SilentGridView(), on_progress=seen.append)
+    assert {trial.params["validation"] for trial in seen if trial.accuracy is None} == {0.001}
+    assert {trial.params["validation"] for trial in seen if trial.accuracy is not None} == {0.25}
     assert best.params == {"validation": 0.25}
     assert list(tmp_path.rglob("failure.json"))
 
@@ -165,7 +154,7 @@ def test_mistakes_are_found_before_anything_runs(benchmark: Path, pool: WorkerPo
     }
     for message, given in wrong.items():
         with pytest.raises(SpclError, match=message):
-            tune(given, tmp_path / "out", 1, pool=pool, view=Quiet())
+            tune(given, tmp_path / "out", 1, pool=pool, view=SilentGridView())
     assert not (tmp_path / "out").exists()
 
 
@@ -173,7 +162,7 @@ def test_mistakes_are_found_before_anything_runs(benchmark: Path, pool: WorkerPo
     "text", ["x", "x=1:2", "x=log:0:1", "x=int:1:2.5", "x=float:2:1", "x=choice", "=log:1:2", "x=float:1:2:3"]
 )
 def test_a_search_that_is_not_understood_is_an_error(text: str) -> None:
-    with pytest.raises(SpclError, match="--search takes"):
+    with pytest.raises(SpclError, match="expected name=log:low:high"):
         parse_search(text)
 
 
@@ -188,16 +177,16 @@ def test_asking_for_fewer_trials_than_there_are_loses_none(
     benchmark: Path, undisturbed: tuple[Path, Trial], pool: WorkerPool
 ) -> None:
     out, best = undisturbed
-    assert tune(tuning(benchmark), out, 1, pool=pool, view=Quiet()) == best
+    assert tune(tuning(benchmark), out, 1, pool=pool, view=SilentGridView()) == best
     assert json.loads((out / "best.json").read_text())["number"] == best.number
 
 
 def test_a_folder_belongs_to_one_search(benchmark: Path, undisturbed: tuple[Path, Trial], pool: WorkerPool) -> None:
     out, _ = undisturbed
-    with pytest.raises(SpclError, match=r"holds a search with configs = \[0, 1\], but \[0\] is asked for"):
-        tune(replace(tuning(benchmark), configs=[0]), out, TRIALS, pool=pool, view=Quiet())
+    with pytest.raises(SpclError, match=r"holds a search with configs = \[0, 1\], not \[0\]"):
+        tune(replace(tuning(benchmark), configs=[0]), out, TRIALS, pool=pool, view=SilentGridView())
     with RunFolder(out).locked(), pytest.raises(SpclError, match="another process is running"):
-        tune(tuning(benchmark), out, TRIALS, pool=pool, view=Quiet())
+        tune(tuning(benchmark), out, TRIALS, pool=pool, view=SilentGridView())
 
 
 def test_without_optuna_the_error_names_the_package(
@@ -205,4 +194,4 @@ def test_without_optuna_the_error_names_the_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SpclError, match=r'pip install "spcl\[tune\]"'):
-        tune(tuning(benchmark), tmp_path / "out", 1, pool=pool, view=Quiet())
+        tune(tuning(benchmark), tmp_path / "out", 1, pool=pool, view=SilentGridView())

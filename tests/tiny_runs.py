@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spcl.runs.run import execute
-from spcl.runs.settings import resolve_settings
+from spcl.runs import execute, resolve_settings
 
 SIDE = 18  # the smallest image that the small network takes
 TWO_TASKS = {"tasks": 2, "backbone": "cnn", "evaluate_every": 2}

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["PARTIAL", "atomic_write", "read_json", "scratch_path", "write_json", "write_text"]
+from spcl.errors import SpclError
+
+__all__ = ["PARTIAL", "atomic_write", "read_json", "scratch_path", "user_errors", "write_json", "write_text"]
 
 PARTIAL = ".partial"
 """The suffix of files that are still being written."""
@@ -60,3 +62,12 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+@contextmanager
+def user_errors(path: Path) -> Iterator[None]:
+    """Raise errors of writing to ``path``, such as a full disk or a read-only folder, as one-line user errors."""
+    try:
+        yield
+    except OSError as error:
+        raise SpclError(f"cannot write to {error.filename or path}: {error.strerror or error}") from error

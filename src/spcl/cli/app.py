@@ -1,33 +1,41 @@
-"""The commands, and how their errors reach the user."""
+"""The application: all commands, and how errors are printed."""
 
 import sys
 import warnings
+from typing import ClassVar
 
 import typer
 from rich.text import Text
 
 from spcl import __version__
-from spcl.cli import compare, data, figure, grid, methods, report, run, table, timeline, tune
 from spcl.cli.consoles import careful_output, plain_console
+from spcl.cli.lazy import LazyGroup
 from spcl.errors import SpclError
 
 __all__ = ["app", "main"]
 
+
+class _Commands(LazyGroup):
+    summaries: ClassVar = {
+        "run": "Train and evaluate one method on one configuration of a benchmark.",
+        "grid": "Make every run of a comparison that is missing: methods × scenarios × configurations × seeds.",
+        "tune": "Search for good settings with Optuna, scored on held-out training data and never on the test data.",
+        "table": "Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario.",
+        "compare": "Print runs side by side, and plot them: differing settings, accuracies, stability.",
+        "figure": "Draw a figure of the paper from runs, as PNG and SVG.",
+        "report": "Write one HTML file with the settings, tables, figures and every run.",
+        "timeline": "Draw when each task of a configuration trains, and when memory starts.",
+        "methods": "List the methods: what they do, where they come from, and what a step costs.",
+        "data": "List, download and check data sets.",
+    }
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Parallel continual learning: train one model on many data sources at once, with tasks that come and go.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("run")(run.run)
-app.command("grid")(grid.grid)
-app.command("tune")(tune.tune)
-app.command("table")(table.table)
-app.command("compare")(compare.compare)
-app.command("figure")(figure.figure)
-app.command("report")(report.report)
-app.command("timeline")(timeline.timeline)
-app.command("methods")(methods.methods)
-app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,7 +52,7 @@ def common(
 
 
 def main() -> None:
-    """Run the command; an error the user can mend is one line on standard error and exit status 1."""
+    """Run the command; print a user error as one line on standard error and exit with status 1."""
     console = plain_console(stderr=True)
 
     def say(word: str, colour: str, text: object) -> None:

@@ -9,6 +9,7 @@ from spcl.cli.consoles import plain_console
 from spcl.errors import SpclError
 from spcl.results.compare import compare as compare_runs
 from spcl.results.compare import comparison_path, comparison_table
+from spcl.results.figures import save_comparison
 from spcl.results.records import read_runs
 
 __all__ = ["compare"]
@@ -29,7 +30,5 @@ def compare(
     console = plain_console()
     console.print(comparison_table(compare_runs(records)))
     if path is not None:
-        from spcl.results.figures import save_comparison  # matplotlib is slow to import
-
         save_comparison(records, path)
         console.print(str(path), soft_wrap=True)

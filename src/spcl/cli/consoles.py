@@ -1,4 +1,4 @@
-"""The console of all commands, and the standard output that it writes to."""
+"""The console of all commands, and errors of standard output."""
 
 import io
 import os
@@ -15,7 +15,7 @@ __all__ = ["careful_output", "plain_console"]
 
 
 def plain_console(**options: Any) -> Console:
-    """A console that prints text as it is: folders and settings may look like rich's markup, or its names of emoji.
+    """Make a console that prints text as it is, since folders and settings may look like rich's markup or emoji names.
 
     >>> plain_console().print("runs/[bold] method=choice:a:b")
     runs/[bold] method=choice:a:b
@@ -25,7 +25,7 @@ def plain_console(**options: Any) -> Console:
 
 @contextmanager
 def careful_output() -> Iterator[None]:
-    """Print ``?`` for characters that the terminal's encoding lacks; raise an error if nothing can be printed."""
+    """Print ``?`` for characters that the output cannot encode; raise a user error if it cannot be written."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -33,7 +33,7 @@ def careful_output() -> Iterator[None]:
             yield
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # Python itself would do so too late for an error to be told in one line
+                sys.stdout.flush()  # Python's own flush at exit is too late for a one-line error
     except OSError as error:
         if error.filename is not None:
             raise
@@ -42,7 +42,7 @@ def careful_output() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """What could not be written is tried once more when Python ends, and must then go somewhere."""
+    """Redirect standard output to the null device, since Python flushes what is left once more at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,26 +1,25 @@
-"""``spcl data``: what data there is, getting more, checking it."""
+"""``spcl data``: list, download and check data sets."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Column, Table
 
 from spcl.cli.consoles import plain_console
+from spcl.cli.flags import DataDir
 from spcl.data import DATA_NAMES, DatasetStatus, check_data, get_data, list_data
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
 
-DataDir = Annotated[Path | None, typer.Option(help="Folder of data files (otherwise $SPCL_DATA or the cache).")]
 SETS = f"Data sets: {', '.join(DATA_NAMES)}."
 
 
 @app.command("list")
 def list_command(data_dir: DataDir = None) -> None:
-    """Say which data sets are there, where, and how much of them."""
+    """List the data sets: which are available, where, and whether they are complete."""
     _print(list_data(data_dir))
 
 
@@ -37,28 +36,28 @@ def check(
     data_dir: DataDir = None,
 ) -> None:
     """Compare archives with the publishers' checksums and decode everything afresh."""
-    stocks = check_data(names or DATA_NAMES, data_dir)
-    _print(stocks)
-    if any(stock.problem for stock in stocks if names or stock.path):
+    statuses = check_data(names or DATA_NAMES, data_dir)
+    _print(statuses)
+    if any(status.problem for status in statuses if names or status.path):
         raise typer.Exit(1)
 
 
-def _print(stocks: Iterable[DatasetStatus]) -> None:
+def _print(statuses: Iterable[DatasetStatus]) -> None:
     table = Table("data set", "training + test images", "classes", "state", Column("where", overflow="fold"))
-    for stock in stocks:
-        counts = f"{stock.train:,} + {stock.test:,}" if stock.train else ""
-        table.add_row(stock.name, counts, str(stock.classes or ""), _state(stock), str(stock.path or ""))
+    for status in statuses:
+        counts = f"{status.train:,} + {status.test:,}" if status.train else ""
+        table.add_row(status.name, counts, str(status.classes or ""), _state(status), str(status.path or ""))
     console = plain_console()
     console.print(table)
-    for stock in stocks:
-        if stock.problem:
-            console.print(f"{stock.name}: {stock.problem}")
+    for status in statuses:
+        if status.problem:
+            console.print(f"{status.name}: {status.problem}")
 
 
-def _state(stock: DatasetStatus) -> str:
-    if stock.path is None:
+def _state(status: DatasetStatus) -> str:
+    if status.path is None:
         return "not here"
-    if stock.problem:
+    if status.problem:
         return "problem"
-    state = "complete" if stock.complete else "part"
-    return f"{state}, original" if stock.original else state
+    state = "complete" if status.complete else "part"
+    return f"{state}, original" if status.original else state

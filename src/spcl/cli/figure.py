@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from spcl.cli.consoles import plain_console
+from spcl.cli.flags import naming_flags
 from spcl.cli.grid import grid
 from spcl.data.protocol import load_protocol
 from spcl.errors import SpclError
+from spcl.results import figures
 from spcl.results.filtering import filter_runs
 from spcl.results.grid_command import GridCommand
 from spcl.results.records import read_runs
@@ -38,8 +40,6 @@ def figure(
     jobs: Annotated[int, typer.Option(min=1, help="With --make: how many runs at once.")] = 1,
 ) -> None:
     """Draw a figure of the paper from runs, as PNG and SVG."""
-    from spcl.results import figures  # matplotlib is slow to import
-
     console = plain_console()
     if name is None:
         _list(console)
@@ -55,17 +55,17 @@ def figure(
         drawing = figures.draw_protocol(load_protocol(protocol))
     else:
         found = read_runs(*(runs or ([default] if default.is_dir() else [])))
-        drawing = figures.draw_figure(spec, filter_runs(found, parse_assignments(where or [], "--where")))
+        with naming_flags({SpclError: "--where"}):
+            chosen = filter_runs(found, parse_assignments(where or []))
+        drawing = figures.draw_figure(spec, chosen)
     console.print(drawing.caption, soft_wrap=True)
     for path in figures.save_drawing(drawing, out):
         console.print(str(path), style="dim", soft_wrap=True)
 
 
 def _list(console: Console) -> None:
-    from spcl.results.figures import FIGURES
-
     table = Table("name", "in the paper", "what it shows", "drawn from", box=None, pad_edge=False)
-    for spec in FIGURES.values():
+    for spec in figures.FIGURES.values():
         table.add_row(spec.name, spec.number, spec.title, spec.needs)
     console.print(table)
 

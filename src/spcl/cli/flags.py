@@ -1,25 +1,128 @@
-"""The flags that several commands share, and the way from flags to settings."""
+"""The flags that several commands share, how they become settings, and flags in error messages."""
 
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from spcl.runs.settings import absolute_paths
+from spcl.errors import SpclError
+from spcl.runs.settings import absolute_paths, parse_assignments
 
-__all__ = ["DataDir", "Device", "Fit", "Preset", "Protocol", "settings_from"]
+__all__ = [
+    "METHOD",
+    "SCENARIO",
+    "Configs",
+    "DataDir",
+    "Device",
+    "Fit",
+    "Jobs",
+    "Preset",
+    "Protocol",
+    "RunFlags",
+    "Seeds",
+    "expand_flags",
+    "naming_flags",
+    "settings_from",
+]
 
 Preset = Annotated[str | None, typer.Option(help="default, or paper (network details as published).")]
 Protocol = Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")]
 Fit = Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the publishers' files are.")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the publishers' files (otherwise $SPCL_DATA or the cache).")
+]
+Configs = Annotated[str, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, e.g. 0-2.")]
+Jobs = Annotated[int, typer.Option(min=1, help="How many runs at once; they share the CPU's threads.")]
+
+
+METHOD = typer.Option(help="See 'spcl methods'.")
+SCENARIO = typer.Option(help="task or class (incremental).")
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """The flags of ``run``, ``grid`` and ``tune`` that are settings of all their runs."""
+
+    benchmark: Annotated[
+        str | None,
+        typer.Option(help="ps-glyphs (the default), ps-emnist, …, or a folder of pictures or an .npz of your own."),
+    ] = None
+    preset: Preset = None
+    protocol: Protocol = None
+    fit: Fit = False
+    device: Device = None
+    data_dir: DataDir = None
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting, e.g. method.sigma=50; may be repeated.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the flags that were given, apart from ``--set``, as settings."""
+        flags = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assignments"}
+        return settings_from(**flags | {"fit": self.fit or None})
+
+    def assigned(self) -> dict[str, Any]:
+        """Return the settings given by ``--set``."""
+        with naming_flags({SpclError: "--set"}):
+            return parse_assignments(self.assignments or [])
+
+
+def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of :class:`RunFlags` as flags, in place of its parameter ``flags``."""
+    signature = inspect.signature(command)
+    hints = get_type_hints(RunFlags, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(RunFlags)
+    ]
+    parameters = [
+        expanded
+        for name, parameter in signature.parameters.items()
+        for expanded in (shared if name == "flags" else [parameter])
+    ]
+
+    @wraps(command)
+    def expanded_command(**arguments: Any) -> None:
+        flags = RunFlags(**{name: arguments.pop(name) for name in hints if name in arguments})
+        command(flags=flags, **arguments)
+
+    expanded_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    expanded_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded_command
 
 
 def settings_from(**flags: Any) -> dict[str, Any]:
-    """The flags that were given, as settings.
+    """Return the flags that were given as settings with absolute paths.
 
     >>> settings_from(seed=0, benchmark=None, fit=False)
     {'seed': 0, 'fit': False}
     """
     return absolute_paths({name: flag for name, flag in flags.items() if flag is not None})
+
+
+@contextmanager
+def naming_flags(flags: Mapping[type[SpclError], str]) -> Iterator[None]:
+    """Append the flag of the first matching kind to user errors, which the library words without flags.
+
+    >>> with naming_flags({SpclError: "--out"}):
+    ...     raise SpclError("the folder is in use; choose another folder")
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: the folder is in use; choose another folder (--out)
+    """
+    try:
+        yield
+    except SpclError as error:
+        flag = next((flag for kind, flag in flags.items() if isinstance(error, kind)), None)
+        if flag is None:
+            raise
+        raise type(error)(f"{error} ({flag})") from error

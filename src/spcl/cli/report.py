@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from spcl.cli.consoles import plain_console
+from spcl.results.report import write_report
 
 __all__ = ["report"]
 
@@ -17,8 +18,6 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file with the settings, tables, figures and every run."""
-    from spcl.results.report import write_report  # matplotlib and Plotly are slow to import
-
     console = plain_console()
     with console.status("") as status:
         write_report(folders, out, on_progress=status.update)

@@ -7,8 +7,7 @@ import typer
 
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir, Fit, Protocol, settings_from
-from spcl.runs.problem import make_problem
-from spcl.runs.settings import parse_assignments, resolve_settings
+from spcl.runs import make_problem, parse_assignments, resolve_settings
 from spcl.runs.timeline import draw_timeline
 
 __all__ = ["timeline"]

@@ -27,7 +27,7 @@ class Preset(BaseModel):
     batch_size: int = Field(128, ge=1, description="samples of a task per step")
     memory_budget: int = Field(0, ge=0, description="samples kept for replay in all; 0 disables replay")
     backbone: BackboneName = Field("cnn", description="shared network: mlp, cnn or resnet18")
-    learning_rate: float = Field(1e-3, gt=0.0, description="learning rate of Adam")
+    learning_rate: float = Field(1e-3, gt=0.0, description="learning rate of the optimiser")
     batch_norm_momentum: float = Field(
         0.1, gt=0.0, le=1.0, description="momentum of batch-norm's running averages, in PyTorch's convention"
     )

@@ -1,7 +1,36 @@
-"""Many runs: planned as a grid or searched by a tuner, made by a pool of worker processes."""
+"""Many runs: planned as a grid or proposed by a tuner, and made by a pool of worker processes."""
 
-from spcl.grids.grid import run_jobs
-from spcl.grids.plan import Job, plan_grid
-from spcl.grids.pool import WorkerPool
+from spcl.grids.checks import check_data, check_folders
+from spcl.grids.grid import run_grid, run_jobs
+from spcl.grids.plan import Job, Sweep, parse_methods, parse_numbers, parse_sweep, plan_grid
+from spcl.grids.pool import WorkerPool, threads_per_job
+from spcl.grids.progress import GridState, GridView, Running
+from spcl.grids.search import Dimension, Tuning, parse_search
+from spcl.grids.tuning import Trial, tune
+from spcl.grids.view import LiveGridView, PlainGridView, SilentGridView
 
-__all__ = ["Job", "WorkerPool", "plan_grid", "run_jobs"]
+__all__ = [
+    "Dimension",
+    "GridState",
+    "GridView",
+    "Job",
+    "LiveGridView",
+    "PlainGridView",
+    "Running",
+    "SilentGridView",
+    "Sweep",
+    "Trial",
+    "Tuning",
+    "WorkerPool",
+    "check_data",
+    "check_folders",
+    "parse_methods",
+    "parse_numbers",
+    "parse_search",
+    "parse_sweep",
+    "plan_grid",
+    "run_grid",
+    "run_jobs",
+    "threads_per_job",
+    "tune",
+]

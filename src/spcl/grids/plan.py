@@ -1,100 +1,47 @@
-"""What a grid has to do: every combination of methods, scenarios, configurations, seeds and swept settings as a job."""
+"""Planning a grid: a job for every combination of methods, scenarios, configurations, seeds and swept settings."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from spcl.errors import SpclError
 from spcl.methods import METHODS
-from spcl.runs.folders import check_folder, recorded_settings
+from spcl.runs import RunFolder, RunSettings, parse_assignments, resolve_settings
 from spcl.runs.identity import flat_settings
-from spcl.runs.problem import DATA_SETTINGS, LAYOUT_SETTINGS, lay_out, load_samples
-from spcl.runs.record import RunFolder
-from spcl.runs.settings import RunSettings, parse_assignments, resolve_settings
 from spcl.validation import validated
 
-__all__ = [
-    "Job",
-    "Sweep",
-    "check_data",
-    "check_folders",
-    "parse_methods",
-    "parse_numbers",
-    "parse_sweep",
-    "plan_grid",
-]
+__all__ = ["Job", "Sweep", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
+
+PLANNED = {"scenario": "scenarios", "config": "configs", "seed": "seeds", "method.name": "methods"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made: its settings, its folder, and a short name for people."""
+    """One run of a grid: a short name, its settings and its folder."""
 
     name: str
     settings: RunSettings
     out: Path
 
     def is_done(self) -> bool:
-        """Whether the run is complete, with settings that can be read."""
+        """Return whether the run is complete and its settings can be read."""
         folder = RunFolder(self.out)
-        return folder.read_result() is not None and recorded_settings(self.out) is not None
+        return folder.read_result() is not None and folder.read_settings() is not None
 
     def is_begun(self) -> bool:
-        """Whether there is a part of the run to go on from."""
+        """Return whether there is a checkpoint to continue from."""
         return RunFolder(self.out).has_checkpoint()
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting, by dotted name, and the values it is to have."""
+    """A setting, by dotted name, and the values to run it with."""
 
     name: str
     values: tuple[str, ...]
-
-
-def parse_numbers(text: str) -> list[int]:
-    """Numbers and ranges, in order and each once.
-
-    >>> parse_numbers("0-3,7,2")
-    [0, 1, 2, 3, 7]
-    """
-    numbers: set[int] = set()
-    for part in text.split(","):
-        bounds = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
-            raise SpclError(f"{text!r} is not a list of numbers; write it like 0-8 or 0,3,5")
-        numbers |= set(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
-    return sorted(numbers)
-
-
-def parse_methods(text: str) -> list[str]:
-    """Method names separated by commas, each once; ``all`` means every method of the package.
-
-    >>> parse_methods("er, soro,er")
-    ['er', 'soro']
-    """
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
-        raise SpclError("no method was named; give some, or all ('spcl methods' lists them)")
-    return list(dict.fromkeys(name for part in names for name in (METHODS if part == "all" else [part])))
-
-
-def parse_sweep(text: str) -> Sweep:
-    """A setting and its values.
-
-    >>> parse_sweep("method.sigma=1,10,100")
-    Sweep(name='method.sigma', values=('1', '10', '100'))
-    """
-    name, _, values = text.partition("=")
-    parts = tuple(part.strip() for part in values.split(",") if part.strip())
-    if not name or not parts:
-        raise SpclError(f"--sweep takes name=value,value,…, but got {text!r}; for example method.sigma=1,10,100")
-    return Sweep(name.strip(), parts)
 
 
 def plan_grid(
@@ -107,10 +54,10 @@ def plan_grid(
     seeds: Iterable[int],
     sweeps: Sequence[Sweep] = (),
 ) -> list[Job]:
-    """A job for every combination, over the settings ``base``, in folders like ``out/task/soro/config-0/seed-0``.
+    """Plan a job for every combination, over the settings ``base``, in folders like ``out/task/soro/config-0/seed-0``.
 
     A swept setting adds a folder such as ``sigma=10`` after the method's. Jobs are ordered by seed and configuration
-    first, so that an unfinished grid already compares all methods. Wrong names and values are errors here.
+    first, so that an unfinished grid already compares all methods. Unknown names and invalid values raise an error.
 
     >>> jobs = plan_grid(Path("x"), {}, methods=["er"], scenarios=["task"], configs=[0, 1], seeds=[0])
     >>> [job.name for job in jobs]
@@ -131,14 +78,55 @@ def plan_grid(
     return jobs
 
 
+def parse_numbers(text: str) -> list[int]:
+    """Parse numbers and ranges into a sorted list without duplicates.
+
+    >>> parse_numbers("0-3,7,2")
+    [0, 1, 2, 3, 7]
+    """
+    numbers: set[int] = set()
+    for part in text.split(","):
+        bounds = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
+            raise SpclError(f"{text!r} is not a list of numbers; write it like 0-8 or 0,3,5")
+        numbers |= set(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
+    return sorted(numbers)
+
+
+def parse_methods(text: str) -> list[str]:
+    """Parse method names separated by commas, without duplicates; ``all`` means every method of the package.
+
+    >>> parse_methods("er, soro,er")
+    ['er', 'soro']
+    """
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    if not names:
+        raise SpclError("found no method name; give some, or all ('spcl methods' lists them)")
+    return list(dict.fromkeys(name for part in names for name in (METHODS if part == "all" else [part])))
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Parse a setting and its values.
+
+    >>> parse_sweep("method.sigma=1,10,100")
+    Sweep(name='method.sigma', values=('1', '10', '100'))
+    """
+    name, _, values = text.partition("=")
+    parts = tuple(part.strip() for part in values.split(",") if part.strip())
+    if not name or not parts:
+        raise SpclError(f"expected name=value,value,…, found {text!r}; write, for example, method.sigma=1,10,100")
+    return Sweep(name.strip(), parts)
+
+
 def _check_layers(layers: Iterable[Mapping[str, Any]]) -> None:
-    for name in ("scenario", "config", "seed", "method.name"):
-        if any(name in flat_settings(layer) for layer in layers):
-            raise SpclError(f"{name} has an option of its own; give it there, not as a setting for all runs")
+    names = {name for layer in layers for name in flat_settings(layer)}
+    for name, argument in PLANNED.items():
+        if name in names:
+            raise SpclError(f"{name} is planned run by run; give it as {argument}, not as a setting of all runs")
 
 
 def _combinations(sweeps: Sequence[Sweep]) -> list[tuple[tuple[str, dict[str, Any]], ...]]:
-    """Every choice of one value per sweep, as folder names and layers of settings."""
+    """Return every choice of one value per sweep, as folder names and layers of settings."""
     choices = [[_swept(sweep.name, value) for value in sweep.values] for sweep in sweeps]
     return list(product(*choices))
 
@@ -151,33 +139,9 @@ def _swept(name: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _folder_name(text: str) -> str:
-    """The text with nothing in it that a file system may mind.
+    """Replace characters that are not portable in file names.
 
     >>> _folder_name("torchjd:UPGrad"), _folder_name("der++"), _folder_name("protocol=a/b.json")
     ('torchjd-UPGrad', 'der++', 'protocol=a-b.json')
     """
     return re.sub(r"[^\w.+=-]", "-", text)
-
-
-# -- checks before anything runs
-
-
-def check_folders(jobs: Iterable[Job]) -> None:
-    """Raise an error if a folder holds another run than the one planned there."""
-    for job in jobs:
-        check_folder(job.out, job.settings)
-
-
-def check_data(jobs: Iterable[Job]) -> None:
-    """Raise an error if data is missing, or what is to be made of it does not fit it; all data is loaded once."""
-    by_data: dict[tuple[Any, ...], dict[tuple[Any, ...], RunSettings]] = defaultdict(dict)
-    for job in jobs:
-        by_data[_values(job.settings, DATA_SETTINGS)][_values(job.settings, LAYOUT_SETTINGS)] = job.settings
-    for layouts in by_data.values():
-        data = load_samples(next(iter(layouts.values())))
-        for settings in layouts.values():
-            lay_out(settings, data, torch.device("cpu"))
-
-
-def _values(settings: RunSettings, names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(getattr(settings, name) for name in names)

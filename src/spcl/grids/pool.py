@@ -1,4 +1,4 @@
-"""A pool of worker processes: long-lived, replaced when they die, stopped when nobody needs them any more."""
+"""A pool of long-lived worker processes that run jobs; a process that dies is replaced."""
 
 import json
 import os
@@ -19,22 +19,22 @@ from spcl.grids.plan import Job
 
 __all__ = ["Message", "WorkerPool", "threads_per_job"]
 
-FAILED_STARTS = 3
-LAST_WORDS = 4000
+MAX_FAILED_STARTS = 3
+STDERR_BYTES = 4000
 PROGRAM = "from spcl.grids.worker import main; main()"
 
 
 def threads_per_job(jobs: int) -> int:
-    """The CPU threads each of so many runs at once may use: more than there are cores would slow all of them down."""
+    """Return the CPU threads for each of so many runs at once; more threads than cores would slow down all of them."""
     return max(1, torch.get_num_threads() // jobs)
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a worker says of its job: ``step``, ``done``, ``busy``, ``interrupted`` or ``failed``.
+    """A message of a worker about its job: ``step``, ``done``, ``busy``, ``interrupted`` or ``failed``.
 
-    ``failed`` comes with a ``reason``, its ``details``, and whether it is ``mendable``: an error for the user to put
-    right, so that trying again as it is makes no sense.
+    The values of ``failed`` are a ``reason``, its ``details``, and whether it is a ``user_error``: one that the user
+    has to correct, so that retrying the same run is useless.
     """
 
     job: Job
@@ -43,10 +43,9 @@ class Message:
 
 
 class WorkerPool:
-    """Up to ``size`` processes that make runs, one after another. A process that dies fails its job and no other.
+    """Up to ``size`` processes, each running one job at a time; a process that dies fails only its own job.
 
-    Leaving the ``with`` block tells the processes to save what they are doing and waits for them; Ctrl-C meanwhile
-    ends them at once.
+    Leaving the ``with`` block lets the processes save their runs and waits for them; Ctrl-C meanwhile kills them.
     """
 
     def __init__(self, size: int) -> None:
@@ -62,70 +61,71 @@ class WorkerPool:
         self.close()
 
     def has_room(self) -> bool:
-        """Whether another job can start now."""
+        """Return whether another job can start now."""
         return len(self._workers) < self._size or any(worker.job is None for worker in self._workers)
 
     def start(self, job: Job) -> None:
-        """Give the job to a free process, or to a new one."""
+        """Start the job in an idle process, or in a new one."""
         worker = next((worker for worker in self._workers if worker.job is None), None)
         if worker is None:
             worker = _Worker(self._inbox, threads_per_job(self._size))
             self._workers.append(worker)
-        worker.give(job)
+        worker.start(job)
 
     def next_message(self, timeout: float) -> Message | None:
-        """What a worker says next; None if all are silent for so many seconds."""
+        """Return the next message about a job, or None if there is none within ``timeout`` seconds."""
         try:
-            worker, said = self._inbox.get(timeout=timeout)
+            worker, values = self._inbox.get(timeout=timeout)
         except Empty:
             return None
-        job, event = worker.job, said.pop("event")
+        job, event = worker.job, values.pop("event")
         if event == "ready":
             worker.ready, self._failed_starts = True, 0
-        elif event == "gone":
-            return self._gone(worker)
+        elif event == "exited":
+            return self._handle_exit(worker)
         elif job is not None:
             if event != "step":
                 worker.job = None
-            return Message(job, event, said)
+            return Message(job, event, values)
         return None
 
-    def _gone(self, worker: "_Worker") -> Message | None:
-        self._workers.remove(worker)
-        reason, last_words = worker.end()
-        job = worker.job
-        if not worker.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= FAILED_STARTS:
-                raise SpclError(f"worker processes do not start: {reason}\n{last_words}")
-            if job is not None:
-                self.start(job)
-            return None
-        if job is None:
-            return None
-        return Message(job, "failed", {"reason": reason, "details": last_words, "mendable": False})
-
     def close(self) -> None:
-        """Let every process save what it is doing and stop."""
+        """Let every process save its run and exit."""
         try:
             for worker in self._workers:
-                worker.stop()
+                worker.close_input()
             for worker in self._workers:
                 worker.process.wait()
         finally:
             for worker in self._workers:
                 worker.process.kill()
-                worker.end()
+                worker.wait()
             self._workers.clear()
+
+    def _handle_exit(self, worker: "_Worker") -> Message | None:
+        """Fail the job of a process that died, or start it again if the process died before it was ready."""
+        self._workers.remove(worker)
+        reason, errors = worker.wait()
+        job = worker.job
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise SpclError(f"worker processes do not start: {reason}\n{errors}")
+            if job is not None:
+                self.start(job)
+            return None
+        if job is None:
+            return None
+        return Message(job, "failed", {"reason": reason, "details": errors, "user_error": False})
 
 
 class _Worker:
-    """One process, the thread that listens to it, and the job it has."""
+    """One process, the thread that reads its messages, and its job."""
 
     def __init__(self, inbox: "SimpleQueue[tuple[_Worker, dict[str, Any]]]", threads: int) -> None:
         self.job: Job | None = None
         self.ready = False
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by end()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by wait()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", PROGRAM],
             stdin=subprocess.PIPE,
@@ -134,49 +134,49 @@ class _Worker:
             text=True,
             encoding="utf-8",
             env={"OMP_NUM_THREADS": str(threads), **os.environ},
-            start_new_session=True,  # Ctrl-C reaches only the parent, which tells its workers in its own way
+            start_new_session=True,  # Ctrl-C reaches only the parent, which ends its workers by closing their input
         )
-        self._listener = threading.Thread(target=self._listen, args=(inbox,), daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=self._read_messages, args=(inbox,), daemon=True)
+        self._reader.start()
 
-    def _listen(self, inbox: "SimpleQueue[tuple[_Worker, dict[str, Any]]]") -> None:
+    def start(self, job: Job) -> None:
+        """Send the job to the process."""
+        assert self.process.stdin is not None
+        self.job = job
+        order = {"settings": job.settings.model_dump(mode="json"), "out": str(job.out)}
+        with suppress(OSError):  # a process that has exited is reported by the reader
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+
+    def close_input(self) -> None:
+        """Signal the end of jobs; the process saves its run and exits."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+
+    def wait(self) -> tuple[str, str]:
+        """Wait for the process to exit; return how it ended, and the end of its standard error."""
+        self.close_input()
+        status = self.process.wait()
+        self._reader.join()
+        with self._stderr as file:
+            file.seek(0)
+            errors = file.read()[-STDERR_BYTES:].decode(errors="replace").strip()
+        return _describe_exit(status), errors
+
+    def _read_messages(self, inbox: "SimpleQueue[tuple[_Worker, dict[str, Any]]]") -> None:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
                 with suppress(ValueError):  # a process that is killed may leave half a line
                     inbox.put((self, json.loads(line)))
-        inbox.put((self, {"event": "gone"}))
-
-    def give(self, job: Job) -> None:
-        """Let the process make this run."""
-        assert self.process.stdin is not None
-        self.job = job
-        order = {"settings": job.settings.model_dump(mode="json"), "out": str(job.out)}
-        with suppress(OSError):  # of a process that is gone we hear from its listener
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        """Tell the process that nothing more comes."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-
-    def end(self) -> tuple[str, str]:
-        """Wait for the process; how it ended, and the last of what it wrote to standard error."""
-        self.stop()
-        status = self.process.wait()
-        self._listener.join()
-        with self._stderr as file:
-            file.seek(0)
-            last_words = file.read()[-LAST_WORDS:].decode(errors="replace").strip()
-        return _ending(status), last_words
+        inbox.put((self, {"event": "exited"}))
 
 
-def _ending(status: int) -> str:
-    """How a process ended.
+def _describe_exit(status: int) -> str:
+    """Describe the exit status of a process.
 
-    >>> _ending(-9)
+    >>> _describe_exit(-9)
     'the worker process was ended by SIGKILL (often: out of memory)'
     """
     if status >= 0:

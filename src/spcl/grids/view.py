@@ -1,4 +1,4 @@
-"""What a person sees of a grid while it goes on: a live picture on a terminal, plain lines elsewhere."""
+"""Views of a grid: a live picture for terminals, plain lines for logs."""
 
 from datetime import timedelta
 from typing import Self
@@ -9,28 +9,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spcl.grids.grid import GridState
 from spcl.grids.plan import Job
+from spcl.grids.progress import GridState
 
-__all__ = ["LiveGridView", "PlainGridView"]
-
-
-def time_left(state: GridState) -> str:
-    """The rest of a grid's time, for people."""
-    seconds = state.seconds_left()
-    return "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+__all__ = ["LiveGridView", "PlainGridView", "SilentGridView", "grid_picture"]
 
 
-def left_out_note(times: int) -> str:
-    """How often a task was left out, for people."""
-    return f"tasks were left out of steps {times} times (loss or gradient not finite)" if times else ""
-
-
-class PlainGridView:
-    """A line for every run that ends, for logs and pipes."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
+class SilentGridView:
+    """A view that shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -39,16 +25,29 @@ class PlainGridView:
         pass
 
     def tick(self, state: GridState) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None:
-        """The run, its two numbers, whether tasks were left out, and how long the rest will take."""
-        facts = [f"accuracy {accuracy:.2f} %", f"forgetting {forgetting:+.2f} %", left_out_note(left_out)]
-        self._print(state, f"{job.name}: {', '.join(filter(None, [*facts, time_left(state)]))}")
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+        """Do nothing."""
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
-        """The run and the reason."""
-        self._print(state, f"{job.name}: {'crashed, will be tried again' if again else 'failed'}: {reason}")
+        """Do nothing."""
+
+
+class PlainGridView(SilentGridView):
+    """Print a line for every run that ends, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+        """Print accuracy, forgetting, skipped tasks and the time left."""
+        facts = [f"accuracy {accuracy:.2f} %", f"forgetting {forgetting:+.2f} %", _skipped_note(skipped)]
+        self._print(state, f"{job.name}: {', '.join(filter(None, [*facts, _time_left(state)]))}")
+
+    def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
+        """Print the reason."""
+        self._print(state, f"{job.name}: {'crashed, will be retried' if again else 'failed'}: {reason}")
 
     def _print(self, state: GridState, line: str) -> None:
         width = len(str(state.total))
@@ -60,8 +59,8 @@ class PlainGridView:
         )
 
 
-class LiveGridView:
-    """Overall progress, time left, a line for every job that runs; what went wrong stays above."""
+class LiveGridView(SilentGridView):
+    """Draw overall progress, time left and a line for every running job; print failures above."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -75,25 +74,25 @@ class LiveGridView:
         self._live.stop()
 
     def tick(self, state: GridState) -> None:
-        """Draw again."""
+        """Redraw."""
         self._live.update(grid_picture(state))
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, left_out: int) -> None:
-        """The picture shows it, and a line that stays if tasks were left out."""
-        if left_out:
-            line = Text.assemble(("not finite", "yellow"), f": {job.name}: {left_out_note(left_out)}")
+    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+        """Print a line if tasks were skipped."""
+        if skipped:
+            line = Text.assemble(("non-finite", "yellow"), f": {job.name}: {_skipped_note(skipped)}")
             self._console.print(line, soft_wrap=True)
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
-        """A line that stays."""
-        word = ("crashed, will be tried again", "yellow") if again else ("failed", "red")
+        """Print the reason."""
+        word = ("crashed, will be retried", "yellow") if again else ("failed", "red")
         self._console.print(Text.assemble(word, f": {job.name}: {reason}"), soft_wrap=True)
 
 
 def grid_picture(state: GridState) -> Group:
-    """The state of a grid as a picture for the terminal."""
+    """Draw the progress of a grid for a terminal."""
     overall = Table.grid(padding=(0, 2))
-    facts = [f"{state.done}/{state.total} runs", time_left(state)]
+    facts = [f"{state.done}/{state.total} runs", _time_left(state)]
     facts += [f"{len(state.failed)} failed"] if state.failed else []
     facts += [f"waiting for {len(state.busy)} of another process"] if state.busy else []
     overall.add_row(ProgressBar(total=state.total, completed=state.done, width=40), "  ".join(filter(None, facts)))
@@ -103,3 +102,12 @@ def grid_picture(state: GridState) -> Group:
         step = f"step {running.step} of {running.steps}" if running.steps else "starting"
         jobs.add_row(Text(f"  {name}"), bar, step)
     return Group(overall, jobs)
+
+
+def _time_left(state: GridState) -> str:
+    seconds = state.seconds_left()
+    return "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+
+
+def _skipped_note(times: int) -> str:
+    return f"tasks were skipped {times} times (loss or gradient not finite)" if times else ""

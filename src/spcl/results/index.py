@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from spcl.files import read_json, write_text
-from spcl.runs.record import RunFolder
+from spcl.runs import RunFolder
 from spcl.runs.result import RunResult
 
 __all__ = ["IndexEntry", "read_folder"]
@@ -85,7 +85,7 @@ def _stamp(run: Path) -> tuple[int, ...]:
 
 def _read_run(run: Path, stamp: tuple[int, ...]) -> IndexEntry | None:
     folder = RunFolder(run)
-    result = RunResult.parse(read_json(folder.result))
+    result = folder.read_result()
     if result is not None:
         result = result.model_copy(update={"confusion": {}})
     try:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.files import read_json
 from spcl.results.archives import check_unpacked
 from spcl.results.formatting import format_value
 from spcl.results.index import IndexEntry, read_folder
 from spcl.results.variants import find_variants
-from spcl.runs.record import RunFolder
+from spcl.runs import RunFolder
 from spcl.runs.result import RunResult
 
 __all__ = ["CompleteRun", "RunRecord", "complete_runs", "read_runs"]
@@ -101,7 +100,7 @@ class RunRecord:
 
     def confusion(self) -> dict[str, list[list[int]]]:
         """Read for every task how often each of its classes (rows) was predicted as each class (columns)."""
-        result = RunResult.parse(read_json(RunFolder(self.path).result))
+        result = RunFolder(self.path).read_result()
         return {} if result is None else result.confusion
 
 

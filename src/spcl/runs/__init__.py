@@ -1,13 +1,41 @@
-"""One run: its settings, its data laid out in time, training, evaluation and the files that it leaves."""
+"""One run: its settings, its data laid out in time, training, evaluation and the files of its folder."""
 
-from spcl.runs.run import InterruptedRunError, execute, resume_settings
-from spcl.runs.settings import RunSettings, load_settings_file, parse_assignments, resolve_settings
+from spcl.runs.build import DeviceError, make_learner
+from spcl.runs.folder import FolderError, FolderInUseError, RunFolder
+from spcl.runs.problem import Problem, load_benchmark, make_problem
+from spcl.runs.resolve import resolve_settings, resume_settings
+from spcl.runs.result import DataSummary, Environment, RunResult, TaskResult
+from spcl.runs.run import UnfinishedRunError, execute
+from spcl.runs.settings import RunSettings, load_settings_file, parse_assignments
+from spcl.runs.trackers import TensorBoardTracker, Tracker, WandbTracker
+from spcl.runs.training import InterruptedRunError
+from spcl.runs.view import LiveView, PlainView, SilentView, View
 
 __all__ = [
+    "DataSummary",
+    "DeviceError",
+    "Environment",
+    "FolderError",
+    "FolderInUseError",
     "InterruptedRunError",
+    "LiveView",
+    "PlainView",
+    "Problem",
+    "RunFolder",
+    "RunResult",
     "RunSettings",
+    "SilentView",
+    "TaskResult",
+    "TensorBoardTracker",
+    "Tracker",
+    "UnfinishedRunError",
+    "View",
+    "WandbTracker",
     "execute",
+    "load_benchmark",
     "load_settings_file",
+    "make_learner",
+    "make_problem",
     "parse_assignments",
     "resolve_settings",
     "resume_settings",

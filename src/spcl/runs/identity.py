@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BOOKKEEPING", "decisive_settings", "flat_settings"]
+__all__ = ["BOOKKEEPING", "decisive_settings", "first_difference", "flat_settings", "nested_settings"]
 
 BOOKKEEPING = frozenset(
     {
@@ -19,13 +19,13 @@ BOOKKEEPING = frozenset(
         "threads",
     }
 )
-"""Settings that say how a run is made and recorded, not what it is."""
+"""Settings of how a run is executed and recorded, which do not tell it from another run."""
 
 FILES = frozenset({"benchmark", "protocol"})
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with dotted names.
+    """Return nested settings by dotted name.
 
     >>> flat_settings({"seed": 0, "method": {"name": "er", "alpha": 0.0}})
     {'seed': 0, 'method.name': 'er', 'method.alpha': 0.0}
@@ -37,8 +37,18 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def nested_settings(name: str, value: Any) -> dict[str, Any]:
+    """Return a setting of a dotted name as nested settings.
+
+    >>> nested_settings("method.sigma", 50.0)
+    {'method': {'sigma': 50.0}}
+    """
+    first, _, rest = name.partition(".")
+    return {first: nested_settings(rest, value) if rest else value}
+
+
 def decisive_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a run, by dotted name; of files, which may be moved, only the name counts.
+    """Return the settings that identify a run, by dotted name; files count by name alone, since they may be moved.
 
     >>> decisive_settings({"seed": 0, "device": "cuda", "protocol": "/somewhere/ps-emnist.json"})
     {'seed': 0, 'protocol': 'ps-emnist.json'}
@@ -48,3 +58,17 @@ def decisive_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in flat_settings(settings).items()
         if name not in BOOKKEEPING
     }
+
+
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first decisive setting that differs, with its two values, or None for the same run.
+
+    >>> first_difference({"seed": 0, "method": {"name": "er"}}, {"seed": 0, "method": {"name": "soro"}})
+    ('method.name', 'er', 'soro')
+    >>> first_difference({"device": "cpu", "protocol": "/here/a.json"}, {"device": "cuda", "protocol": "/there/a.json"})
+    """
+    first, second = decisive_settings(one), decisive_settings(other)
+    for name in second:
+        if name in first and first[name] != second[name]:
+            return name, first[name], second[name]
+    return None

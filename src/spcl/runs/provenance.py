@@ -1,4 +1,4 @@
-"""What an unfinished run was made from: saved with it, and compared before it goes on."""
+"""The settings and the data that an unfinished run was started with, compared when it is resumed."""
 
 import zlib
 from collections.abc import Mapping
@@ -9,49 +9,49 @@ import torch
 from torch import Tensor
 
 from spcl.data import ImageData
-from spcl.errors import SpclError
-from spcl.runs.folders import first_difference
+from spcl.runs.folder import FolderError
+from spcl.runs.identity import first_difference
 from spcl.runs.settings import RunSettings
 
 __all__ = ["Provenance", "fingerprint"]
 
-MOST_BYTES = 8 << 20
+MAX_BYTES = 8 << 20
 
 
 class Provenance:
-    """The settings and the data of the run in the folder ``out``; a source of a learner's checkpoint.
+    """Settings and data fingerprint of the run in the folder ``out``, saved as a source of the learner's checkpoint.
 
     Attributes:
-        data: the fingerprint of the data.
+        fingerprint: the checksum of the data.
     """
 
     def __init__(self, out: Path, settings: RunSettings, data: ImageData) -> None:
         self._out = out
         self._settings = settings.model_dump(mode="json")
-        self.data = fingerprint(data)
+        self.fingerprint = fingerprint(data)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both, as plain data."""
-        return {"settings": self._settings, "data": self.data}
+        """Return settings and fingerprint."""
+        return {"settings": self._settings, "data": self.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise an error if this is the state of other settings, or of other data."""
+        """Raise :class:`FolderError` if the run was saved with other settings or other data."""
         if found := first_difference(state["settings"], self._settings):
             name, saved, now = found
-            raise SpclError(
+            raise FolderError(
                 f"the run in {self._out} was saved with {name} = {saved}, but its settings.json now says {now}; "
-                f"set it back to go on, or begin a run of its own with another --out"
+                f"set it back to resume, or start another run in another folder"
             )
-        if state["data"] != self.data:
-            raise SpclError(
+        if state["data"] != self.fingerprint:
+            raise FolderError(
                 f"the data of {self._settings['benchmark']} has changed since the run in {self._out} was saved "
-                f"(its fingerprint is {self.data}, and was {state['data']}); put the data back to go on, "
-                f"or begin again with another --out"
+                f"(its fingerprint is {self.fingerprint}, and was {state['data']}); put the data back to resume, "
+                f"or start again in another folder"
             )
 
 
 def fingerprint(data: ImageData) -> str:
-    """A checksum of all labels and of evenly spaced samples, some megabytes of them however large the data is.
+    """Compute a checksum of all labels and of evenly spaced samples, a few megabytes of them for data of any size.
 
     >>> x, y = torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 1])
     >>> one, other = (ImageData("some", x, labels, x, y, ("a", "b")) for labels in (y, 1 - y))
@@ -60,7 +60,7 @@ def fingerprint(data: ImageData) -> str:
     """
     checksum = 0
     for x, y in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
-        for part in (y, x[:: 1 + x.nbytes // MOST_BYTES]):
+        for part in (y, x[:: 1 + x.nbytes // MAX_BYTES]):
             checksum = zlib.crc32(f"{x.dtype} {list(x.shape)}".encode(), checksum)
             checksum = zlib.crc32(_bytes(part), checksum)
     return f"{checksum:08x}"

@@ -1,9 +1,11 @@
-"""What a complete run found: the typed content of ``result.json``."""
+"""The result of a complete run: the typed content of ``result.json``."""
 
 import re
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spcl.data import ImageData
 
 __all__ = ["DataSummary", "Environment", "RunResult", "TaskResult"]
 
@@ -20,6 +22,23 @@ class DataSummary(_Record):
     test: int
     shape: tuple[int, ...]
     classes: int
+
+    @classmethod
+    def of(cls, data: ImageData) -> Self:
+        """Summarise a data set.
+
+        >>> import torch
+        >>> images, labels = torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+        >>> print(DataSummary.of(ImageData("tiny", images, labels, images[:2], labels[:2], ("zero", "one"))))
+        tiny: 4 + 2 samples of 1×28×28, 2 classes
+        """
+        return cls(
+            name=data.name,
+            train=len(data.train_x),
+            test=len(data.test_x),
+            shape=data.shape,
+            classes=data.classes,
+        )
 
     @model_validator(mode="before")
     @classmethod
@@ -39,8 +58,8 @@ class DataSummary(_Record):
 class TaskResult(_Record):
     """The accuracy of a task in per cent, when it ended and at the end of the run."""
 
-    at_end: float
-    final: float
+    at_end: float = Field(strict=True)  # accepts no text and no boolean
+    final: float = Field(strict=True)
 
 
 class Environment(_Record):
@@ -61,7 +80,7 @@ class RunResult(_Record):
         accuracy: A, the mean final accuracy of all tasks.
         forgetting: F, the mean difference between a task's final accuracy and that when it ended.
         tasks: the two accuracies of every task.
-        data: what the data was.
+        data: name and size of the data.
         fingerprint: checksum of the data.
         confusion: for every task how often each of its classes (rows) was predicted as each class (columns).
         filters: statistics of the filters of every convolution (paper, §5.5); None where they are not finite.

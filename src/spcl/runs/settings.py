@@ -1,6 +1,5 @@
-"""The settings of a run: complete, typed, strict about unknown names, and written beside its results."""
+"""The settings of a run: complete, typed and strict about unknown names; layers of settings and their parsing."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -8,23 +7,19 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from spcl.data.presets import PRESETS, BackboneName, Preset, PresetName, preset_for
+from spcl.data.presets import PRESETS, Preset, PresetName
 from spcl.data.protocol import Paradigm
 from spcl.errors import SpclError
 from spcl.learner import Scenario
-from spcl.methods import make_method
-from spcl.runs.problem import load_benchmark
-from spcl.validation import validated
+from spcl.runs.identity import nested_settings
 
-__all__ = ["RunSettings", "absolute_paths", "load_settings_file", "parse_assignments", "resolve_settings"]
+__all__ = ["RunSettings", "absolute_paths", "load_settings_file", "merge_settings", "parse_assignments"]
 
 PATHS = ("benchmark", "protocol", "data_dir")
 
 
-class RunSettings(BaseModel):
-    """Everything that decides a run. ``settings.json`` of a run folder holds one of these, and can be run again."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _ProblemSettings(BaseModel):
+    """Settings of what is trained: benchmark, scenario, method, label set and timeline."""
 
     benchmark: str = Field("ps-glyphs", description="a known benchmark, a folder of pictures or an .npz file")
     preset: PresetName = Field("default", description="default, or paper: network details as published")
@@ -40,16 +35,17 @@ class RunSettings(BaseModel):
     overlap: float = Field(1.0, ge=0.0, le=1.0, description="how much tasks may overlap, when the protocol is drawn")
     gap: int = Field(0, ge=0, description="how many idle steps may come between tasks, when the protocol is drawn")
 
-    tasks: int = Field(5, ge=1, description=Preset.model_fields["tasks"].description)
-    batch_size: int = Field(128, ge=1, description=Preset.model_fields["batch_size"].description)
-    memory_budget: int = Field(0, ge=0, description=Preset.model_fields["memory_budget"].description)
-    backbone: BackboneName = Field("cnn", description=Preset.model_fields["backbone"].description)
-    learning_rate: float = Field(1e-3, gt=0.0, description="of the optimiser")
-    batch_norm_momentum: float = Field(
-        0.1, gt=0.0, le=1.0, description=Preset.model_fields["batch_norm_momentum"].description
-    )
+
+class RunSettings(Preset, _ProblemSettings):
+    """Everything that decides a run; ``settings.json`` of a run folder holds one of these and can be run again.
+
+    The bases are collected from right to left: the settings of the problem, those of its preset, then those below.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
     optimizer: Literal["adam", "sgd"] = Field("adam", description="adam or sgd")
-    memory: Literal["balanced", "reservoir"] = Field("balanced", description="the rehearsal policy")
+    memory: Literal["balanced", "reservoir"] = Field("balanced", description="which samples are kept for replay")
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="evaluate on this part of the training data instead of the test data"
     )
@@ -66,54 +62,39 @@ class RunSettings(BaseModel):
     data_dir: str | None = Field(None, description="where the publishers' files are")
 
 
-def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
-    """The settings from layers of increasing precedence, over the preset of their benchmark; all of it validated.
+def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge layers of increasing precedence; settings of one method are not passed on to another.
 
-    >>> resolve_settings({"benchmark": "ps-emnist"}, {"method": {"name": "er"}}).learning_rate
-    0.003
-    >>> resolve_settings({"scenarios": "task"})
-    Traceback (most recent call last):
-    ...
-    spcl.errors.SpclError: settings: there is no setting 'scenarios'; did you mean 'scenario'?
+    >>> merge_settings({"seed": 0, "method": {"name": "soro", "sigma": 1.0}}, {"method": {"alpha": 0.1}})
+    {'seed': 0, 'method': {'name': 'soro', 'sigma': 1.0, 'alpha': 0.1}}
+    >>> merge_settings({"method": {"name": "soro", "sigma": 1.0}}, {"method": {"name": "er"}})
+    {'method': {'name': 'er'}}
     """
-    given: dict[str, Any] = {"method": RunSettings.model_fields["method"].default}
+    merged: dict[str, Any] = {}
     for layer in layers:
-        given = _merged(given, layer)
-    given = absolute_paths(given)
-    benchmark, preset = given.get("benchmark", "ps-glyphs"), given.get("preset", "default")
-    first = validated(RunSettings, given, "settings")
-    data = None if benchmark in PRESETS else load_benchmark(benchmark, first.data_dir)
-    chosen = preset_for(benchmark, preset, data).model_dump()
-    settings = validated(RunSettings, chosen | given, "settings")
-    method = dict(settings.method)
-    name = method.pop("name", None)
-    if not isinstance(name, str):
-        raise SpclError(f"settings: method needs a name, but it is {settings.method}; 'spcl methods' lists them")
-    complete = {"name": name, **make_method(name, **method).settings.model_dump(mode="json")}
-    return settings.model_copy(update={"method": complete})
+        for name, value in layer.items():
+            below: Any = merged.get(name)
+            merged[name] = merge_settings(below, value) if _can_merge(below, value) else value
+    return merged
 
 
-def parse_assignments(assignments: Sequence[str], option: str = "--set") -> dict[str, Any]:
-    """``name=value`` pairs, as given by an option; names may be dotted, values are YAML.
+def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
+    """Parse ``name=value`` pairs; names may be dotted, values are YAML.
 
     >>> parse_assignments(["method.sigma=50", "learning_rate=1e-2"])
     {'method': {'sigma': 50}, 'learning_rate': 0.01}
     """
-    result: dict[str, Any] = {}
+    layers = []
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name:
-            raise SpclError(f"{option} takes name=value, but got {assignment!r}; for example {option} method.sigma=50")
-        *parents, last = name.split(".")
-        inner: dict[str, Any] = {last: _value(text)}
-        for parent in reversed(parents):
-            inner = {parent: inner}
-        result = _merged(result, inner)
-    return result
+            raise SpclError(f"expected name=value, found {assignment!r}; write, for example, method.sigma=50")
+        layers.append(nested_settings(name, _value(text)))
+    return merge_settings(*layers)
 
 
 def load_settings_file(path: Path) -> dict[str, Any]:
-    """Settings from a YAML or JSON file."""
+    """Read settings from a YAML or JSON file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -125,28 +106,8 @@ def load_settings_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _value(text: str) -> Any:
-    try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)  # YAML takes 1e-3 for a text
-    except ValueError:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for name, value in above.items():
-        mine = result.get(name)
-        if isinstance(value, Mapping) and isinstance(mine, Mapping) and not _changes_method(mine, value):
-            result[name] = _merged(mine, value)
-        else:
-            result[name] = value
-    return result
-
-
 def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with absolute paths, so that they mean the same from everywhere; a benchmark may be one.
+    """Make the paths of settings absolute, so that they do not depend on the working directory.
 
     >>> absolute_paths({"benchmark": "ps-glyphs", "data_dir": Path("/data/../x"), "seed": 0})
     {'benchmark': 'ps-glyphs', 'data_dir': '/x', 'seed': 0}
@@ -157,11 +118,17 @@ def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **{name: str(path.resolve()) for name, path in paths.items()}}
 
 
-def _changes_method(below: Mapping[str, Any], above: Mapping[str, Any]) -> bool:
-    """Another method's settings do not carry over."""
-    return "name" in above and "name" in below and above["name"] != below["name"]
+def _value(text: str) -> Any:
+    try:
+        return float(text) if "e" in text.lower() else yaml.safe_load(text)  # YAML reads 1e-3 as text
+    except ValueError:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
-def settings_text(settings: RunSettings) -> str:
-    """The settings as JSON."""
-    return json.dumps(settings.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+def _can_merge(below: Any, above: Any) -> bool:
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return False
+    other_method = "name" in above and "name" in below and above["name"] != below["name"]
+    return not other_method

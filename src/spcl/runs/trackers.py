@@ -1,4 +1,4 @@
-"""Following a run in TensorBoard or Weights & Biases, where they are installed."""
+"""Trackers: reporting a run to TensorBoard or Weights & Biases."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,36 +10,23 @@ __all__ = ["TensorBoardTracker", "Tracker", "WandbTracker"]
 
 
 class Tracker(Protocol):
-    """Told the numbers of a run as they come."""
+    """Receive the metrics of a run while it trains."""
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Losses, weights and stability of one training step."""
+        """Report the losses, weights and stability of a training step."""
         ...
 
     def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
-        """Accuracies, in per cent."""
+        """Report accuracies in per cent."""
         ...
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Write what is left and close the connection."""
         ...
 
 
-def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """Nested numbers by path.
-
-    >>> _scalars({"losses": {"a": 1.0}, "before": None})
-    {'losses/a': 1.0}
-    """
-    flat: dict[str, float] = {}
-    for group, inner in values.items():
-        if isinstance(inner, Mapping):
-            flat |= {f"{group}/{name}": value for name, value in inner.items() if isinstance(value, float)}
-    return flat
-
-
 class TensorBoardTracker:
-    """Writes TensorBoard event files."""
+    """Write TensorBoard event files to a folder."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -49,22 +36,22 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(folder))
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Losses, weights and stability of one training step."""
+        """Report the losses, weights and stability of a training step."""
         for name, value in _scalars(values).items():
             self._writer.add_scalar(name, value, step)
 
     def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
-        """Accuracies, in per cent."""
+        """Report accuracies in per cent."""
         for task, value in accuracies.items():
             self._writer.add_scalar(f"accuracy/{task}", value, step)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Write what is left and close the connection."""
         self._writer.close()
 
 
 class WandbTracker:
-    """Reports to Weights & Biases."""
+    """Report to a project of Weights & Biases."""
 
     def __init__(self, project: str, settings: Mapping[str, Any]) -> None:
         try:
@@ -74,13 +61,26 @@ class WandbTracker:
         self._run = wandb.init(project=project, config=dict(settings))
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Losses, weights and stability of one training step."""
+        """Report the losses, weights and stability of a training step."""
         self._run.log(_scalars(values), step=step)
 
     def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
-        """Accuracies, in per cent."""
+        """Report accuracies in per cent."""
         self._run.log({f"accuracy/{task}": value for task, value in accuracies.items()}, step=step)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Write what is left and close the connection."""
         self._run.finish()
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Flatten nested numbers to paths.
+
+    >>> _scalars({"losses": {"a": 1.0}, "before": None})
+    {'losses/a': 1.0}
+    """
+    flat: dict[str, float] = {}
+    for group, inner in values.items():
+        if isinstance(inner, Mapping):
+            flat |= {f"{group}/{name}": value for name, value in inner.items() if isinstance(value, float)}
+    return flat

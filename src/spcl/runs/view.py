@@ -1,8 +1,8 @@
-"""What a person sees of a run while it goes on: a live picture on a terminal, plain lines elsewhere."""
+"""Views of a run: a live picture for terminals, plain lines for logs."""
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,57 +11,56 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.learner import StepReport
+from spcl.runs.problem import Problem
+from spcl.runs.result import RunResult
+from spcl.runs.settings import RunSettings
 from spcl.runs.timeline import draw_timeline
-
-if TYPE_CHECKING:
-    from spcl.runs.problem import Problem
-    from spcl.runs.settings import RunSettings
 
 __all__ = ["LiveView", "PlainView", "SilentView", "View", "title"]
 
 REFRESH_SECONDS = 0.25
-DRAWING_SHARE = 0.005  # of the time, at the most
+DRAWING_SHARE = 0.005  # at most this part of the time is spent on drawing
 PLAIN_SECONDS = 5.0
 
 
 class View(Protocol):
-    """Told how a run goes."""
+    """Receive the progress events of a run."""
 
-    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
-        """The run starts, or goes on after ``done`` steps."""
+    def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
+        """Open the view of a run that has made ``done`` steps."""
         ...
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        """A step was made; accuracies are the latest known."""
+        """Show a step; accuracies are the latest known, in per cent."""
         ...
 
-    def end(self, result: Mapping[str, Any]) -> None:
-        """The run is complete."""
+    def end(self, result: RunResult) -> None:
+        """Show the result of a complete run."""
         ...
 
     def close(self) -> None:
-        """The run is over, complete or not."""
+        """Close the view, whether the run is complete or not."""
         ...
 
 
 class SilentView:
-    """Says nothing."""
+    """A view that shows nothing."""
 
-    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
-        """Nothing."""
+    def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
+        """Do nothing."""
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def end(self, result: Mapping[str, Any]) -> None:
-        """Nothing."""
+    def end(self, result: RunResult) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def title(settings: "RunSettings") -> str:
-    """A run in one line."""
+def title(settings: RunSettings) -> str:
+    """Describe a run in one line."""
     return (
         f"{settings.method['name']} on {settings.benchmark}, {settings.scenario}-incremental, {settings.paradigm}, "
         f"configuration {settings.config}, seed {settings.seed}"
@@ -76,7 +75,7 @@ def _condition(report: StepReport) -> str:
 
 
 class PlainView:
-    """A line every few seconds and for every evaluation, for logs and pipes."""
+    """Print a line every few seconds and for every evaluation, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -84,13 +83,13 @@ class PlainView:
         self._last = 0.0
         self._total = 0
 
-    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
-        """The title and what is to come."""
+    def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
+        """Print the title and the number of steps."""
         self._total = len(problem.stream)
         self._console.print(f"{title(settings)}: {self._total} steps, {done} done", highlight=False, soft_wrap=True)
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        """A line, if something was evaluated or some time has passed."""
+        """Print a line if something was evaluated or a few seconds have passed."""
         new = {task: value for task, value in accuracies.items() if self._seen.get(task) != value}
         now = time.monotonic()
         if not new and now - self._last < PLAIN_SECONDS:
@@ -100,20 +99,20 @@ class PlainView:
         line = f"step {report.step + 1}/{self._total}  κ {_condition(report)}  {found}"
         self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
 
-    def end(self, result: Mapping[str, Any]) -> None:
-        """The two numbers that count."""
+    def end(self, result: RunResult) -> None:
+        """Print accuracy, forgetting and training time."""
         self._console.print(
-            f"{result['scenario']}-incremental: accuracy {result['accuracy']:.2f} %, "
-            f"forgetting {result['forgetting']:+.2f} %, {result['seconds']['training']:.1f} s of training",
+            f"{result.scenario}-incremental: accuracy {result.accuracy:.2f} %, "
+            f"forgetting {result.forgetting:+.2f} %, {result.seconds['training']:.1f} s of training",
             highlight=False,
         )
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing."""
 
 
 class LiveView:
-    """Progress, the timeline with its tasks, their accuracies, κ before and after, speed."""
+    """Draw progress, timeline, accuracies, κ before and after weighting, and speed on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -125,15 +124,15 @@ class LiveView:
         self._begun = 0.0
         self._done_before = 0
 
-    def begin(self, settings: "RunSettings", problem: "Problem", done: int) -> None:
-        """Open the picture."""
+    def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
+        """Start drawing."""
         self._settings, self._problem = settings, problem
         self._bar = self._progress.add_task("training", total=len(problem.stream), completed=done)
         self._begun, self._done_before = time.monotonic(), done
         self._live.start()
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        """Draw again, a few times a second or, where drawing is slow, less often."""
+        """Redraw a few times a second, or less often where drawing is slow."""
         now = time.monotonic()
         if now < self._draw_after:
             return
@@ -155,19 +154,19 @@ class LiveView:
         facts.add_row("speed", f"{rate:.1f} steps/s, memory {report.memory_bytes / 1e6:.2f} MB")
         return Group(Text(title(self._settings), style="bold"), self._progress, timeline, facts)
 
-    def end(self, result: Mapping[str, Any]) -> None:
-        """The result as a table, which stays."""
+    def end(self, result: RunResult) -> None:
+        """Replace the picture by a table of the result."""
         self._live.stop()
         table = Table(title=title(self._settings), title_justify="left")
         for heading in ("task", "accuracy when it ended", "accuracy at the end", "change"):
             table.add_column(heading, justify="left" if heading == "task" else "right")
-        for task, values in result["tasks"].items():
-            change = values["final"] - values["at_end"]
-            table.add_row(task, f"{values['at_end']:.2f} %", f"{values['final']:.2f} %", f"{change:+.2f}")
+        for name, task in result.tasks.items():
+            change = task.final - task.at_end
+            table.add_row(name, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_section()
-        table.add_row("mean", "", f"{result['accuracy']:.2f} %", f"{result['forgetting']:+.2f}", style="bold")
+        table.add_row("mean", "", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold")
         self._console.print(table)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Stop drawing and restore the terminal."""
         self._live.stop()

@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 
 import spcl
 from spcl.errors import SpclError
-from spcl.files import atomic_write
+from spcl.files import atomic_write, user_errors
 from spcl.results.duplicates import check_duplicates
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
 from spcl.results.figures.style import figure_style
 from spcl.results.records import RunRecord, complete_runs
-from spcl.runs.record import plain_errors
 
 __all__ = ["Drawing", "draw_figure", "figure_paths", "save_drawing", "write_figure"]
 
@@ -76,7 +75,7 @@ def figure_paths(spec: FigureSpec, out: Path) -> list[Path]:
 
 def write_figure(figure: Figure, path: Path, metadata: Metadata | None = None) -> None:
     """Write a figure atomically, in the format of the path's suffix; missing folders are made."""
-    with plain_errors(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with figure_style(), atomic_write(path) as file:
             figure.savefig(file, format=path.suffix.removeprefix(".").lower(), metadata=metadata)

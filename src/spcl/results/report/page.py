@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 import spcl
 from spcl.errors import SpclError
-from spcl.files import write_text
+from spcl.files import user_errors, write_text
 from spcl.results.formatting import format_ranges
 from spcl.results.records import RunRecord, read_runs
 from spcl.results.report.pictures import draw_pictures
@@ -20,7 +20,6 @@ from spcl.results.report.summary import common_settings, differing_settings, sum
 from spcl.results.report.tables import report_tables
 from spcl.results.report.tuning import find_tunings
 from spcl.results.tables.methods import method_order
-from spcl.runs.record import plain_errors
 
 __all__ = ["write_report"]
 
@@ -57,7 +56,7 @@ def write_report(folders: Sequence[Path], out: Path, on_progress: Progress = lam
         rows=to_columns(run_row(run) for run in runs),
         details=_details(runs, on_progress),
     )
-    with plain_errors(out):
+    with user_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, page)
     return out

@@ -11,20 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from typer.testing import CliRunner
 
 from small_benchmark import small_settings, write_benchmark
+from spcl import checkpoint
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.cli.app import app
 from spcl.data import ImageData
 from spcl.errors import SpclError
 from spcl.learner import StepReport
-from spcl.runs import execute
-from spcl.runs.problem import load_benchmark
-from spcl.runs.provenance import MOST_BYTES, fingerprint
-from spcl.runs.record import RunFolder
-from spcl.runs.run import InterruptedRunError
-from spcl.runs.view import SilentView
+from spcl.runs import InterruptedRunError, RunFolder, SilentView, execute, load_benchmark
+from spcl.runs.provenance import MAX_BYTES, fingerprint
 
 
 class StopAtStep(SilentView):
@@ -77,7 +75,7 @@ def test_changed_data_is_refused_until_it_is_put_back(own: Path, stopped: Path, 
     refused = resume(stopped)
     assert isinstance(refused.exception, SpclError)
     assert f"the data of {own} has changed since the run in {stopped} was saved" in str(refused.exception)
-    assert "put the data back to go on, or begin again with another --out" in str(refused.exception)
+    assert "put the data back to resume, or start again in another folder (--out)" in str(refused.exception)
     assert contents(stopped) == before
     own.write_bytes(original)
     assert resume(stopped).exit_code == 0
@@ -105,7 +103,7 @@ def test_edited_settings_are_refused(stopped: Path, changes: dict[str, Any], mes
 
 def test_other_settings_than_the_folders_are_refused_and_leave_it_as_it_is(own: Path, stopped: Path) -> None:
     before = contents(stopped)
-    with pytest.raises(SpclError, match=r"holds a run with learning_rate = 0\.001, but 0\.5 is asked for"):
+    with pytest.raises(SpclError, match=r"holds a run with learning_rate = 0\.001, not 0\.5"):
         execute(small_settings(own, learning_rate=0.5), stopped, resume=True)
     assert contents(stopped) == before
 
@@ -122,12 +120,24 @@ def test_a_run_may_move_with_its_data_and_be_recorded_otherwise(own: Path, stopp
 
 def test_a_checkpoint_from_before_this_was_kept_goes_on(own: Path, stopped: Path, tmp_path: Path) -> None:
     execute(small_settings(own), tmp_path / "whole")
-    checkpoint = RunFolder(stopped).checkpoint
-    state = read_checkpoint(checkpoint)
+    path = RunFolder(stopped).checkpoint
+    state = read_checkpoint(path)
     del state["sources"]["origin"]
-    write_checkpoint(checkpoint, state)
+    write_checkpoint(path, state)
     assert resume(stopped).exit_code == 0
     assert outcome(stopped) == outcome(tmp_path / "whole")
+
+
+def test_resuming_reads_the_checkpoint_once(own: Path, stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+
+    def counted(path: Path, **options: Any) -> Any:
+        opened.append(path)
+        return safe_open(path, **options)
+
+    monkeypatch.setattr(checkpoint, "safe_open", counted)
+    execute(small_settings(own), stopped, resume=True)
+    assert opened == [RunFolder(stopped).checkpoint]
 
 
 def test_a_fingerprint_is_of_shapes_labels_and_samples_and_of_no_name(own: Path) -> None:
@@ -162,5 +172,5 @@ def test_a_fingerprint_of_mapped_data_reads_only_a_part_of_it(tmp_path: Path) ->
     data = ImageData("mapped", images, labels, images[:1], labels[:1], ("a", "b"))
     before = resident_bytes()
     fingerprint(data)
-    assert size > 16 * MOST_BYTES
+    assert size > 16 * MAX_BYTES
     assert resident_bytes() - before < size / 4

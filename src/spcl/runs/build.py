@@ -1,0 +1,102 @@
+"""The learner of a run from its settings: device, backbone, memory and optimiser."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from spcl.data import ImageData
+from spcl.errors import SpclError
+from spcl.learner import Learner
+from spcl.memory import BalancedCoreset, Memory, Reservoir
+from spcl.methods import make_method
+from spcl.models import MLP, Backbone, Normalise, ResNet18, SmallCNN
+from spcl.runs.settings import RunSettings
+
+__all__ = ["DeviceError", "make_backbone", "make_learner", "make_memory", "pick_device"]
+
+SAMPLES_FOR_NORMALISATION = 10_000
+
+
+class DeviceError(SpclError):
+    """A device that is unknown or cannot compute here."""
+
+
+def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -> Learner:
+    """Make the learner before its first step; seeds PyTorch's global generator."""
+    torch.manual_seed(settings.seed)
+    name, options = _split_method(settings.method)
+    method = make_method(name, **options)
+    return Learner(
+        make_backbone(settings, data, device),
+        method,
+        optimizer=partial(_make_optimizer, settings),
+        memory=make_memory(settings, method.edits_memory, device),
+        scenario=settings.scenario,
+        memory_batch=settings.batch_size,
+        autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
+        measure_stability=settings.stability,
+        capture=settings.capture,
+        seed=settings.seed,
+    )
+
+
+def make_backbone(settings: RunSettings, data: ImageData, device: torch.device) -> nn.Module:
+    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data."""
+    backbone = _network(settings, data).to(device)
+    if device.type == "cuda":
+        backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if data.train_x.dtype != torch.uint8:
+        return backbone
+    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
+    std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
+    return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
+
+
+def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Memory | None:
+    """Make the replay memory, or None for a budget of 0; memory whose samples a method edits stores floats."""
+    if not settings.memory_budget:
+        return None
+    policy = BalancedCoreset if settings.memory == "balanced" else Reservoir
+    dtype = torch.float32 if edited else None
+    return policy(settings.memory_budget, seed=settings.seed, device=device, dtype=dtype)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of this name; ``auto`` is a GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # "meta" has tensors, but no values in them
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"cannot use device {name!r}: {reason}; choose another, such as cpu") from error
+    return device
+
+
+def _split_method(method: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return method["name"], {name: value for name, value in method.items() if name != "name"}
+
+
+def _make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)
+    on_cuda = parameters[0].is_cuda
+    return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True, capturable=on_cuda)
+
+
+def _network(settings: RunSettings, data: ImageData) -> nn.Module:
+    if settings.backbone == "mlp":
+        return MLP(int(np.prod(data.shape)))
+    if len(data.shape) != 3:
+        raise SpclError(
+            f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp"
+        )
+    channels, height, width = data.shape
+    if settings.backbone == "cnn":
+        return SmallCNN(channels, (height, width))
+    return ResNet18(channels, settings.batch_norm_momentum)

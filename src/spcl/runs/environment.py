@@ -1,0 +1,37 @@
+"""Versions, hardware and source revision of a run."""
+
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import torch
+
+import spcl
+from spcl.runs.result import Environment
+
+__all__ = ["current_environment"]
+
+
+def current_environment(device: torch.device) -> Environment:
+    """Describe the environment of a run on this device."""
+    return Environment(
+        spcl=spcl.__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        threads=torch.get_num_threads(),
+        git=_git_commit(),
+    )
+
+
+@cache
+def _git_commit() -> str | None:
+    """Return the commit of the source tree that the package runs from, or None outside of one."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -1,0 +1,52 @@
+"""Complete settings: layers over the preset of their benchmark, with all settings of the method."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spcl.data import PRESETS, preset_for
+from spcl.errors import SpclError
+from spcl.methods import make_method
+from spcl.runs.folder import FolderError, RunFolder
+from spcl.runs.problem import load_benchmark
+from spcl.runs.settings import RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.validation import validated
+
+__all__ = ["resolve_settings", "resume_settings"]
+
+
+def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
+    """Merge layers of increasing precedence over the preset of their benchmark, and validate the result.
+
+    Custom data is loaded, since its preset depends on its shape and number of classes.
+
+    >>> resolve_settings({"benchmark": "ps-emnist"}, {"method": {"name": "er"}}).learning_rate
+    0.003
+    >>> resolve_settings({"scenarios": "task"})
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: settings: there is no setting 'scenarios'; did you mean 'scenario'?
+    """
+    default_method = {"method": RunSettings.model_fields["method"].default}
+    given = absolute_paths(merge_settings(default_method, *layers))
+    first = validated(RunSettings, given, "settings")
+    data = None if first.benchmark in PRESETS else load_benchmark(first.benchmark, first.data_dir)
+    preset = preset_for(first.benchmark, first.preset, data)
+    settings = validated(RunSettings, preset.model_dump() | given, "settings")
+    return settings.model_copy(update={"method": _complete_method(settings.method)})
+
+
+def resume_settings(out: Path) -> RunSettings:
+    """Return the settings of the run in this folder."""
+    folder = RunFolder(out)
+    if not folder.settings.exists():
+        raise FolderError(f"there is no run in {out} to resume; start one first")
+    return resolve_settings(load_settings_file(folder.settings))
+
+
+def _complete_method(method: Mapping[str, Any]) -> dict[str, Any]:
+    options = dict(method)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise SpclError(f"settings: method needs a name, but it is {dict(method)}; 'spcl methods' lists them")
+    return {"name": name, **make_method(name, **options).settings.model_dump(mode="json")}
