@@ -93,7 +93,7 @@ def run_command(arguments: list[str], log: Path) -> None:
 def start_command(arguments: list[str], log: Path) -> BaseProcess:
     """A process that has all modules loaded already, so that it can be killed often."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spcl.cli.app"])
+    context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid"])
     process = context.Process(target=run_command, args=(arguments, log), daemon=True)
     process.start()
     return process

@@ -74,7 +74,7 @@ class CudaGraphEngine(EagerEngine):
             return
         index = len(self.gradients.plan.names) - 1
         static = self._classifiers.run(index, samples, inputs)
-        self._note_health(index, static.health, draw > 0)
+        self._note_health(index, static.health, add=draw > 0)
 
     def penalty_gradient(self) -> None:
         """Copy the orthogonality gradient, which :meth:`begin` has started, to its row."""
@@ -97,7 +97,7 @@ class CudaGraphEngine(EagerEngine):
         if not (self.method.has_plain_task_loss() and self._classifiers.supports([samples])):
             return super()._backward_task(index, samples)
         static = self._classifiers.run(index, [samples], [samples.x])
-        self._note_health(index, static.health, False)
+        self._note_health(index, static.health, add=False)
         return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
 
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> list[Output]:

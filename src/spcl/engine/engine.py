@@ -1,6 +1,7 @@
 """What a step asks of an engine, and the engine that runs every operation eagerly."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -104,8 +105,9 @@ class EagerEngine:
 
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
         """Add the gradient of memory's loss on the ``draw``-th batch of the step."""
-        outputs = self._forward(samples, inputs)
-        self._backward(len(self.gradients.plan.names) - 1, self.method.memory_loss(outputs, draw), samples, draw > 0)
+        loss = self.method.memory_loss(self._forward(samples, inputs), draw)
+        with self._gradient(len(self.gradients.plan.names) - 1, loss, samples, add=draw > 0):
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def penalty_gradient(self) -> None:
         """Compute α times the gradient of the orthogonality penalty in closed form."""
@@ -138,26 +140,30 @@ class EagerEngine:
     # -- what other engines do in their own way
 
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
-        """Compute the gradient of one task; return its logits, if the method stores them."""
-        outputs = self._forward([samples], [samples.x])
-        self._backward(index, self.method.task_loss(outputs[0]), [samples])
-        return outputs[0].value.detach()
+        """Compute the gradient of one task's loss; return its logits."""
+        (output,) = self._forward([samples], [samples.x])
+        loss = self.method.task_loss(output)
+        with self._gradient(index, loss, [samples]):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return output.value.detach()
 
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> list[Output]:
         return self.model.outputs(samples, inputs)
 
-    def _backward(self, index: int, loss: Tensor, samples: Sequence[Samples], again: bool = False) -> None:
+    @contextmanager
+    def _gradient(self, index: int, loss: Tensor, samples: Sequence[Samples], add: bool = False) -> Iterator[None]:
+        """Accumulate the block's backward pass in a gradient, and note the gradient's health."""
         with self.gradients.accumulate(index):
-            loss.backward()  # type: ignore[no-untyped-call]
+            yield
         parts = [p.grad for p in self.model.trained_head_parameters(samples) if p.grad is not None]
         if not self.gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part
             parts.append(self.gradients.open_row)
         health = torch.stack([loss.detach(), total_norm(parts, loss.detach()), self._snapshot.norm()])
-        self._note_health(index, health, again)
+        self._note_health(index, health, add)
 
-    def _note_health(self, index: int, health: Tensor, again: bool) -> None:
+    def _note_health(self, index: int, health: Tensor, add: bool) -> None:
         row = self.gradients.health[index]
-        (row.add_ if again else row.copy_)(health)
+        (row.add_ if add else row.copy_)(health)
 
     def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
         return gramian_and_numbers(rows, numbers)

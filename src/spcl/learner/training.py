@@ -50,41 +50,30 @@ class Training:
         if not self._model.backbone.training:
             self._model.backbone.train()
         self._rollback.save()
+        outcome, skipped, healthy = Outcome(), dict[str, str](), samples
         try:
-            outcome, skipped = self._compute_update(samples, optimizer, meanwhile)
+            while healthy:
+                replayed = 0 if MEMORY in skipped else self._replay.size(healthy)
+                self._step.compute_update(outcome, healthy, replayed, meanwhile)
+                if not outcome.faults:
+                    break
+                skipped |= outcome.faults
+                meanwhile = None  # it has been called
+                self._undo(optimizer, draws=MEMORY not in skipped)  # a memory at fault draws other samples next time
+                healthy = [group for group in samples if group.task.name not in skipped]
+                outcome = Outcome(seconds=outcome.seconds)
             begin = perf_counter()
-            if outcome.losses:
+            if healthy:
                 self._engine.update(optimizer)
         except BaseException:
             self._undo(optimizer)
             raise
-        self._observe([group for group in samples if group.task.name not in skipped], outcome)
+        self._observe(healthy, outcome)
         outcome.seconds["update"] = perf_counter() - begin
         if self._engine.capture_seconds > captured:
             outcome.seconds["capture"] = self._engine.capture_seconds - captured
         _count_skipped(samples, skipped)
         return outcome, skipped
-
-    def _compute_update(
-        self, samples: Sequence[Samples], optimizer: Optimizer, meanwhile: Callable[[], object] | None
-    ) -> tuple[Outcome, dict[str, str]]:
-        """Compute the update from all gradients that are not faulty.
-
-        Where memory is at fault, it draws other samples in the next step.
-        """
-        skipped: dict[str, str] = {}
-        seconds: dict[str, float] = {}
-        while samples:
-            outcome = Outcome(seconds=seconds)
-            replayed = 0 if MEMORY in skipped else self._replay.size(samples)
-            self._step.compute_update(outcome, samples, replayed, meanwhile)
-            if not outcome.faults:
-                return outcome, skipped
-            skipped |= outcome.faults
-            meanwhile = None  # it has been called
-            self._undo(optimizer, draws=MEMORY not in skipped)
-            samples = [group for group in samples if group.task.name not in skipped]
-        return Outcome(seconds=seconds), skipped
 
     def _undo(self, optimizer: Optimizer, draws: bool = True) -> None:
         self._rollback.restore(draws)

@@ -270,7 +270,7 @@ class Method:
         """Return whether replayed samples are trained by the same plain loss as the tasks' own."""
         return self.has_plain_task_loss() and type(self).memory_loss is Method.memory_loss
 
-    def edit(self, rehearsals: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
+    def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
         """Return new inputs for replayed samples, which are written back to memory; called if ``edits_memory``."""
         raise NotImplementedError(f"method {self.name!r} has edits_memory = True but does not override edit")
 
