@@ -43,7 +43,7 @@ X, HEAD = images(3, 9), nn.Linear(8, 2)
 BAD_STEPS = {
     "no task": (
         lambda learner: learner.step({}),
-        r"at least one task; running are \['lidar', 'speed', 'new', 'newer'\]",
+        r"at least one task; active tasks: \['lidar', 'speed', 'new', 'newer'\]",
     ),
     "unknown task": (step(radar=batch(4, 2, 1)), r"no task 'radar'; there are \['done', 'lidar', .*add_task"),
     "finished task": (step(done=batch(4, 2, 1)), r"task 'done' is finished"),
@@ -74,11 +74,11 @@ BAD_STEPS = {
     ),
     "targets that the loss refuses": (
         step(newer=(X, torch.zeros(3, 2, dtype=torch.complex64))),
-        r"task 'newer': the model cannot take 3 samples of float32\[2, 4, 4\] with targets complex64\[2\]",
+        r"task 'newer': the model raised an error on 3 samples of float32\[2, 4, 4\] with targets complex64\[2\]",
     ),
     "the second new task is wrong": (
         step(new=batch(3, 2, 1), newer=(X, torch.zeros(3, 2, dtype=torch.complex64))),
-        r"task 'newer': the model cannot take",
+        r"task 'newer': the model raised an error on",
     ),
 }
 OTHER_CALLS = {
@@ -117,9 +117,12 @@ OTHER_CALLS = {
     "predict a number": (lambda learner: learner.predict(torch.tensor(1.0)), r"nothing to predict: x has shape \(\)"),
     "predict another shape": (
         lambda learner: learner.predict(images(3, 1)[:, :1], task="lidar"),
-        r"task 'lidar': the model cannot take 3 samples of float32\[1, 4, 4\]",
+        r"task 'lidar': the model raised an error on 3 samples of float32\[1, 4, 4\]",
     ),
-    "predict another type": (lambda learner: learner.predict(X.long()), r"^the model cannot take 3 samples of int64"),
+    "predict another type": (
+        lambda learner: learner.predict(X.long()),
+        r"^the model raised an error on 3 samples of int64",
+    ),
 }
 
 
@@ -144,7 +147,7 @@ def check_refused(learner: Learner, call: Callable[[Learner], object], words: st
 
 def test_predictions_need_a_task_where_it_is_not_known() -> None:
     learner = make_learner("task")
-    check_refused(learner, lambda learner: learner.predict(X), r"must be told the task: predict\(x, task=…\)")
+    check_refused(learner, lambda learner: learner.predict(X), r"needs the task of x; call predict\(x, task=…\)")
 
 
 def test_predictions_need_data_first() -> None:

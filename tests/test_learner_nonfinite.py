@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from _learning import Agreement, Preferences, TinyResNet, assert_same, batch, complete_state, images
-from spcl.engine.engine import EagerEngine
+from spcl.engine import EagerEngine
 from spcl.errors import TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, ReplayBatch, Reservoir
@@ -325,7 +325,7 @@ def test_an_interrupted_step_has_not_happened() -> None:
 def test_a_batch_too_small_for_batch_norm_is_named_and_nothing_has_changed() -> None:
     learner = make_learner(SORO())
     before = complete_state(learner)
-    with pytest.raises(TaskError, match=r"task 'touchy': the model cannot take 1 samples .*more than 1 value"):
+    with pytest.raises(TaskError, match=r"task 'touchy': the model raised an error on 1 samples .*more than 1 value"):
         learner.step({**good_batches(3), "touchy": (images(1, 5), target(GOOD, 1))})
     assert_same(complete_state(learner), before)
 

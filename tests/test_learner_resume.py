@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from _learning import Preferences, TinyResNet, assert_same, batch, complete_state, images
 from spcl.checkpoint import write_checkpoint
 from spcl.errors import CheckpointError, SpclError
-from spcl.learner import Learner, StepOptions
+from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Memory, Reservoir
 from spcl.methods import ER, METHODS, SORO, SORODBT, Method, make_method
 from spcl.streams import ParallelStream, Timeline
@@ -120,7 +120,7 @@ def test_settings_come_back(tmp_path: Path) -> None:
     assert repr(loaded.method) == repr(learner.method)
     assert loaded.optimizer.defaults == learner.optimizer.defaults
     assert (loaded.memory.budget, loaded.memory.dtype, loaded.memory.device) == (9, torch.float64, torch.device("cpu"))
-    assert (loaded.options, loaded.seed) == (StepOptions(memory_batch=3, measure_stability=True), 11)
+    assert (loaded.memory_batch, loaded.measure_stability, loaded.seed) == (3, True, 11)
 
 
 def test_own_methods_and_memories_are_handed_back_by_their_maker(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_costs_follow_from_what_a_method_declares() -> None:
 @pytest.mark.parametrize("stability", [False, True])
 def test_the_gradients_of_the_table_are_those_that_are_held(name: str, stability: bool) -> None:
     learner = new_learner(make_method(name), "task")
-    learner.options.measure_stability = stability
+    learner.measure_stability = stability
     run(learner, 0)
     cost, tasks = cost_of(learner.method), 2  # at most at once, beside memory
     expected = eval(cost.gradients_with_stability if stability else cost.gradients, {"T": tasks})

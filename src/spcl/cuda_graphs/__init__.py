@@ -1,4 +1,4 @@
-"""The engine that captures the work of a step in CUDA graphs and replays them."""
+"""Engine that captures the work of a step as CUDA graphs. Internal: may change without notice."""
 
 from spcl.cuda_graphs.engine import CudaGraphEngine
 

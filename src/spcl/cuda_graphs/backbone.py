@@ -31,7 +31,7 @@ class BackboneGraphs:
         static = self._static_pass(x)
         if static is None:
             return self._model.backbone(x)  # type: ignore[no-any-return]
-        return _Replay.apply(self._gradients.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
+        return _BackboneFunction.apply(self._gradients.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
 
     def _static_pass(self, x: Tensor) -> "_StaticPass | None":
         """Return the graphs for these inputs; None in evaluation mode, and for the first batch of a size."""
@@ -39,7 +39,8 @@ class BackboneGraphs:
             return None
         key = self._capture.key(len(x), x)
         if key not in self._passes:
-            is_new, self._seen = key not in self._seen, self._seen | {key}
+            is_new = key not in self._seen
+            self._seen.add(key)
             if is_new or self._capture.unsupported is not None or len(self._passes) == MOST_GRAPHS:
                 return None
             self._passes[key] = _StaticPass(self._model, self._gradients, self._capture, x)
@@ -87,7 +88,7 @@ class _StaticPass:
         write_gradients(self._views, gradients)
 
 
-class _Replay(torch.autograd.Function):
+class _BackboneFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _tracked: Tensor, static: _StaticPass, x: Tensor) -> Tensor:
         ctx.static = static

@@ -15,7 +15,7 @@ MOST_KEYS = 1000
 
 
 class GraphCache:
-    """Replays small work that recurs.
+    """Cache of graphs for small, repeated work.
 
     A key identifies a kind of work; once a kind has run a few times it is captured. At most :data:`MOST_GRAPHS` graphs
     are kept, the oldest is evicted.

@@ -1,4 +1,4 @@
-"""Capturing work as CUDA graphs: launching its kernels one by one takes longer than running them."""
+"""Capture of work as CUDA graphs: launching kernels one by one takes longer than running them."""
 
 import sys
 import warnings

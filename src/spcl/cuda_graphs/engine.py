@@ -1,4 +1,4 @@
-"""The engine that replays CUDA graphs wherever the work of a step can be captured."""
+"""Engine that replays CUDA graphs wherever the work of a step can be captured."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from spcl.cuda_graphs.backbone import BackboneGraphs
 from spcl.cuda_graphs.cache import GraphCache
@@ -15,7 +16,7 @@ from spcl.cuda_graphs.gramian import GramianGraphs
 from spcl.cuda_graphs.penalty import PenaltyGraph
 from spcl.cuda_graphs.task_group import TaskGroupGraph
 from spcl.cuda_graphs.update import UpdateGraphs
-from spcl.engine.engine import EagerEngine
+from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.methods.base import Method, Output
@@ -26,7 +27,7 @@ Array = NDArray[np.float64]
 
 
 class CudaGraphEngine(EagerEngine):
-    """Computes what :class:`~spcl.engine.engine.EagerEngine` computes, from captured graphs.
+    """Computes what :class:`~spcl.engine.eager.EagerEngine` computes, from captured graphs.
 
     It decides for every piece of work whether it can be captured: whole gradients of classifiers with linear heads,
     those of all tasks at once for small networks, the backbone alone below other heads and losses, the orthogonality
@@ -48,10 +49,11 @@ class CudaGraphEngine(EagerEngine):
         self._penalty = PenaltyGraph(model, self.gradients, capture, alpha) if alpha > 0.0 else None
 
     @property
-    def capture_seconds(self) -> float:
-        """The time spent on capturing so far."""
+    def capture_seconds(self) -> float:  # type: ignore[override]
+        """The time spent so far on capturing work."""
         return self._capture.seconds
 
+    @override
     def begin(self, plan: ReductionPlan) -> None:
         """Start a step; the GPU computes the orthogonality gradient, which needs no samples, meanwhile."""
         super().begin(plan)
@@ -59,16 +61,16 @@ class CudaGraphEngine(EagerEngine):
             self._penalty.run()
         self._classifiers.begin()
 
+    @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        """Compute the gradients of the tasks' losses, in one graph if possible."""
         plain = self.method.has_plain_task_loss() and not self.method.stores_logits
         can_group = plain and self.gradients.plan.is_separate and self._classifiers.supports(batches)
         if can_group and self._task_group.run(batches):
             return {}
         return super().backward(batches)
 
+    @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
-        """Add the gradient of memory's loss on the ``draw``-th batch of the step."""
         if not (self.method.has_plain_memory_loss() and self._classifiers.supports(samples)):
             super().backward_replay(samples, inputs, draw)
             return
@@ -76,23 +78,25 @@ class CudaGraphEngine(EagerEngine):
         static = self._classifiers.run(index, samples, inputs)
         self._note_health(index, static.health, add=draw > 0)
 
+    @override
     def penalty_gradient(self) -> None:
         """Copy the orthogonality gradient, which :meth:`begin` has started, to its row."""
         assert self._penalty is not None
         self.gradients.penalty_row.copy_(self._penalty.gradient)
 
-    def present_update(self) -> None:
-        """Leave the combined update and the heads' gradients in the parameters' ``.grad``."""
-        super().present_update()
+    @override
+    def assign_grads(self) -> None:
+        super().assign_grads()
         for parameter, gradient in self._classifiers.head_gradients():
             if parameter.grad is not None:
                 gradient.add_(parameter.grad)
             parameter.grad = gradient  # always the same tensor, so that the optimiser's graph can be replayed
 
+    @override
     def update(self, optimizer: Optimizer) -> None:
-        """Make one step of the optimiser."""
         self._update.run(optimizer)
 
+    @override
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
         if not (self.method.has_plain_task_loss() and self._classifiers.supports([samples])):
             return super()._backward_task(index, samples)
@@ -100,11 +104,15 @@ class CudaGraphEngine(EagerEngine):
         self._note_health(index, static.health, add=False)
         return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
 
+    @override
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> list[Output]:
         return self.model.outputs(samples, inputs, self._backbone)
 
+    @override
     def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
         return self._gramian.measure(rows, numbers) if rows.is_cuda else super()._measure(rows, numbers)
 
+    @override
     def _copy_buffers(self) -> None:
-        self._copies.run(self._snapshot.generation, self._snapshot.copy)
+        if not self._snapshot.is_empty:  # an empty graph cannot be captured
+            self._copies.run(self._snapshot.generation, self._snapshot.copy)

@@ -43,7 +43,11 @@ class JointClassifier:
         weight = nn.Parameter(self._like.new_zeros(capacity, self._features))
         bias = nn.Parameter(self._like.new_zeros(capacity))
         self._outside = self._like.new_full((capacity, capacity), float("-inf"))
-        self.weight, self.bias, self.capacity = weight, bias, capacity  # now that there is room for all of it
+        self.weight, self.bias, self.capacity = (
+            weight,
+            bias,
+            capacity,
+        )  # last: an out-of-memory error keeps the old matrix
 
     def _move_in(self, task: Task) -> None:
         own = own_classes(task)

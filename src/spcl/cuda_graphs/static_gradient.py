@@ -1,4 +1,4 @@
-"""The gradient of one batch as fixed work on fixed tensors, which a CUDA graph can hold."""
+"""Gradient of one batch on static tensors, for capture."""
 
 from collections.abc import Callable, Sequence
 

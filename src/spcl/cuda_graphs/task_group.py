@@ -29,7 +29,8 @@ class TaskGroupGraph:
     """The gradients of the same tasks, each in a row of its own, in one graph once steps have become steady.
 
     They are computed side by side, unless forward passes change the backbone's buffers, as batch-norm does: then the
-    order of the tasks matters. Which of the two holds is found by a first, eager run.
+    order of the tasks matters. Which of the two holds is found by a first, eager run; buffers that change only in some
+    steps, by a condition evaluated on the device, are not recognised.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class TaskGroupGraph:
         """Compute the gradients of these tasks; return False, having done nothing, where there is no graph for them."""
         if self._gradients.length >= SMALL_NETWORK or self._capture.unsupported is not None:
             return False
-        self._classifiers.joint_classifier()  # first: it may move the heads, and a graph would not notice
+        self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
         assert self._classifiers.gradient is not None
         key = self._graph_key(samples)
         if key != self._key:

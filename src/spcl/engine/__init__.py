@@ -1,6 +1,7 @@
-"""What computes a step: the shared model, the gradient matrix, backward passes, the update."""
+"""Engines: the shared model, the gradient matrix, backward passes. Internal: may change without notice."""
 
-from spcl.engine.engine import EagerEngine, Engine
+from spcl.engine.base import Engine
+from spcl.engine.eager import EagerEngine
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, Scenario, SharedModel
 from spcl.engine.reduction import ReductionPlan

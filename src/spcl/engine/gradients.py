@@ -31,7 +31,8 @@ class GradientMatrix:
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
         health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
-        plan: of the present step.
+        plan: the reduction of the current step.
+        dtype, device: of the shared parameters.
 
     >>> weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     >>> gradients = GradientMatrix([weight])
@@ -43,7 +44,7 @@ class GradientMatrix:
     tensor([[3., 3.],
             [2., 4.]])
     >>> gradients.combine(np.array([1.0, 0.5]))
-    >>> gradients.present(0)
+    >>> gradients.assign_grads(0)
     >>> weight.grad
     tensor([4., 5.])
     """
@@ -84,8 +85,8 @@ class GradientMatrix:
         return self.buffer[: self.plan.rows]
 
     @property
-    def measured_rows(self) -> Tensor:
-        """The rows whose Gramian is needed: the orthogonality gradient, if there is one, is the last."""
+    def rows_with_penalty(self) -> Tensor:
+        """The accumulated gradients and, if there is one, the orthogonality gradient as the last row."""
         return self.buffer[: self.plan.rows + self._has_penalty]
 
     @property
@@ -95,7 +96,7 @@ class GradientMatrix:
 
     @property
     def open_row(self) -> Tensor:
-        """The row that backward passes accumulate in at present."""
+        """The row that the current backward pass accumulates in."""
         return self._row_tensors[self._open]
 
     @contextmanager
@@ -106,7 +107,7 @@ class GradientMatrix:
         self._open = self.plan.rows if is_scaled else row
         if is_scaled or row not in self._filled:
             self.open_row.zero_()
-        self.present(self._open)
+        self.assign_grads(self._open)
         yield
         if is_scaled:
             self._add_to(row, self.open_row, coefficient)
@@ -126,17 +127,17 @@ class GradientMatrix:
             self._filled.add(row)
 
     def mean_of_tasks(self, tasks: int) -> Tensor:
-        """Return the mean gradient of the first ``tasks`` gradients, once they are complete (``"sum"``: their sum)."""
+        """Return the mean of the first ``tasks`` gradients, once they are complete; not for the reduction ``"sum"``."""
         if self.plan.is_separate:
             return self.buffer[:tasks].mean(dim=0)
         return self.buffer[0] * float(self.plan.reduction[0, 0])
 
-    def penalty_mixing(self, decoupled: bool) -> Array:
+    def penalty_matrix(self, decoupled: bool) -> Array:
         """Return the matrix that adds the orthogonality gradient to every gradient of every row (Alg. 2, line 5)."""
-        mixing = np.eye(self.plan.rows, self.plan.rows + self._has_penalty)
+        matrix = np.eye(self.plan.rows, self.plan.rows + self._has_penalty)
         if self._has_penalty and not decoupled:
-            mixing[:, -1] = self.plan.accumulation.sum(axis=1)
-        return mixing
+            matrix[:, -1] = self.plan.accumulation.sum(axis=1)
+        return matrix
 
     def combine(self, weights: Array) -> None:
         """Form the weighted sum of the first rows in row 0 (Alg. 2, line 10)."""
@@ -158,8 +159,8 @@ class GradientMatrix:
 
     # -- the parameters' views
 
-    def present(self, row: int) -> None:
-        """Let the parameters' ``.grad`` be views of this row."""
+    def assign_grads(self, row: int) -> None:
+        """Assign views of this row to the parameters' ``.grad``."""
         for parameter, view in zip(self.parameters, self._views[row], strict=True):
             parameter.grad = view
 

@@ -18,7 +18,7 @@ Scenario = Literal["task", "class"]
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of one task on their way through the model."""
+    """A batch of one task: inputs, targets and, if replayed, stored logits."""
 
     task: Task
     x: Tensor
@@ -163,7 +163,7 @@ class SharedModel:
                 raise
             kind = " with targets ".join(describe(some, 1) for some in (x, *targets))
             whose = "" if task is None else f"task {task.name!r}: "
-            raise TaskError(f"{whose}the model cannot take {len(x)} samples of {kind}: {error}") from error
+            raise TaskError(f"{whose}the model raised an error on {len(x)} samples of {kind}: {error}") from error
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Which gradients are accumulated in which row, and what a method weighs of them."""
+"""Reduction of a step's gradients: none, mean or sum."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class ReductionPlan:
 
     Attributes:
         names: the gradients: tasks, then memory.
-        reduced_names: what the method weighs.
+        reduced_names: names of the reduced gradients.
         accumulation: A, rows × gradients.
         reduction: R, reduced gradients × rows.
         is_separate: whether every gradient has a row of its own.

@@ -17,7 +17,7 @@ class BufferSnapshot:
     A forward pass changes them in place, or puts other tensors in their place; both can be undone.
 
     Attributes:
-        generation: counts up when the buffers are others than before, so that their copies lie elsewhere.
+        generation: incremented when buffers are replaced and their copies reallocated.
     """
 
     def __init__(self, model: SharedModel) -> None:
@@ -30,7 +30,7 @@ class BufferSnapshot:
         self._zero = torch.zeros((), device=model.device)
 
     def refresh(self) -> None:
-        """Make room for copies of the buffers that the model has now."""
+        """Reallocate the copies if the set of buffers has changed."""
         modules = self._model.modules()
         if len(modules) != self._modules:
             self._modules = len(modules)
@@ -45,6 +45,11 @@ class BufferSnapshot:
             if buffer is not None:
                 by_dtype.setdefault(buffer.dtype, []).append(buffer)
         self._copies = [([buffer.clone() for buffer in some], some) for some in by_dtype.values()]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model has no buffers."""
+        return not self._copies
 
     @torch.no_grad()
     def copy(self) -> None:
@@ -63,7 +68,7 @@ class BufferSnapshot:
                     owner[name] = buffer
 
     def is_unchanged(self) -> bool:
-        """Return whether no buffer has changed since it was copied; waits for a GPU."""
+        """Return whether no buffer has changed since it was copied; synchronises with a GPU."""
         return all(map(is_, _buffers(self._owners), _buffers(self._held))) and all(
             torch.equal(copy, buffer)
             for copies, buffers in self._copies
@@ -72,11 +77,14 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Return a number that is finite exactly if all buffers are."""
+        """Return the summed norm of all floating-point buffers; non-finite if any buffer is."""
         return total_norm(_floating_point(_buffers(self._owners)), self._zero)
 
     def was_finite(self) -> bool:
-        """Return whether :meth:`norm` was finite before the step; with a mask of huge constants it never is."""
+        """Return whether :meth:`norm` was finite before the step.
+
+        Constant buffers whose squares overflow, such as masks of huge numbers, make it False in every step.
+        """
         copies = [copy for copies, _ in self._copies for copy in copies]
         return bool(total_norm(_floating_point(copies), self._zero).isfinite())
 

@@ -2,7 +2,6 @@
 
 from spcl.engine.model import Scenario
 from spcl.learner.learner import Batch, Learner
-from spcl.learner.options import StepOptions
 from spcl.learner.report import StepReport
 
-__all__ = ["Batch", "Learner", "Scenario", "StepOptions", "StepReport"]
+__all__ = ["Batch", "Learner", "Scenario", "StepReport"]

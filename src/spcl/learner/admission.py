@@ -29,7 +29,7 @@ class Admission:
         tasks = self._model.tasks
         if not batches:
             running = [name for name, task in tasks.items() if not task.finished]
-            raise TaskError(f"a step needs a batch of at least one task; running are {running}")
+            raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")
         for name, batch in batches.items():
             find_task(tasks, name)
             if not (isinstance(batch, tuple | list) and [isinstance(part, Tensor) for part in batch] == [True, True]):
@@ -65,7 +65,7 @@ class Admission:
         return feature_dim
 
     def _check_trainable(self) -> None:
-        """Refuse a backbone that was frozen or unfrozen: gradient matrix and optimiser are made for the others."""
+        """Refuse a backbone with parameters frozen or unfrozen since: the gradient matrix would not fit it."""
         if all(parameter.requires_grad == trainable for parameter, trainable in self._trainable.items()):
             return
         for name, parameter in self._model.backbone.named_parameters():
@@ -103,7 +103,7 @@ def find_task(tasks: Mapping[str, Task], name: str) -> Task:
 
 
 def check_arguments(backbone: object, method: object, memory: object, memory_batch: int | None) -> None:
-    """Refuse what is no backbone, method or memory for a new learner."""
+    """Validate the constructor arguments of a learner."""
     if not isinstance(backbone, nn.Module):
         raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
     for name, parameter in backbone.named_parameters():
@@ -115,6 +115,10 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
         raise SpclError(
             f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
         )
+    if method.elementwise and method.reduction != "none":
+        raise SpclError(f"{method!r} overrides combine, which needs reduction 'none', but it is {method.reduction!r}")
+    if method.edits_memory and method.reduction == "sum":
+        raise SpclError(f"{method!r} edits memory along the tasks' mean gradient, which reduction 'sum' does not keep")
     if not isinstance(memory, Memory | None):
         raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
     if memory_batch is not None and memory_batch < 1:

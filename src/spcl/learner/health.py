@@ -42,7 +42,7 @@ def find_faults(names: Sequence[str], health: Array, buffers_were_finite: Callab
 
 
 def add_row_norms(health: Array, squares: Array, largest: float) -> None:
-    """Complete the norms by those of the gradients' rows, given their squares.
+    """Add the norms of the gradients' rows, given their squares, in place.
 
     Squares above ``largest`` count as infinite: an optimiser that squares such a gradient overflows.
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.cuda_graphs import CudaGraphEngine
-from spcl.engine.engine import EagerEngine, Engine
+from spcl.engine.base import Engine
+from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, Scenario, SharedModel
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
@@ -20,14 +21,10 @@ from spcl.learner.optimizer import (
     add_head,
     check_new_head,
     make_optimizer,
-    optimizer_state,
-    restore_optimizer,
     saved_optimizer,
 )
-from spcl.learner.options import StepOptions
-from spcl.learner.random_state import random_state, set_random_state
 from spcl.learner.report import StepReport
-from spcl.learner.training import Training
+from spcl.learner.step_runner import StepRunner
 from spcl.memory import Memory
 from spcl.methods.base import Loss, Method, Task, classifier_task
 from spcl.stability import Stability
@@ -53,6 +50,12 @@ class Learner:
             gradient is then kept separately.
         capture: on a GPU, capture CUDA graphs and replay them; what cannot be captured runs eagerly.
         seed: of the initialisation of heads.
+
+    Attributes:
+        model: the backbone and the heads.
+        optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
+        memory, method, memory_batch, measure_stability: as given.
+        steps: the number of steps so far.
 
     >>> from spcl.methods import SORO
     >>> _ = torch.manual_seed(0)
@@ -86,7 +89,8 @@ class Learner:
         self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
         self.method = method
         self.memory = memory
-        self.options = StepOptions(memory_batch, measure_stability)
+        self.memory_batch = memory_batch
+        self.measure_stability = measure_stability
         self.capture = capture
         self.seed = seed
         self.steps = 0
@@ -97,7 +101,7 @@ class Learner:
 
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
-        self._training = Training(engine, self.model, self.method, self.memory, self.options)
+        self._runner = StepRunner(engine, self.model, self.method, self.memory)
 
     # -- tasks
 
@@ -173,10 +177,16 @@ class Learner:
 
         Args:
             batches: (inputs, targets) of any of the running tasks; their sizes may differ.
-            meanwhile: called once a GPU has its work, before it is waited for: a good time to fetch the next batches.
+            meanwhile: called when a GPU's work is queued, before the host synchronises; e.g. to fetch more batches.
         """
         samples = self._admitted(batches)
-        outcome, skipped = self._training.step(samples, self.optimizer, meanwhile)
+        outcome, skipped = self._runner.run(
+            samples,
+            self.optimizer,
+            memory_batch=self.memory_batch,
+            measure_stability=self.measure_stability,
+            meanwhile=meanwhile,
+        )
         self.steps += 1
         return StepReport(
             step=self.steps - 1,
@@ -211,7 +221,7 @@ class Learner:
     def logits(self, x: Tensor, task: str | None = None) -> Tensor:
         """Return the scores behind :meth:`predict`."""
         if task is None and self.scenario == "task":
-            raise TaskError("a task-incremental learner must be told the task: predict(x, task=…)")
+            raise TaskError("a task-incremental learner needs the task of x; call predict(x, task=…)")
         if task is None and not self.model.classifiers:
             raise TaskError("there is no classification task yet; call add_task first")
         chosen = None if task is None else find_task(self.tasks, task)
@@ -224,7 +234,7 @@ class Learner:
 
     # -- checkpoints
 
-    def save(self, path: str | os.PathLike[str], **sources: states.Stateful) -> None:
+    def save(self, path: str | os.PathLike[str], /, **sources: states.Stateful) -> None:
         """Write a checkpoint, from which :meth:`load` continues exactly.
 
         One safetensors file, without pickle, checksummed, replaced atomically; the previous one stays beside it.
@@ -241,29 +251,26 @@ class Learner:
         write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
 
     def _state(self) -> dict[str, Any]:
-        return {
-            "learner": {
-                "scenario": self.scenario,
-                "memory_batch": self.options.memory_batch,
-                "autocast": self.model.autocast is not None,
-                "measure_stability": self.options.measure_stability,
-                "capture": self.capture,
-                "seed": self.seed,
-                "steps": self.steps,
-                "feature_dim": self.model.feature_dim,
-            },
-            "tasks": [states.task_state(task) for task in self.tasks.values()],
-            "backbone": states.module_state(self.model.backbone),
-            "optimizer": optimizer_state(self.optimizer),
-            "method": states.method_state(self.method),
-            "memory": states.memory_state(self.memory),
-            "random": random_state(),
+        settings = {
+            "scenario": self.scenario,
+            "memory_batch": self.memory_batch,
+            "autocast": self.model.autocast is not None,
+            "measure_stability": self.measure_stability,
+            "capture": self.capture,
+            "seed": self.seed,
+            "steps": self.steps,
+            "feature_dim": self.model.feature_dim,
         }
+        return {"learner": settings} | states.parts_state(self._parts())
+
+    def _parts(self) -> states.Parts:
+        return states.Parts(self.model, self.optimizer, self.method, self.memory)
 
     @classmethod
     def load(
         cls,
         checkpoint: str | os.PathLike[str] | Mapping[str, Any],
+        /,
         *,
         backbone: nn.Module,
         method: Method | None = None,
@@ -288,7 +295,7 @@ class Learner:
         """
         state = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
         states.check_state(state, backbone, sources)
-        settings, tasks = state["learner"], state["tasks"]
+        settings = state["learner"]
         learner = cls(
             backbone,
             states.saved_method(state["method"], method),
@@ -298,15 +305,5 @@ class Learner:
             **{name: settings[name] for name in ("scenario", "memory_batch", "measure_stability", "capture", "seed")},
         )
         learner.steps = settings["steps"]
-        learner.tasks.update(states.restored_tasks(tasks, heads or {}, backbone, learner.model.device))
-        if settings["feature_dim"] is not None:
-            learner.model.build_heads(settings["feature_dim"])
-        states.restore_heads(learner.tasks, tasks)
-        restore_optimizer(learner.optimizer, state["optimizer"], learner.tasks)
-        learner.method.load_state_dict(state["method"]["state"])
-        states.restore_memory(learner.memory, state["memory"])
-        for name, source in sources.items():
-            source.load_state_dict(state["sources"][name])
-        states.restore_module(backbone, state["backbone"])
-        set_random_state(state["random"])
+        states.restore_parts(learner._parts(), state, heads or {}, sources)
         return learner

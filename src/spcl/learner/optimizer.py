@@ -72,7 +72,7 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def saved_optimizer(saved: Mapping[str, Any]) -> MakeOptimizer:
-    """Return what makes an optimiser of the saved class and defaults."""
+    """Return a factory of the saved optimiser class with its defaults."""
     kind = getattr(torch.optim, saved["class"], None)
     if kind is None:
         raise CheckpointError(f"the optimiser {saved['class']!r} is not one of torch.optim; pass optimizer=")

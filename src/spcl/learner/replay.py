@@ -9,7 +9,6 @@ from torch import Tensor
 
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
-from spcl.learner.options import StepOptions
 from spcl.memory import Memory, ReplayBatch
 from spcl.methods.base import Method
 
@@ -28,17 +27,16 @@ class ReplayedSamples:
 class Replay:
     """Draws the replay batches of a step."""
 
-    def __init__(self, model: SharedModel, method: Method, memory: Memory | None, options: StepOptions) -> None:
+    def __init__(self, model: SharedModel, method: Method, memory: Memory | None) -> None:
         self._model = model
         self._method = method
         self._memory = memory
-        self._options = options
 
-    def size(self, batches: Sequence[Samples]) -> int:
-        """Return how many samples are replayed beside these batches; 0 while memory has none."""
+    def size(self, batches: Sequence[Samples], batch_size: int | None) -> int:
+        """Return how many samples are replayed: by default as the largest batch has, and 0 while memory has none."""
         if self._memory is None or not len(self._memory):
             return 0
-        return self._options.memory_batch or max(len(group.x) for group in batches)
+        return batch_size or max(len(group.x) for group in batches)
 
     def draw(self, count: int, gradients: GradientMatrix) -> ReplayedSamples:
         """Draw samples; ``gradients`` holds those of the tasks, along which an editing method looks ahead."""

@@ -9,7 +9,7 @@ __all__ = ["StepReport"]
 
 @dataclass(frozen=True)
 class StepReport:
-    """What :meth:`Learner.step` did; stability measures are computed on access, from T×T matrices.
+    """Result of one :meth:`Learner.step`; stability measures are computed on access, from T×T matrices.
 
     Attributes:
         step: the number of the step, from 0.

@@ -2,7 +2,7 @@
 
 import torch
 
-from spcl.engine.engine import Engine
+from spcl.engine.base import Engine
 from spcl.memory import Memory
 from spcl.methods.base import Method
 

@@ -1,32 +1,22 @@
-"""The parts of a learner as plain data and tensors, and back."""
+"""State of a learner's parts as plain data and tensors."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import spcl.memory
+from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
+from spcl.learner.optimizer import optimizer_state, restore_optimizer
+from spcl.learner.random_state import random_state, set_random_state
 from spcl.memory import Memory
 from spcl.methods import make_method
 from spcl.methods.base import Loss, Method, Task, classifier_task, describe
 
-__all__ = [
-    "Heads",
-    "Stateful",
-    "check_state",
-    "memory_state",
-    "method_state",
-    "module_state",
-    "restore_heads",
-    "restore_memory",
-    "restore_module",
-    "restored_tasks",
-    "saved_memory",
-    "saved_method",
-    "task_state",
-]
+__all__ = ["Heads", "Parts", "Stateful", "check_state", "parts_state", "restore_parts", "saved_memory", "saved_method"]
 
 Heads = Mapping[str, tuple[nn.Module, Loss]]
 
@@ -55,17 +45,44 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(state['sources'])}")
 
 
+class Parts(NamedTuple):
+    """The parts of a learner that have a state."""
+
+    model: SharedModel
+    optimizer: Optimizer
+    method: Method
+    memory: Memory | None
+
+
+def parts_state(parts: Parts) -> dict[str, Any]:
+    """Return the state of a learner's parts, and of the global random number generators."""
+    return {
+        "tasks": [_task_state(task) for task in parts.model.tasks.values()],
+        "backbone": _uncompiled(parts.model.backbone).state_dict(),
+        "optimizer": optimizer_state(parts.optimizer),
+        "method": _method_state(parts.method),
+        "memory": _memory_state(parts.memory),
+        "random": random_state(),
+    }
+
+
+def restore_parts(parts: Parts, state: Mapping[str, Any], heads: Heads, sources: Mapping[str, Stateful]) -> None:
+    """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit."""
+    model = parts.model
+    model.tasks.update(_restored_tasks(state["tasks"], heads, model.backbone, model.device))
+    if state["learner"]["feature_dim"] is not None:
+        model.build_heads(state["learner"]["feature_dim"])
+    _restore_heads(model.tasks, state["tasks"])
+    restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
+    parts.method.load_state_dict(state["method"]["state"])
+    _restore_memory(parts.memory, state["memory"])
+    for name, source in sources.items():
+        source.load_state_dict(state["sources"][name])
+    _uncompiled(model.backbone).load_state_dict(state["backbone"])
+    set_random_state(state["random"])
+
+
 # -- modules
-
-
-def module_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a module, compiled or not."""
-    return _uncompiled(module).state_dict()
-
-
-def restore_module(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Restore a module, compiled or not, from :func:`module_state`."""
-    _uncompiled(module).load_state_dict(saved)
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
@@ -87,23 +104,23 @@ def _check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> No
 # -- tasks
 
 
-def task_state(task: Task) -> dict[str, Any]:
+def _task_state(task: Task) -> dict[str, Any]:
     """Return a task and the weights of its head."""
     return {
         "name": task.name,
         "classes": task.classes,
         "finished": task.finished,
         "signature": task.signature,
-        "left_out": task.skipped,
+        "left_out": task.skipped,  # keys of existing files
         "left_out_in_a_row": task.skipped_in_a_row,
         "head": None if task.head is None else task.head.state_dict(),
     }
 
 
-def restored_tasks(
+def _restored_tasks(
     saved: list[dict[str, Any]], heads: Heads, backbone: nn.Module, device: torch.device
 ) -> dict[str, Task]:
-    """Return the tasks of :func:`task_state`; the heads of classifiers are still missing."""
+    """Return the tasks of :func:`_task_state`; the heads of classifiers are still missing."""
     _check_apart(backbone, heads)
     tasks: dict[str, Task] = {}
     for entry in saved:
@@ -112,7 +129,7 @@ def restored_tasks(
     return tasks
 
 
-def restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
+def _restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
     """Restore the weights of all heads."""
     for entry in saved:
         head = tasks[entry["name"]].head
@@ -150,7 +167,7 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, offset: int, device: 
 # -- method and memory
 
 
-def method_state(method: Method) -> dict[str, Any]:
+def _method_state(method: Method) -> dict[str, Any]:
     """Return a method: its name, its settings and its state."""
     return {
         "name": method.name,
@@ -166,10 +183,10 @@ def saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
     try:
         return method or make_method(saved["name"], **saved["settings"])
     except SpclError as error:
-        raise CheckpointError(f"the checkpoint's method cannot be made anew: {error}; pass method=") from error
+        raise CheckpointError(f"the checkpoint's method cannot be recreated: {error}; pass method=") from error
 
 
-def memory_state(memory: Memory | None) -> dict[str, Any] | None:
+def _memory_state(memory: Memory | None) -> dict[str, Any] | None:
     """Return a memory: its policy, its budget and its content."""
     if memory is None:
         return None
@@ -193,7 +210,7 @@ def saved_memory(saved: Mapping[str, Any] | None) -> Memory | None:
     return kind(saved["budget"], device=saved["device"], dtype=dtype)  # type: ignore[no-any-return]
 
 
-def restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None) -> None:
+def _restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None) -> None:
     """Restore the content of a memory."""
     if memory is None:
         return

@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spcl.engine.engine import Engine
+from spcl.engine.base import Engine
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
 from spcl.learner.health import add_row_norms, find_faults
-from spcl.learner.options import StepOptions
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
 from spcl.memory import ReplayBatch
@@ -28,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Outcome:
-    """What a step computed.
+    """Outcome of a step's computation.
 
     Without ``faults`` the update is in the ``.grad`` of backbone and heads. With them there is none: the step must be
     undone, and may be repeated without the faulty gradients.
@@ -54,32 +53,35 @@ class Outcome:
 class Step:
     """Computes the update of a step."""
 
-    def __init__(
-        self, engine: Engine, method: Method, replay: Replay, rollback: Rollback, options: StepOptions
-    ) -> None:
+    def __init__(self, engine: Engine, method: Method, replay: Replay, rollback: Rollback) -> None:
         self._engine = engine
         self._gradients = engine.gradients
         self._method = method
         self._replay = replay
         self._rollback = rollback
-        self._options = options
 
     def compute_update(
-        self, outcome: Outcome, batches: Sequence[Samples], replayed: int, meanwhile: Callable[[], object] | None
+        self,
+        outcome: Outcome,
+        batches: Sequence[Samples],
+        replayed: int,
+        separate: bool,
+        meanwhile: Callable[[], object] | None,
     ) -> None:
-        """Compute the update from these batches and so many replayed samples: Algorithm 2, lines 3 to 10.
+        """Compute the update from the tasks' batches and ``replayed`` samples of memory: Algorithm 2, lines 3 to 10.
 
         Args:
             outcome: receives what the step computes.
             batches: the samples of the tasks in training (lines 2 and 4).
-            replayed: how many samples of finished tasks are drawn from memory; their gradient is one more :math:`g_i`.
-            meanwhile: is called while a GPU computes, before it is waited for.
+            replayed: the number of samples drawn from memory; their gradient is one more :math:`g_i`.
+            separate: keep every gradient separately, so that their stability can be measured.
+            meanwhile: called when the GPU's work is queued, before the host synchronises.
         """
         engine, alpha = self._engine, self._method.settings.alpha
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
-        engine.begin(self._plan(names))
+        engine.begin(self._plan(names, separate))
         with outcome.timed("tasks"):
-            outcome.logits = engine.backward(batches)  # lines 3 to 7: ∇ℓ_i of the shared parameters and of head i
+            outcome.logits = engine.backward(batches)  # lines 3, 4 and 7: g_i, and the gradient of head i
         if replayed:
             with outcome.timed("memory"):
                 self._backward_replay(outcome, replayed)
@@ -89,28 +91,26 @@ class Step:
         if meanwhile is not None:
             meanwhile()
         with outcome.timed("weighting"):
-            gramian, health = engine.gramian(self._needs_gramian())  # the one wait for a GPU
+            gramian, health = engine.gramian(self._needs_gramian())  # the only host–device synchronisation
             self._check_health(outcome, gramian, health)
             if not outcome.faults:
                 weights = self._weigh(outcome, gramian)  # line 9: Ĝ = G M, as the weights of G's columns
                 self._combine(outcome, weights, gramian)  # line 10: the update Ĝ W
         if not outcome.faults:
-            engine.present_update()  # lines 6 and 10: the optimiser's step follows
+            engine.assign_grads()  # lines 6 and 10: the optimiser's step follows
 
-    def _plan(self, names: list[str]) -> ReductionPlan:
-        """Plan the reduction of the step's gradients; the weights of a ``"sum"`` are needed before they exist."""
+    def _plan(self, names: list[str], separate: bool) -> ReductionPlan:
+        """Plan the reduction of the step's gradients; the weights of a ``"sum"`` are computed first, from the names."""
         weights: list[float] = []
         if self._method.reduction == "sum":
             unknown = Gradients(tuple(names), np.full(len(names), np.nan), None)
             weights = self._method_weights(unknown).values.tolist()
-        return ReductionPlan.make(
-            names, self._method.reduction, separate=self._options.measure_stability, weights=weights
-        )
+        return ReductionPlan.make(names, self._method.reduction, separate=separate, weights=weights)
 
     def _backward_replay(self, outcome: Outcome, count: int) -> None:
-        """Add the gradients of the replay batches; samples that the model cannot take are a fault of memory.
+        """Add the gradients of the replay batches; a batch on which the model raises marks memory as faulty.
 
-        A head with batch-norm, for example, cannot be trained on a single sample; the next draw is another one.
+        A head with batch-norm, for example, cannot be trained on a single sample; the next step draws others.
         """
         try:
             for draw in range(self._method.draws):
@@ -120,7 +120,7 @@ class Step:
         except (RuntimeError, ValueError) as error:
             if isinstance(error, SpclError) or is_out_of_memory(error):
                 raise
-            outcome.faults[MEMORY] = f"the model cannot take the samples drawn: {error}"
+            outcome.faults[MEMORY] = f"the model raised an error on the replay batch: {error}"
 
     def _needs_gramian(self) -> bool:
         return self._gradients.plan.is_separate or (self._method.reduction == "mean" and self._method.uses_gramian)
@@ -131,14 +131,14 @@ class Step:
         if gramian is not None and plan.is_separate:
             largest = torch.finfo(self._gradients.dtype).max
             add_row_norms(health, gramian.diagonal()[: len(plan.names)], largest)
-        present = [name for name in plan.names if name not in outcome.faults]
-        outcome.faults |= find_faults(present, health[: len(present)], self._rollback.buffers_were_finite)
-        outcome.losses = dict(zip(present, health[:, 0].tolist(), strict=False))
+        computed = [name for name in plan.names if name not in outcome.faults]
+        outcome.faults |= find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
+        outcome.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
 
     def _weigh(self, outcome: Outcome, gramian: Array | None) -> Array | None:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
         plan, decoupled = self._gradients.plan, self._method.settings.decoupled
-        mixing = self._gradients.penalty_mixing(decoupled)
+        mixing = self._gradients.penalty_matrix(decoupled)
         before = None if gramian is None else mixing @ gramian @ mixing.T
         if plan.is_separate:
             outcome.before = torch.from_numpy(before)
@@ -175,7 +175,7 @@ class Step:
         return weights
 
     def _combine(self, outcome: Outcome, weights: Array | None, gramian: Array | None) -> None:
-        """Form the update in the first row; where it is not finite, all tasks are at fault."""
+        """Combine the rows in row 0; if the result is not finite, all tasks are faulty."""
         if weights is None:
             self._gradients.apply(self._method.combine, self._method.settings.decoupled)
         else:
@@ -185,7 +185,7 @@ class Step:
             outcome.faults = {name: reason for name in outcome.losses if name != MEMORY}
 
     def _is_surely_finite(self, weights: Array | None, gramian: Array | None) -> bool:
-        """Return whether the rows' norms bound the update, so that it need not be looked at."""
+        """Return whether Σ|w_i|·‖g_i‖ shows that the update is finite, without computing its norm."""
         if weights is None or gramian is None:
             return False
         sizes = np.abs(weights)

@@ -1,4 +1,4 @@
-"""What a method is: the losses of tasks and memory, the reduction of their gradients, and the weighting."""
+"""Base class of methods; tasks, outputs and what a weighting sees."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +27,9 @@ __all__ = [
     "Reduction",
     "Task",
     "Weights",
+    "classifier_task",
+    "describe",
+    "describe_samples",
 ]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -64,7 +67,7 @@ class Task:
     signature: tuple[str, str] | None = None
     skipped: int = 0
     skipped_in_a_row: int = 0
-    _kind: object = None  # of the last batch found to fit the signature: comparing kinds is faster
+    _kind: object = None  # cache: kind of the last batch that fitted the signature
 
     def check_batch(self, x: Tensor, y: Tensor) -> None:
         """Refuse a batch that does not fit this task."""
@@ -153,7 +156,7 @@ class MethodSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Gradients:
-    """What a weighting sees of the gradients of a step.
+    """Input of a weighting: names, losses and Gramian of the reduced gradients.
 
     Attributes:
         names: the tasks in the order they were added, then ``"memory"`` once it holds samples. With ``reduction =
@@ -190,7 +193,7 @@ class Weights:
 
 
 class LookAhead(Protocol):
-    """What :meth:`Method.edit` can evaluate while it edits replayed samples."""
+    """Access to the model for :meth:`Method.edit`."""
 
     def loss(self, inputs: Sequence[Tensor]) -> Tensor:
         """Return the summed loss of the samples in evaluation mode, with these inputs instead of the stored ones."""
@@ -239,6 +242,7 @@ class Method:
     stores_logits: ClassVar[bool] = False
     edits_memory: ClassVar[bool] = False
     joint_logits: ClassVar[bool] = False
+    order: ClassVar[float]
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     settings: MethodSettings
 

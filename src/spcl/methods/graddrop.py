@@ -51,14 +51,14 @@ class GradDrop(Method):
         super().__init__(**settings)
         self._steps = 0
 
-    def combine(self, rows: Tensor) -> Tensor:
+    def combine(self, gradients: Tensor) -> Tensor:
         """Return the update, which overwrites the first row."""
         seed = np.random.SeedSequence((self.settings.seed, self._steps)).generate_state(1)
-        generator = torch.Generator(rows.device).manual_seed(int(seed[0]))
+        generator = torch.Generator(gradients.device).manual_seed(int(seed[0]))
         self._steps += 1
-        for chunk in rows.split(CHUNK, dim=1):  # type: ignore[no-untyped-call]
+        for chunk in gradients.split(CHUNK, dim=1):  # type: ignore[no-untyped-call]
             chunk[0].copy_(self._choose(chunk, generator))
-        return rows[0]
+        return gradients[0]
 
     def _choose(self, chunk: Tensor, generator: torch.Generator) -> Tensor:
         positive, negative = chunk.clamp(min=0.0).sum(dim=0), chunk.clamp(max=0.0).sum(dim=0)

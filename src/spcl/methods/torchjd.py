@@ -110,12 +110,12 @@ class _GramianTorchJD(TorchJD):
 class _ElementwiseTorchJD(TorchJD):
     """An aggregator that needs the gradients themselves."""
 
-    def combine(self, rows: Tensor) -> Tensor:
+    def combine(self, gradients: Tensor) -> Tensor:
         """Return the aggregation of the gradients."""
-        if len(rows) == 1 and COUNT in inspect.signature(self.aggregator).parameters:
-            return rows[0]  # TorchJD's NashMTL, a bargain between tasks, fails for a single one
-        rule = self._rule_for([str(row) for row in range(len(rows))], rows)
-        return self._apply(rule, rule, rows)
+        if len(gradients) == 1 and COUNT in inspect.signature(self.aggregator).parameters:
+            return gradients[0]  # TorchJD's NashMTL, a bargain between tasks, fails for a single one
+        rule = self._rule_for([str(row) for row in range(len(gradients))], gradients)
+        return self._apply(rule, rule, gradients)
 
 
 def aggregators() -> dict[str, type[Aggregator]]:

@@ -1,4 +1,4 @@
-"""Training steps that survive faulty gradients: a step is undone and repeated without them."""
+"""Steps that skip faulty gradients: a step is undone and repeated without them."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -6,43 +6,41 @@ from time import perf_counter
 
 from torch.optim import Optimizer
 
-from spcl.engine.engine import Engine
+from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
-from spcl.learner.options import StepOptions
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
 from spcl.learner.step import Outcome, Step
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
 
-__all__ = ["Training"]
+__all__ = ["StepRunner"]
 
 WARN_AFTER = 3
 
 
-class Training:
-    """Makes complete steps: the update, what method and memory learn of it, and the tasks that are skipped."""
+class StepRunner:
+    """Runs one step after another: computes and applies the update, then shows it to method and memory."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        model: SharedModel,
-        method: Method,
-        memory: Memory | None,
-        options: StepOptions,
-    ) -> None:
+    def __init__(self, engine: Engine, model: SharedModel, method: Method, memory: Memory | None) -> None:
         self._engine = engine
         self._model = model
         self._method = method
         self._memory = memory
-        self._replay = Replay(model, method, memory, options)
+        self._replay = Replay(model, method, memory)
         self._rollback = Rollback(engine, method, memory, model.device)
-        self._step = Step(engine, method, self._replay, self._rollback, options)
+        self._step = Step(engine, method, self._replay, self._rollback)
 
-    def step(
-        self, samples: Sequence[Samples], optimizer: Optimizer, meanwhile: Callable[[], object] | None
+    def run(
+        self,
+        samples: Sequence[Samples],
+        optimizer: Optimizer,
+        *,
+        memory_batch: int | None,
+        measure_stability: bool,
+        meanwhile: Callable[[], object] | None,
     ) -> tuple[Outcome, dict[str, str]]:
-        """Make one step; return its outcome and the gradients that were skipped, with the reason.
+        """Run one step; return its outcome and the gradients that were skipped, with the reason.
 
         If it raises, everything but an interrupted optimiser is as it was before.
         """
@@ -53,13 +51,13 @@ class Training:
         outcome, skipped, healthy = Outcome(), dict[str, str](), samples
         try:
             while healthy:
-                replayed = 0 if MEMORY in skipped else self._replay.size(healthy)
-                self._step.compute_update(outcome, healthy, replayed, meanwhile)
+                replayed = 0 if MEMORY in skipped else self._replay.size(healthy, memory_batch)
+                self._step.compute_update(outcome, healthy, replayed, measure_stability, meanwhile)
                 if not outcome.faults:
                     break
                 skipped |= outcome.faults
                 meanwhile = None  # it has been called
-                self._undo(optimizer, draws=MEMORY not in skipped)  # a memory at fault draws other samples next time
+                self._undo(optimizer, draws=MEMORY not in skipped)  # a faulty memory draws other samples next time
                 healthy = [group for group in samples if group.task.name not in skipped]
                 outcome = Outcome(seconds=outcome.seconds)
             begin = perf_counter()
@@ -80,7 +78,7 @@ class Training:
         optimizer.zero_grad(set_to_none=True)
 
     def _observe(self, samples: Sequence[Samples], outcome: Outcome) -> None:
-        """Pass the losses to the method, and edits and samples to memory."""
+        """Pass the losses to the method, and the edited and new samples to memory."""
         if not samples:
             return
         self._method.after_step(outcome.losses)

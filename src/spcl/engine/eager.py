@@ -1,16 +1,17 @@
-"""What a step asks of an engine, and the engine that runs every operation eagerly."""
+"""Engine that runs every operation eagerly."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from spcl.aggregation.gramians import gramian_and_numbers
+from spcl.engine.base import Engine
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
@@ -18,63 +19,13 @@ from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import add_orthogonality_gradient
 
-__all__ = ["EagerEngine", "Engine"]
+__all__ = ["EagerEngine"]
 
 Array = NDArray[np.float64]
 
 
-class Engine(Protocol):
-    """Computes the gradients of a step and applies its update; what it computes does not depend on how.
-
-    Attributes:
-        gradients: the gradients of the shared parameters, and the health of every gradient.
-    """
-
-    gradients: GradientMatrix
-
-    @property
-    def capture_seconds(self) -> float:
-        """The time spent so far on capturing work."""
-        ...
-
-    def begin(self, plan: ReductionPlan) -> None:
-        """Start a step: gradients are accumulated anew."""
-        ...
-
-    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        """Compute the gradients of the tasks' losses; return the logits by task, for methods that store them."""
-        ...
-
-    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
-        """Add the gradient of memory's loss on the ``draw``-th batch of the step."""
-        ...
-
-    def penalty_gradient(self) -> None:
-        """Compute α times the gradient of the orthogonality penalty."""
-        ...
-
-    def gramian(self, needed: bool) -> tuple[Array | None, Array]:
-        """Return the Gramian of the rows, if needed, and the health of every gradient, on the host.
-
-        This is where a step waits for a GPU.
-        """
-        ...
-
-    def present_update(self) -> None:
-        """Leave the combined update and the heads' gradients in the parameters' ``.grad``."""
-        ...
-
-    def update(self, optimizer: Optimizer) -> None:
-        """Make one step of the optimiser."""
-        ...
-
-    def snapshot(self) -> BufferSnapshot:
-        """Copy the model's buffers; the step can be undone from the copy."""
-        ...
-
-
-class EagerEngine:
-    """The engine that runs every operation as it comes, on any device."""
+class EagerEngine(Engine):
+    """Engine that runs every operation eagerly, on any device."""
 
     def __init__(self, model: SharedModel, method: Method) -> None:
         self.model = model
@@ -82,19 +33,14 @@ class EagerEngine:
         self.gradients = GradientMatrix([p for p in model.backbone.parameters() if p.requires_grad])
         self._snapshot = BufferSnapshot(model)
 
-    @property
-    def capture_seconds(self) -> float:
-        """The time spent so far on capturing work: none."""
-        return 0.0
-
+    @override
     def begin(self, plan: ReductionPlan) -> None:
-        """Start a step: gradients are accumulated anew."""
         self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
 
+    @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        """Compute the gradients of the tasks' losses one after the other."""
         logits = {}
         for index, samples in enumerate(batches):
             with self.model.task_errors(samples.task, samples.x, samples.y):
@@ -103,41 +49,41 @@ class EagerEngine:
                 logits[samples.task.name] = value
         return logits
 
+    @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
-        """Add the gradient of memory's loss on the ``draw``-th batch of the step."""
         loss = self.method.memory_loss(self._forward(samples, inputs), draw)
         with self._gradient(len(self.gradients.plan.names) - 1, loss, samples, add=draw > 0):
             loss.backward()  # type: ignore[no-untyped-call]
 
+    @override
     def penalty_gradient(self) -> None:
-        """Compute α times the gradient of the orthogonality penalty in closed form."""
         row = self.gradients.penalty_row.zero_()
         views = dict(zip(self.gradients.parameters, self.gradients.views(row), strict=True))
         add_orthogonality_gradient(self.model.backbone, views, self.method.settings.alpha)
 
+    @override
     def gramian(self, needed: bool) -> tuple[Array | None, Array]:
-        """Return the Gramian of the rows, if needed, and the health of every gradient, on the host."""
         health = self.gradients.health[: len(self.gradients.plan.names)]
         if not needed:
             return None, health.cpu().numpy()
-        products, numbers = self._measure(self.gradients.measured_rows, health.view(-1))
+        products, numbers = self._measure(self.gradients.rows_with_penalty, health.view(-1))
         return products, numbers.reshape(health.shape)
 
-    def present_update(self) -> None:
-        """Leave the combined update and the heads' gradients in the parameters' ``.grad``."""
-        self.gradients.present(0)
+    @override
+    def assign_grads(self) -> None:
+        self.gradients.assign_grads(0)
 
+    @override
     def update(self, optimizer: Optimizer) -> None:
-        """Make one step of the optimiser."""
         optimizer.step()
 
+    @override
     def snapshot(self) -> BufferSnapshot:
-        """Copy the model's buffers; the step can be undone from the copy."""
         self._snapshot.refresh()
         self._copy_buffers()
         return self._snapshot
 
-    # -- what other engines do in their own way
+    # -- hooks for subclasses
 
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
         """Compute the gradient of one task's loss; return its logits."""

@@ -1,0 +1,65 @@
+"""Interface of an engine: what a step asks for."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import Samples
+from spcl.engine.reduction import ReductionPlan
+from spcl.engine.snapshot import BufferSnapshot
+
+__all__ = ["Engine"]
+
+Array = NDArray[np.float64]
+
+
+class Engine(ABC):
+    """Computes the gradients of a step and applies its update; all engines give the same results up to rounding.
+
+    Attributes:
+        gradients: the gradients of the shared parameters, and the health of every gradient.
+        capture_seconds: the time spent so far on capturing work.
+    """
+
+    gradients: GradientMatrix
+    capture_seconds: float = 0.0
+
+    @abstractmethod
+    def begin(self, plan: ReductionPlan) -> None:
+        """Start a step: gradients are accumulated from zero."""
+
+    @abstractmethod
+    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
+        """Compute the gradients of the tasks' losses; return the logits by task, for methods that store them."""
+
+    @abstractmethod
+    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
+        """Add the gradient of memory's loss on the ``draw``-th replay batch of the step."""
+
+    @abstractmethod
+    def penalty_gradient(self) -> None:
+        """Compute α times the gradient of the orthogonality penalty."""
+
+    @abstractmethod
+    def gramian(self, needed: bool) -> tuple[Array | None, Array]:
+        """Return the Gramian of the rows, if needed, and the health of every gradient, on the host.
+
+        This is the only host–device synchronisation of a step.
+        """
+
+    @abstractmethod
+    def assign_grads(self) -> None:
+        """Assign the combined update and the heads' gradients to the parameters' ``.grad``."""
+
+    @abstractmethod
+    def update(self, optimizer: Optimizer) -> None:
+        """Make one step of the optimiser."""
+
+    @abstractmethod
+    def snapshot(self) -> BufferSnapshot:
+        """Copy the model's buffers, so that the step can be undone."""
