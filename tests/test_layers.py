@@ -72,11 +72,26 @@ def imports() -> dict[str, dict[str, str]]:
 def imported_modules(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide what is imported"
         names = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+        names = [node.args[0].value] if isinstance(node.args[0], ast.Constant) else []
     else:
         names = []
     return [name for name in names if name.split(".")[0] == "spcl"]
+
+
+def test_no_packages_import_each_other() -> None:
+    graph = imports()
+
+    def reaches(package: str, path: tuple[str, ...]) -> None:
+        assert package not in path, " → ".join((*path, package))
+        for name in graph.get(package, {}):
+            reaches(name, (*path, package))
+
+    for package in PACKAGES:
+        reaches(package, ())
 
 
 def test_the_diagram_shows_every_package() -> None:

@@ -302,7 +302,7 @@ class Wrong(Method):
 @pytest.mark.parametrize(
     ("answer", "found"), [(Weights(torch.ones(5)), r"\(5,\)"), (torch.ones(2), "Tensor"), (None, "NoneType")]
 )
-def test_a_weighting_of_ones_own_must_give_a_weight_for_each_column(
+def test_a_weighting_of_ones_own_must_give_a_weight_for_each_gradient(
     answer: object, found: str, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Wrong, "reduction", reduction)

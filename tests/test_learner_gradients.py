@@ -213,7 +213,7 @@ LEAN = [ER, Preferences, LossWeighted, GramianWeighted]
 @pytest.mark.parametrize("broken", ["none", "first", "last"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "alpha", "decoupled"])
 @pytest.mark.parametrize("method", LEAN)
-def test_folding_on_the_way_gives_the_update_of_the_full_matrix(
+def test_a_reduction_gives_the_update_of_the_full_matrix(
     method: type[Method], settings: dict[str, float], broken: str, memory: bool
 ) -> None:
     lean, full = (trained_learner(method(**settings), memory=memory, measure_stability=full) for full in (False, True))

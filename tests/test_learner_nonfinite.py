@@ -201,7 +201,7 @@ def test_a_faulty_memory_is_skipped_and_reported(method: type[Method]) -> None:
 
 
 @EVERY_METHOD
-def test_a_draw_that_the_model_cannot_take_costs_one_rehearsal_not_the_step(method: Callable[[], Method]) -> None:
+def test_a_replay_batch_that_the_model_refuses_is_skipped_and_the_step_made(method: Callable[[], Method]) -> None:
     """Batch-norm refuses to be trained on one sample; which samples are drawn is up to chance."""
     learner = Learner(TinyResNet(), method(), memory=Reservoir(6), memory_batch=2)
     learner.add_task("a", classes=2)

@@ -121,14 +121,14 @@ class Life(RuleBasedStateMachine):
             self.train_once(batches, bad)
 
     def train_once(self, batches: dict[str, tuple[Tensor, Tensor]], bad: list[str]) -> None:
-        rehearses = self.learner.memory is not None and len(self.learner.memory) > 0
+        replays = self.learner.memory is not None and len(self.learner.memory) > 0
         heads = {name: copy.deepcopy(t.head.state_dict()) for name, t in self.learner.tasks.items() if t.head}
         shared = copy.deepcopy(self.learner.model.backbone.state_dict())
         report = self.learner.step(batches)
-        self.note_step(batches, bad, rehearses, report)
+        self.note_step(batches, bad, replays, report)
         if set(bad) == set(batches):
             assert_same(self.learner.model.backbone.state_dict(), shared)
-        if self.learner.scenario == "task" and not rehearses:
+        if self.learner.scenario == "task" and not replays:
             for name in (heads.keys() - batches.keys()) | (heads.keys() & set(bad)):
                 assert_same(self.learner.tasks[name].head.state_dict(), heads[name])
 
@@ -137,9 +137,9 @@ class Life(RuleBasedStateMachine):
         x = inputs(count, seed) * (torch.nan if bad else 1.0)
         return x, torch.ones(count, 2) if classes is None else torch.arange(count) % classes
 
-    def note_step(self, batches: dict[str, Any], bad: list[str], rehearses: bool, report: StepReport) -> None:
+    def note_step(self, batches: dict[str, Any], bad: list[str], replays: bool, report: StepReport) -> None:
         trained = [name for name in self.course.tasks if name in batches and name not in bad]
-        assert list(report.losses) == trained + ["memory"] * bool(rehearses and trained)
+        assert list(report.losses) == trained + ["memory"] * bool(replays and trained)
         assert list(report.skipped) == bad
         assert report.step == self.course.steps
         self.course.steps += 1
@@ -168,7 +168,7 @@ class Life(RuleBasedStateMachine):
     def predict_over_all_classes(self, count: int) -> None:
         x, classes = inputs(count, 5), self.course.classes()
         if self.learner.scenario == "task" or not classes or not self.course.features_known:
-            self.refused(lambda: self.learner.predict(x), "told the task|no classification task|no data yet")
+            self.refused(lambda: self.learner.predict(x), "needs the task of x|no classification task|no data yet")
             return
         found = self.learner.predict(x)
         assert self.learner.logits(x).shape == (count, len(classes))

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from spcl.data import ImageData
 
@@ -40,15 +40,15 @@ class DataSummary(_Record):
             classes=data.classes,
         )
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        """Accept the text that earlier versions wrote."""
+    def from_text(cls, text: str) -> Self | None:
+        """Return the summary of the text that earlier versions wrote; None for any other text."""
         pattern = r"\w+\(['\"](.*)['\"]: (\d+) \+ (\d+) samples of ([\d×]+), (\d+) classes\)"
-        if isinstance(value, str) and (found := re.fullmatch(pattern, value)):
-            name, train, test, shape, classes = found.groups()
-            return {"name": name, "train": train, "test": test, "shape": shape.split("×"), "classes": classes}
-        return value
+        if (found := re.fullmatch(pattern, text)) is None:
+            return None
+        name, train, test, shape, classes = found.groups()
+        sizes = tuple(map(int, shape.split("×")))
+        return cls(name=name, train=int(train), test=int(test), shape=sizes, classes=int(classes))
 
     def __str__(self) -> str:
         shape = "×".join(map(str, self.shape))
@@ -65,10 +65,10 @@ class TaskResult(_Record):
 class Environment(_Record):
     """Versions and hardware that a run was made with."""
 
-    spcl: str
-    torch: str
-    python: str
-    device: str
+    spcl: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    device: str | None = None
     threads: int | None = None
     git: str | None = None
 
@@ -84,7 +84,7 @@ class RunResult(_Record):
         fingerprint: checksum of the data.
         confusion: for every task how often each of its classes (rows) was predicted as each class (columns).
         filters: statistics of the filters of every convolution (paper, §5.5); None where they are not finite.
-        left_out: the number of steps in which a task was skipped because its loss or gradient was not finite.
+        left_out: (a key of existing files) the number of steps in which a task was skipped because its loss or gradient was not finite.
         steps: the number of training steps.
         timeline: the first and last step of every task.
         environment: versions and hardware.
@@ -116,6 +116,11 @@ class RunResult(_Record):
     timeline: tuple[tuple[int, int], ...] = ()
     environment: Environment | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _data_of_earlier_versions(cls, value: Any) -> Any:
+        return DataSummary.from_text(value) if isinstance(value, str) else value
 
     @classmethod
     def parse(cls, content: Any) -> Self | None:
