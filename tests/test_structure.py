@@ -25,12 +25,9 @@ def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> int:
-    """The lines of a function without its docstring; of a command also without its signature, which is its help."""
-    first, last = function.body[0], function.body[-1]
-    has_docstring = ast.get_docstring(function) is not None
-    documented = (first.end_lineno or 0) - first.lineno + 1 if has_docstring else 0
-    is_command = path.parent.name == "cli"
-    return (last.end_lineno or 0) - (first.lineno if is_command else function.lineno) + 1 - documented
+    """The lines of a function; of a command without its signature, which is its help."""
+    begin = function.body[0].lineno if path.parent.name == "cli" else function.lineno
+    return (function.end_lineno or 0) - begin + 1
 
 
 @by_module

@@ -40,10 +40,7 @@ class StepRunner:
         measure_stability: bool,
         meanwhile: Callable[[], object] | None,
     ) -> tuple[Outcome, dict[str, str]]:
-        """Run one step; return its outcome and the gradients that were skipped, with the reason.
-
-        If it raises, everything but an interrupted optimiser is as it was before.
-        """
+        """Run one step, or undo it if it raises; return its outcome and why gradients were skipped."""
         captured = self._engine.capture_seconds
         if not self._model.backbone.training:
             self._model.backbone.train()

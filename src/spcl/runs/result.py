@@ -84,7 +84,8 @@ class RunResult(_Record):
         fingerprint: checksum of the data.
         confusion: for every task how often each of its classes (rows) was predicted as each class (columns).
         filters: statistics of the filters of every convolution (paper, §5.5); None where they are not finite.
-        left_out: (a key of existing files) the number of steps in which a task was skipped because its loss or gradient was not finite.
+        left_out: (a key of existing files) steps in which a task was skipped because its loss or gradient was not
+            finite.
         steps: the number of training steps.
         timeline: the first and last step of every task.
         environment: versions and hardware.
