@@ -1,8 +1,10 @@
 """The online learner: one model, any number of sources, tasks that come and go, no known end."""
 
+from spcl.batches import Batch, BatchLike
 from spcl.engine.model import Scenario
-from spcl.learner.learner import Batch, Learner
+from spcl.learner.fitting import MomentLike
+from spcl.learner.learner import Learner
 from spcl.learner.options import StepOptions
 from spcl.learner.report import StepReport
 
-__all__ = ["Batch", "Learner", "Scenario", "StepOptions", "StepReport"]
+__all__ = ["Batch", "BatchLike", "Learner", "MomentLike", "Scenario", "StepOptions", "StepReport"]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import spcl.memory
 from spcl.errors import CheckpointError, SpclError
+from spcl.learner.admission import check_method
 from spcl.memory import Memory
 from spcl.methods import make_method
 from spcl.methods.base import Loss, Method, Task, classifier_task, describe
@@ -26,6 +27,7 @@ __all__ = [
     "saved_memory",
     "saved_method",
     "task_state",
+    "uncompiled",
 ]
 
 Heads = Mapping[str, tuple[nn.Module, Loss]]
@@ -49,7 +51,7 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
     """Refuse a state that is not that of a learner with this backbone and these sources."""
     if missing := sorted(PARTS - state.keys()):
         raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
-    _check_fits("the backbone", _uncompiled(backbone), state["backbone"])
+    _check_fits("the backbone", uncompiled(backbone), state["backbone"])
     for name in sources:
         if name not in state["sources"]:
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(state['sources'])}")
@@ -60,15 +62,16 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
 
 def module_state(module: nn.Module) -> dict[str, Tensor]:
     """Return the state of a module, compiled or not."""
-    return _uncompiled(module).state_dict()
+    return uncompiled(module).state_dict()
 
 
 def restore_module(module: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Restore a module, compiled or not, from :func:`module_state`."""
-    _uncompiled(module).load_state_dict(saved)
+    uncompiled(module).load_state_dict(saved)
 
 
-def _uncompiled(module: nn.Module) -> nn.Module:
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was applied to, or the module itself."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -161,6 +164,8 @@ def method_state(method: Method) -> dict[str, Any]:
 
 def saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
     """Return the given method, if it is the saved one, or a new one with the saved settings."""
+    if method is not None:
+        check_method(method)
     if method is not None and method.name != saved["name"]:
         raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
     try:
