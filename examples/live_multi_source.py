@@ -8,7 +8,8 @@ Three simulated sensors of a machine, each with its own driver and rate, train o
 - `load` predicts the load of the machine (squared error), at a low rate, and its driver fails after a while;
 - `acoustic` classifies which of three gears is engaged (cross-entropy), and is added after a third of the steps.
 
-No source waits for another. The figure shows the stability of the gradients before and after SORO.
+No source waits for another; one that is silent for more than a second is named beside the losses. The figure shows the
+stability of the gradients before and after SORO.
 """
 
 import argparse
@@ -143,7 +144,8 @@ def run(steps: int, console: Console) -> tuple[Learner, LiveStream, History]:
             if step >= steps * 2 // 3 and "load" in stream.failed:
                 stream.restart("load", driver("load", 4))
                 history.add_event("load is restarted")
-            bars.update(bar, completed=step, description=describe(history.reports[-1]))
+            stalled = [f"{name} silent for {lag:.0f} s" for name, lag in stream.lag.items() if lag > 1.0]
+            bars.update(bar, completed=step, description="  ".join([describe(history.reports[-1]), *stalled]))
             if step == steps:
                 break
     return learner, stream, history
@@ -160,14 +162,15 @@ def describe(report: StepReport) -> str:
 
 
 def show_table(learner: Learner, stream: LiveStream, console: Console) -> None:
-    table = Table("source", "batches", "failures", "score on new data")
+    table = Table("source", "batches", "failures", "score on new data", "last batch")
     for name, task in learner.tasks.items():
         generator = torch.Generator().manual_seed(99)
         pairs = [SOURCES[name][0](generator) for _ in range(20)]
         found, y = learner.predict(torch.cat([x for x, _ in pairs]), task=name), torch.cat([y for _, y in pairs])
         score = f"{(found == y).float().mean():.1%} right" if task.classes else f"off by {(found - y).abs().mean():.3f}"
         failures = stream.failures[name].count if name in stream.failures else 0
-        table.add_row(name, str(stream.delivered[name]), str(failures), score)
+        last_seen = f"{time.time() - stream.last_seen[name]:.1f} s ago"
+        table.add_row(name, str(stream.delivered[name]), str(failures), score, last_seen)
     console.print(table)
 
 

@@ -2,12 +2,22 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import (
+    cross_entropy,
+    hinge_embedding_loss,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    poisson_nll_loss,
+    smooth_l1_loss,
+)
 
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from spcl.errors import SpclError, TaskError
@@ -39,7 +49,7 @@ def labels(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-X, HEAD = images(3, 9), nn.Linear(8, 2)
+X, HEAD, HEAD_1 = images(3, 9), nn.Linear(8, 2), nn.Linear(8, 1)
 BAD_STEPS = {
     "no task": (
         lambda learner: learner.step({}),
@@ -47,9 +57,9 @@ BAD_STEPS = {
     ),
     "unknown task": (step(radar=batch(4, 2, 1)), r"no task 'radar'; there are \['done', 'lidar', .*add_task"),
     "finished task": (step(done=batch(4, 2, 1)), r"task 'done' is finished"),
-    "not a pair": (step(new=X), r"task 'new': a batch is a pair of tensors \(inputs, targets\), but it is tensor"),
+    "not a pair": (step(new=X), r"task 'new': a batch is a pair of tensors .*\(inputs, targets\), but it is a Tensor"),
     "not tensors": (step(new=(X, [0, 1, 0])), r"task 'new': a batch is a pair of tensors"),
-    "nothing": (step(new=None), r"task 'new': a batch is a pair of tensors .* but it is None"),
+    "nothing": (step(new=None), r"task 'new': a batch is a pair of tensors .* but it is a NoneType"),
     "empty batch": (step(new=(X[:0], labels())), r"task 'new': the batch is empty \(x has shape \(0, 2, 4, 4\)\)"),
     "no batch dimension": (
         step(new=(torch.tensor(1.0), labels(0))),
@@ -147,7 +157,7 @@ def check_refused(learner: Learner, call: Callable[[Learner], object], words: st
 
 def test_predictions_need_a_task_where_it_is_not_known() -> None:
     learner = make_learner("task")
-    check_refused(learner, lambda learner: learner.predict(X), r"needs the task of x; call predict\(x, task=…\)")
+    check_refused(learner, lambda learner: learner.predict(X), r"needs the task of x; pass task=, one of \['done', ")
 
 
 def test_predictions_need_data_first() -> None:
@@ -314,6 +324,115 @@ def test_a_weighting_of_ones_own_must_give_a_weight_for_each_gradient(
     assert learner.steps == 0
 
 
+class Nameless(Method):
+    def weigh(self, gradients: Gradients) -> Weights:
+        return Weights(torch.ones(len(gradients.names)))
+
+
+class WithoutSettings(Nameless):
+    name = "without-settings"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class NamelessWithoutSettings(Nameless):
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+@pytest.mark.parametrize("name", [None, "", 3])
+def test_a_method_must_declare_a_name(name: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name is not None:
+        monkeypatch.setattr(Nameless, "name", name, raising=False)
+    words = rf"the method test_learner_bad_calls.Nameless has the name {name!r}; declare .* name = 'nameless'"
+    with pytest.raises(SpclError, match=words):
+        Nameless()
+
+
+def test_an_incomplete_method_can_be_printed_and_is_refused_by_the_learner() -> None:
+    assert repr(NamelessWithoutSettings()) == "NamelessWithoutSettings()"
+    with pytest.raises(SpclError, match=r"NamelessWithoutSettings has the name None; declare"):
+        Learner(TinyResNet(), NamelessWithoutSettings())
+    with pytest.raises(SpclError, match=r"WithoutSettings\(\) has no settings; call super\(\).__init__"):
+        Learner(TinyResNet(), WithoutSettings())
+
+
+def test_a_checkpoint_is_loaded_with_a_complete_method(tmp_path: Path) -> None:
+    make_learner().save(tmp_path / "c")
+    heads = {name: (nn.Linear(8, 2), mse_loss) for name in ("speed", "newer")}
+    for method, words in ((NamelessWithoutSettings(), "has the name None"), ("soro", "the method must be one such as")):
+        with pytest.raises(SpclError, match=words):
+            Learner.load(tmp_path / "c", backbone=TinyResNet(dropout=0.2), heads=heads, method=method)
+
+
+def test_batches_may_be_numpy_arrays() -> None:
+    x, y = batch(5, 3, 1)
+    read_only = x.numpy().copy()
+    read_only.setflags(write=False)
+    outcomes = []
+    for pair in ((x, y), (x.numpy(), y.numpy()), (read_only, y), (x.numpy()[::-1].copy()[::-1], y.numpy())):
+        learner = Learner(TinyResNet(), SORO(), memory=Reservoir(9))
+        learner.add_task("a", classes=3)
+        learner.step({"a": pair})
+        assert torch.equal(learner.predict(pair[0], task="a"), learner.predict(x, task="a"))
+        outcomes.append(complete_state(learner))
+    for found in outcomes[1:]:
+        assert_same(found, outcomes[0])
+
+
+def test_numpy_arrays_that_are_no_numbers_are_refused() -> None:
+    check_refused(
+        make_learner(),
+        step(new=(np.array(["a", "b"]), labels(0, 1))),
+        r"task 'new': a NumPy array of type <U1 and shape \(2,\) cannot become a tensor",
+    )
+
+
+def squared(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).square().mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(mse_loss, l1_loss, smooth_l1_loss, huber_loss, nn.MSELoss()),
+        *(squared, poisson_nll_loss, hinge_embedding_loss),
+        lambda output, y: mse_loss(target=y, input=output.exp()),
+    ],
+)
+@pytest.mark.parametrize(("outputs", "targets"), [((), (1,)), ((1,), ()), ((1,), (1, 1))])
+@pytest.mark.parametrize("samples", [1, 4])
+def test_targets_that_broadcast_against_the_outputs_are_refused(
+    loss: Any, outputs: tuple[int, ...], targets: tuple[int, ...], samples: int
+) -> None:
+    learner = make_learner()
+    learner.add_task("a", head=nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)) if outputs == () else HEAD_1, loss=loss)
+    before = complete_state(learner)
+    with pytest.raises(TaskError, match=r"task 'a': its loss broadcasts shapes .*; give targets of the output's shape"):
+        learner.step({"a": (images(samples, 1), torch.ones(samples, *targets))})
+    assert_same(complete_state(learner), before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (cross_entropy, torch.tensor([0, 1, 1])),
+        (lambda output, y: mse_loss(output[:, 0], y), torch.ones(3)),
+        (lambda output, y: mse_loss(output, y[:, None].expand_as(output)), torch.ones(3)),
+        (lambda output, y: mse_loss(output[:, :1], y[:, None]), torch.ones(3)),
+        (lambda output, y: (y @ output).square().mean(), torch.ones(3)),
+        (lambda output, y: torch.maximum(0.9 * (y - output), 0.1 * (output - y)).mean(), torch.ones(3, 1)),  # quantiles
+        (lambda output, y: (output[:, :1] - output[:, 0]).sub(y[:, None] - y).abs().mean(), torch.ones(3)),  # pairs
+        (lambda output, y: (output.softmax(dim=1) * y).sum(), torch.ones(3, 2)),
+    ],
+)
+def test_losses_that_match_shapes_themselves_are_accepted(loss: Any, targets: Tensor) -> None:
+    learner = make_learner()
+    learner.add_task("a", head=nn.Linear(8, 2), loss=loss)
+    assert not learner.step({"a": (X, targets)}).skipped
+
+
 def test_a_task_without_any_data_may_finish() -> None:
     for memory in (None, BalancedCoreset(4), Reservoir(4)):
         learner = Learner(TinyResNet(), SORO(), memory=memory)
@@ -325,3 +444,18 @@ def test_a_task_without_any_data_may_finish() -> None:
         learner.add_task("b", head=nn.Linear(8, 2), loss=cross_entropy)
         report = learner.step({"b": batch(4, 2, 1)})
         assert list(report.losses) == (["b"] if memory is None else ["b", "memory"])
+
+
+class Combining(Method):
+    name = "combining"
+    reduction = "mean"
+
+    def combine(self, gradients: Tensor) -> Tensor:
+        return gradients.sum(dim=0)
+
+
+def test_an_elementwise_rule_needs_separate_gradients() -> None:
+    with pytest.raises(
+        SpclError, match=r"Combining\(\) overrides combine, which needs reduction 'none', but it is 'mean'"
+    ):
+        Learner(TinyResNet(), Combining())

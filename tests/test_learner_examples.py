@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spcl.checkpoint import read_checkpoint
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -35,4 +37,50 @@ def test_live_sources_join_late_die_and_come_back(
     assert rows["load"][1] == 1
     assert rows["load"][0] > 60 // 20, "it did not come back"
     assert rows["vibration"][0] > rows["acoustic"][0] > 0
+    assert len(re.findall(r"│ \d+\.\d s ago", printed)) == 3
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+SHORT = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ("demo", "live_multi_source")]
+
+
+@pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)
+def test_examples_are_short_and_listed(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+    assert f"(examples/{path.name})" in (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+
+
+def printed_by(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_own_method_helps_the_task_with_small_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    found = dict(re.findall(r"(\w+)\(.*\): ([\d.]+)%", printed_by("own_method", capsys)))
+    assert float(found["Balanced"]) > float(found["ER"])
+
+
+def test_regression_and_multilabel_sources_are_learnt(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_by("regression_and_multilabel", capsys)
+    found = {name: float(score) for name, score in re.findall(r"(\w+): ([\d.]+) ", printed)}
+    assert found["quadrant"] > 0.9
+    assert found["radius"] < 0.05
+    assert found["tags"] < 0.3
+
+
+def test_schedule_and_clipping_resume_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_by("schedule_and_clipping", capsys)
+    assert "identical after loading: True" in printed
+    assert float(re.findall(r"sum: ([\d.]+)%", printed)[0]) > 95
+
+
+def test_live_training_resumes_after_a_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["live_resume.py", str(tmp_path / "checkpoint")])
+    printed = printed_by("live_resume", capsys)
+    assert "crashed: power cut" in printed
+    assert re.search(r"resumed after \d+ steps", printed)
+    assert "finished after" in printed
+    delivered = read_checkpoint(tmp_path / "checkpoint")["sources"]["stream"]["delivered"]
+    assert delivered == {"left": 150, "upper": 100}

@@ -151,6 +151,13 @@ def test_vectors_work_in_the_precision_of_the_gradients() -> None:
     ("name", "settings", "message"),
     [
         ("torchjd:Constant", {}, "weights must be given"),
+        (
+            "torchjd:CAGrad",
+            {},
+            r"'torchjd:CAGrad': c must be given, because torchjd.aggregation.CAGrad .* float, .*c=…",
+        ),
+        ("torchjd:CAGrad", {"norm_eps": 0.1}, "c must be given"),
+        ("torchjd:FairGrad", {"alpha": 0.1}, "alpha_ must be given"),
         ("torchjd:Constant", {"weights": "many"}, "weights = 'many'"),
         ("torchjd:MGDA", {"epsilon": -1.0}, "method 'torchjd:MGDA': epsilon must be positive"),
         ("torchjd:MGDA", {"epsilom": 1.0}, "did you mean 'epsilon'\\?"),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -216,6 +217,68 @@ def test_invalid_batches_are_failures(yielded: Any) -> None:
     ) as stream:
         assert list(stream) == []
     assert [type(failure.exception) for failure in failures] == [DataError]
+
+
+def test_numpy_batches_become_tensors() -> None:
+    buffer = np.zeros((2, 3), dtype=np.float32)
+
+    def driver() -> Iterator[tuple[Any, Any]]:
+        for number in range(3):
+            buffer[:] = number  # the driver's own memory, which it uses again
+            yield buffer, np.array([number, number])
+
+    with LiveStream({"numpy": driver()}, patience=LONG) as stream:
+        moments = list(stream)
+    assert not stream.failures
+    pairs = [moment.batches["numpy"] for moment in moments if moment.batches]
+    assert [x.tolist() for x, _ in pairs] == [[[number] * 3] * 2 for number in range(3)]
+    assert [(x.dtype, y.dtype, y.tolist()) for x, y in pairs] == [
+        (torch.float32, torch.int64, [number] * 2) for number in range(3)
+    ]
+
+
+def test_arrays_that_cannot_become_tensors_are_named() -> None:
+    with LiveStream({"odd": [(np.array([None]), np.zeros(1))]}, patience=LONG) as stream:
+        assert list(stream) == []
+    assert "type object and shape (1,) cannot become a tensor" in str(stream.failures["odd"].exception)
+
+
+def test_a_stalled_source_is_shown() -> None:
+    stalled, sound = Feed(), Feed()
+    with LiveStream({"stalled": stalled, "sound": sound, "paused": counting(9)}, capacity=2, patience=LONG) as stream:
+        begin = time.time()
+        stalled.push(0)
+        wait_until(lambda: "stalled" in stream.last_seen and len(stream._sources["paused"].queue) == 2)
+        assert begin <= stream.last_seen["stalled"] <= time.time()
+        assert "sound" not in stream.last_seen
+        time.sleep(0.05)
+        sound.push(0)
+        wait_until(lambda: "sound" in stream.last_seen)
+        assert stream.last_seen["sound"] > stream.last_seen["stalled"]
+        wait_until(lambda: stream.lag["stalled"] > 0.1)
+        stalled.push(1)
+        wait_until(lambda: stream.lag["stalled"] < 0.1)
+        assert stream.lag["paused"] == 0.0  # it waits for the learner, not the learner for it
+        for feed in (stalled, sound):
+            feed.finish()
+        list(stream)
+        assert stream.lag == {}
+        assert set(stream.last_seen) == {"stalled", "sound", "paused"}
+
+
+def test_a_source_that_never_begins_is_shown_too() -> None:
+    opened = threading.Event()
+
+    class Connecting:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            opened.wait(LONG)
+            return counting(1)
+
+    with LiveStream({"slow": Connecting()}, patience=LONG) as stream:
+        wait_until(lambda: stream.lag["slow"] > 0.01)
+        assert stream.last_seen == {}
+        opened.set()
+        assert numbers(list(stream), "slow") == [0]
 
 
 @pytest.mark.parametrize("error", [SystemExit, StopIteration, KeyboardInterrupt])

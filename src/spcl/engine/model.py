@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from spcl.engine.broadcasting import RefuseBroadcast
 from spcl.errors import SpclError, TaskError, is_out_of_memory
 from spcl.methods.base import Output, Task, describe
 
-__all__ = ["Samples", "Scenario", "SharedModel"]
+__all__ = ["Samples", "Scenario", "SharedModel", "checked_loss"]
 
 Scenario = Literal["task", "class"]
 
@@ -119,13 +120,7 @@ class SharedModel:
                     f"the backbone must give a tensor of features, but it gives a {type(features).__name__}"
                 )
             if group.task.classes is None:
-                loss = group.task.loss(self._head_output(group.task, features), group.y.to(self.device))
-                if not isinstance(loss, Tensor):
-                    raise TaskError(f"task {group.task.name!r}: its loss must be a tensor, but it is {loss!r:.80}")
-                if loss.ndim != 0:
-                    raise TaskError(
-                        f"task {group.task.name!r}: its loss must be one number, but has shape {tuple(loss.shape)}"
-                    )
+                checked_loss(group.task, self._head_output(group.task, features), group.y.to(self.device))
                 return None
         if features.ndim != 2:
             raise TaskError(
@@ -137,6 +132,12 @@ class SharedModel:
     def modules(self) -> list[nn.Module]:
         """Return the backbone and the heads that exist."""
         return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
+
+    def head(self, task: Task) -> nn.Module:
+        """Return the head of a task; a classifier has none before its first batch."""
+        if task.head is None:
+            raise TaskError(f"task {task.name!r} has seen no data yet")
+        return task.head
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all heads that exist."""
@@ -184,9 +185,7 @@ class SharedModel:
         return torch.cat([self._head_output(task, features) for task in self.classifiers], dim=1)
 
     def _head_output(self, task: Task, features: Tensor) -> Tensor:
-        if task.head is None:
-            raise TaskError(f"task {task.name!r} has seen no data yet")
-        value: Tensor = task.head(features)
+        value: Tensor = self.head(task)(features)
         return value.float() if value.dtype == self.autocast else value  # losses are computed in full precision
 
     def _output(self, group: Samples, features: Tensor, joint: Tensor | None) -> Output:
@@ -202,3 +201,14 @@ class SharedModel:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
+
+
+def checked_loss(task: Task, output: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of a task with a custom head, or raise an error if it is not one number of matching samples."""
+    with RefuseBroadcast(task.name, output, targets):
+        loss: object = task.loss(output, targets)
+    if not isinstance(loss, Tensor):
+        raise TaskError(f"task {task.name!r}: its loss must be a tensor, but it is {loss!r:.80}")
+    if loss.ndim != 0:
+        raise TaskError(f"task {task.name!r}: its loss must be one number, but has shape {tuple(loss.shape)}")
+    return loss

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
+from spcl.batches import BatchLike, as_batch
 from spcl.engine.model import Samples, SharedModel
-from spcl.errors import SpclError, TaskError
+from spcl.errors import DataError, SpclError, TaskError
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Loss, Method, Task, describe_samples
 
-__all__ = ["Admission", "Batch", "check_arguments", "check_new_task", "find_task"]
-
-Batch = tuple[Tensor, Tensor]
+__all__ = ["Admission", "check_arguments", "check_method", "check_new_task", "find_task", "samples_of"]
 
 
 class Admission:
@@ -23,20 +22,16 @@ class Admission:
         self._memory = memory
         self._trainable = {parameter: parameter.requires_grad for parameter in model.backbone.parameters()}
 
-    def check(self, batches: Mapping[str, Batch]) -> list[Samples]:
+    def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
         self._check_trainable()
         tasks = self._model.tasks
         if not batches:
             running = [name for name, task in tasks.items() if not task.finished]
             raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")
-        for name, batch in batches.items():
+        for name in batches:
             find_task(tasks, name)
-            if not (isinstance(batch, tuple | list) and [isinstance(part, Tensor) for part in batch] == [True, True]):
-                raise TaskError(
-                    f"task {name!r}: a batch is a pair of tensors (inputs, targets), but it is {batch!r:.80}"
-                )
-        samples = [Samples(task, *batches[name]) for name, task in tasks.items() if name in batches]
+        samples = [samples_of(task, batches[name]) for name, task in tasks.items() if name in batches]
         for group in samples:
             group.task.check_batch(group.x, group.y)
             if self._memory is not None:
@@ -95,6 +90,14 @@ class Admission:
             )
 
 
+def samples_of(task: Task, batch: BatchLike) -> Samples:
+    """Return a batch as samples of the task, or raise an error that names the task."""
+    try:
+        return Samples(task, *as_batch(batch))
+    except DataError as error:
+        raise TaskError(f"task {task.name!r}: {error}") from None
+
+
 def find_task(tasks: Mapping[str, Task], name: str) -> Task:
     """Return the task of this name, or raise an error that lists the tasks."""
     if name not in tasks:
@@ -111,20 +114,28 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
             raise SpclError(
                 f"the backbone's parameter {name!r} has no shape yet; run a batch through the backbone first"
             )
-    if not isinstance(method, Method):
-        raise SpclError(
-            f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
-        )
-    if method.elementwise and method.reduction != "none":
-        raise SpclError(f"{method!r} overrides combine, which needs reduction 'none', but it is {method.reduction!r}")
-    if method.edits_memory and method.reduction == "sum":
-        raise SpclError(f"{method!r} edits memory along the tasks' mean gradient, which reduction 'sum' does not keep")
+    check_method(method)
     if not isinstance(memory, Memory | None):
         raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
     if memory_batch is not None and memory_batch < 1:
         raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
     if memory is not None and memory.buffers:
         raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
+
+
+def check_method(method: object) -> None:
+    """Refuse what is no method, or one without name or settings."""
+    if not isinstance(method, Method):
+        raise SpclError(
+            f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
+        )
+    method.check_declared()
+    if not hasattr(method, "settings"):
+        raise SpclError(f"{method!r} has no settings; call super().__init__(**settings) in its __init__")
+    if method.elementwise and method.reduction != "none":
+        raise SpclError(f"{method!r} overrides combine, which needs reduction 'none', but it is {method.reduction!r}")
+    if method.edits_memory and method.reduction == "sum":
+        raise SpclError(f"{method!r} edits memory along the tasks' mean gradient, which reduction 'sum' does not keep")
 
 
 def check_new_task(

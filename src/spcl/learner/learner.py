@@ -2,12 +2,13 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from spcl.batches import BatchLike
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.cuda_graphs import CudaGraphEngine
 from spcl.engine.base import Engine
@@ -15,7 +16,8 @@ from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, Scenario, SharedModel
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.admission import Admission, Batch, check_arguments, check_new_task, find_task
+from spcl.learner.admission import Admission, check_arguments, check_new_task, find_task
+from spcl.learner.fitting import Fitting, MomentLike
 from spcl.learner.optimizer import (
     MakeOptimizer,
     add_head,
@@ -23,18 +25,17 @@ from spcl.learner.optimizer import (
     make_optimizer,
     saved_optimizer,
 )
+from spcl.learner.prediction import Predictor
 from spcl.learner.report import StepReport
 from spcl.learner.step_runner import StepRunner
 from spcl.memory import Memory
 from spcl.methods.base import Loss, Method, Task, classifier_task
 from spcl.stability import Stability
 
-__all__ = ["Batch", "Learner"]
-
-PREDICT_BATCH = 1024
+__all__ = ["Learner"]
 
 
-class Learner:
+class Learner(Predictor):
     """Trains one shared backbone, with a head per task, on any number of sources at once.
 
     Args:
@@ -86,7 +87,7 @@ class Learner:
         seed: int = 0,
     ) -> None:
         check_arguments(backbone, method, memory, memory_batch)
-        self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
+        super().__init__(SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits))
         self.method = method
         self.memory = memory
         self.memory_batch = memory_batch
@@ -106,24 +107,9 @@ class Learner:
     # -- tasks
 
     @property
-    def scenario(self) -> Scenario:
-        """Task-incremental or class-incremental."""
-        return self.model.scenario
-
-    @property
-    def tasks(self) -> dict[str, Task]:
-        """All tasks ever added, in that order."""
-        return self.model.tasks
-
-    @property
     def active_tasks(self) -> list[str]:
         """The tasks that are not finished."""
         return [name for name, task in self.tasks.items() if not task.finished]
-
-    @property
-    def classes(self) -> list[tuple[str, int]]:
-        """(task, label) of every class seen, in the order of class-incremental predictions."""
-        return [(task.name, label) for task in self.model.classifiers for label in range(task.classes or 0)]
 
     def add_task(
         self, name: str, *, classes: int | None = None, head: nn.Module | None = None, loss: Loss | None = None
@@ -168,7 +154,7 @@ class Learner:
 
     # -- training
 
-    def step(self, batches: Mapping[str, Batch], meanwhile: Callable[[], object] | None = None) -> StepReport:
+    def step(self, batches: Mapping[str, BatchLike], meanwhile: Callable[[], object] | None = None) -> StepReport:
         """Make one update from a batch of each of the given tasks, and from memory once it holds samples.
 
         A task whose loss or gradient is not finite is skipped, reported, and named in a warning after three in a row:
@@ -176,7 +162,7 @@ class Learner:
         unless it is the optimiser that was interrupted, training goes on as if it had not been made.
 
         Args:
-            batches: (inputs, targets) of any of the running tasks; their sizes may differ.
+            batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
             meanwhile: called when a GPU's work is queued, before the host synchronises; e.g. to fetch more batches.
         """
         samples = self._admitted(batches)
@@ -199,38 +185,39 @@ class Learner:
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
         )
 
-    def _admitted(self, batches: Mapping[str, Batch]) -> list[Samples]:
+    def _admitted(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         samples = self._admission.check(batches)
         feature_dim = self._admission.try_first_samples([group for group in samples if group.task.signature is None])
         if feature_dim is not None:
             self._build_heads(feature_dim)
         return samples
 
-    # -- prediction
+    def fit(
+        self,
+        stream: Iterable[MomentLike],
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: float = 60.0,
+        on_start: Callable[[str], object] | None = None,
+        on_step: Callable[[StepReport], object] | None = None,
+        **sources: states.Stateful,
+    ) -> None:
+        """Train on the moments of a stream until it ends: add the tasks that start, step, finish those that end.
 
-    def predict(self, x: Tensor, task: str | None = None) -> Tensor:
-        """Return labels for inputs, on the model's device.
+        A checkpoint is saved between two moments and at the end. ``Learner.load(checkpoint, …, stream=stream)``, where
+        the stream has a state, and ``fit`` with the same arguments continue exactly.
 
-        With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
-        :attr:`classes`, over all classes seen.
+        Args:
+            stream: e.g. a ``ParallelStream`` or ``LiveStream``, or any iterable of objects with ``batches``,
+                ``started`` and ``ended``.
+            checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``.
+            every: seconds between checkpoints; 0 saves after every moment.
+            on_start: adds a task that starts, given its name. By default a task that was not added before gets the
+                number of classes in ``stream.classes``.
+            on_step: receives the report of every step, e.g. to advance a schedule.
+            sources: schedules and whatever else is to be saved along, as with :meth:`save`.
         """
-        if task is not None and find_task(self.tasks, task).classes is None:
-            return self.logits(x, task)
-        return self.logits(x, task).argmax(dim=1)
-
-    def logits(self, x: Tensor, task: str | None = None) -> Tensor:
-        """Return the scores behind :meth:`predict`."""
-        if task is None and self.scenario == "task":
-            raise TaskError("a task-incremental learner needs the task of x; call predict(x, task=…)")
-        if task is None and not self.model.classifiers:
-            raise TaskError("there is no classification task yet; call add_task first")
-        chosen = None if task is None else find_task(self.tasks, task)
-        if not isinstance(x, Tensor):
-            raise TaskError(f"predictions are made for a tensor, but x is {type(x).__name__}; try torch.as_tensor(x)")
-        if x.ndim == 0 or len(x) == 0:
-            raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
-        with self.model.task_errors(chosen, x), torch.no_grad(), self.model.evaluating():
-            return torch.cat([self.model.logits(part, chosen) for part in x.split(PREDICT_BATCH)])  # type: ignore[no-untyped-call]
+        Fitting(self, checkpoint, every, on_start, on_step, sources).run(stream)
 
     # -- checkpoints
 

@@ -10,13 +10,24 @@ from torch.optim import Optimizer
 import spcl.memory
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
+from spcl.learner.admission import check_method
 from spcl.learner.optimizer import optimizer_state, restore_optimizer
 from spcl.learner.random_state import random_state, set_random_state
 from spcl.memory import Memory
 from spcl.methods import make_method
 from spcl.methods.base import Loss, Method, Task, classifier_task, describe
 
-__all__ = ["Heads", "Parts", "Stateful", "check_state", "parts_state", "restore_parts", "saved_memory", "saved_method"]
+__all__ = [
+    "Heads",
+    "Parts",
+    "Stateful",
+    "check_state",
+    "parts_state",
+    "restore_parts",
+    "saved_memory",
+    "saved_method",
+    "uncompiled",
+]
 
 Heads = Mapping[str, tuple[nn.Module, Loss]]
 
@@ -39,7 +50,7 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
     """Refuse a state that is not that of a learner with this backbone and these sources."""
     if missing := sorted(PARTS - state.keys()):
         raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
-    _check_fits("the backbone", _uncompiled(backbone), state["backbone"])
+    _check_fits("the backbone", uncompiled(backbone), state["backbone"])
     for name in sources:
         if name not in state["sources"]:
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(state['sources'])}")
@@ -58,7 +69,7 @@ def parts_state(parts: Parts) -> dict[str, Any]:
     """Return the state of a learner's parts, and of the global random number generators."""
     return {
         "tasks": [_task_state(task) for task in parts.model.tasks.values()],
-        "backbone": _uncompiled(parts.model.backbone).state_dict(),
+        "backbone": uncompiled(parts.model.backbone).state_dict(),
         "optimizer": optimizer_state(parts.optimizer),
         "method": _method_state(parts.method),
         "memory": _memory_state(parts.memory),
@@ -78,14 +89,15 @@ def restore_parts(parts: Parts, state: Mapping[str, Any], heads: Heads, sources:
     _restore_memory(parts.memory, state["memory"])
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
-    _uncompiled(model.backbone).load_state_dict(state["backbone"])
+    uncompiled(model.backbone).load_state_dict(state["backbone"])
     set_random_state(state["random"])
 
 
 # -- modules
 
 
-def _uncompiled(module: nn.Module) -> nn.Module:
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was applied to, or the module itself."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -178,6 +190,8 @@ def _method_state(method: Method) -> dict[str, Any]:
 
 def saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
     """Return the given method, if it is the saved one, or a new one with the saved settings."""
+    if method is not None:
+        check_method(method)
     if method is not None and method.name != saved["name"]:
         raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
     try:

@@ -70,9 +70,13 @@ class Task:
     _kind: object = None  # cache: kind of the last batch that fitted the signature
 
     def check_batch(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a batch that does not fit this task."""
+        """Refuse a batch that this task cannot be trained on."""
         if self.finished:
             raise TaskError(f"task {self.name!r} is finished; start a new one with add_task")
+        self.check_samples(x, y)
+
+    def check_samples(self, x: Tensor, y: Tensor) -> None:
+        """Refuse samples that do not fit this task."""
         if x.ndim == 0 or len(x) == 0:
             raise TaskError(
                 f"task {self.name!r}: the batch is empty (x has shape {tuple(x.shape)}); leave the task out instead"
@@ -89,18 +93,7 @@ class Task:
                 )
             self._kind = kind
         if self.classes is not None:
-            self._check_labels(y, self.classes)
-
-    def _check_labels(self, y: Tensor, classes: int) -> None:
-        if y.ndim != 1 or y.dtype != torch.int64:
-            raise TaskError(
-                f"task {self.name!r}: class labels must be a vector of int64, "
-                f"but they are {y.dtype} of shape {tuple(y.shape)}"
-            )
-        lowest, highest = (int(bound) for bound in torch.aminmax(y))
-        if lowest < 0 or highest >= classes:
-            wrong = lowest if lowest < 0 else highest
-            raise TaskError(f"task {self.name!r} has classes 0 to {classes - 1}, but the batch has label {wrong}")
+            check_labels(f"task {self.name!r}", y, self.classes)
 
 
 @dataclass(frozen=True)
@@ -125,6 +118,18 @@ class Output:
     def loss(self) -> Tensor:
         """Return the task's loss on these samples."""
         return self.task.loss(self.value, self.targets)
+
+
+def check_labels(owner: str, y: Tensor, classes: int) -> None:
+    """Refuse what is no vector of labels of so many classes; the error begins with their owner."""
+    if y.ndim != 1 or y.dtype != torch.int64:
+        raise TaskError(
+            f"{owner}: class labels must be a vector of int64, but they are {y.dtype} of shape {tuple(y.shape)}"
+        )
+    lowest, highest = (int(bound) for bound in torch.aminmax(y)) if len(y) else (0, 0)
+    if lowest < 0 or highest >= classes:
+        wrong = lowest if lowest < 0 else highest
+        raise TaskError(f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}")
 
 
 def describe_samples(x: Tensor, y: Tensor) -> tuple[str, str]:
@@ -247,7 +252,18 @@ class Method:
     settings: MethodSettings
 
     def __init__(self, **settings: Any) -> None:
+        self.check_declared()
         self.settings = validated(self.Settings, settings, f"method {self.name!r}")
+
+    @classmethod
+    def check_declared(cls) -> None:
+        """Refuse a class that declares no name."""
+        name = getattr(cls, "name", None)
+        if not isinstance(name, str) or not name:
+            raise SpclError(
+                f"the method {cls.__module__}.{cls.__qualname__} has the name {name!r}; "
+                f"declare a text in the class, e.g. name = {cls.__name__.lower()!r}"
+            )
 
     def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
         """Refuse a task that the method cannot train, given the inputs of its first batch."""
@@ -304,5 +320,5 @@ class Method:
             raise SpclError(f"method {self.name!r} keeps no state, but was given {sorted(state)}")
 
     def __repr__(self) -> str:
-        changed = self.settings.model_dump(exclude_defaults=True)
+        changed = self.settings.model_dump(exclude_defaults=True) if hasattr(self, "settings") else {}
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in changed.items())})"

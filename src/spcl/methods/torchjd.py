@@ -1,7 +1,7 @@
 """Aggregators of TorchJD as methods."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, reduce
 from operator import or_
 from types import NoneType, UnionType
@@ -51,11 +51,22 @@ class TorchJD(Method):
     aggregator: ClassVar[type[Aggregator]]
 
     def __init__(self, **settings: Any) -> None:
+        self._check_given(settings)
         super().__init__(**settings)
         self._build(1, torch.empty(0))  # raises at once for wrong settings and missing packages
         self._names: list[str] = []
         self._rule: Aggregator | None = None
         self._saved: dict[str, Any] | None = None
+
+    def _check_given(self, settings: Mapping[str, Any]) -> None:
+        """Refuse to leave out arguments for which the aggregator has no default."""
+        for name, field in self.Settings.model_fields.items():
+            if field.is_required() and name not in settings:
+                kind = inspect.formatannotation(field.annotation)
+                raise SpclError(
+                    f"method {self.name!r}: {name} must be given, because {self.reference} has no default for it; "
+                    f"set it to a {kind}, as in make_method({self.name!r}, {name}=…)"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the aggregator and the names of the gradients that it belongs to."""

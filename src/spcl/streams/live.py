@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from torch import Tensor
-
+from spcl.batches import Batch, as_batch
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.streams.moment import Moment
 
 __all__ = ["Failure", "LiveStream"]
 
-Batch = tuple[Tensor, Tensor]
 _END = object()
 
 
@@ -34,6 +32,7 @@ class _Source:
     name: str
     started: bool  # a moment has listed it in `started`
     queue: deque[Batch] = field(default_factory=deque)
+    awaited_since: float | None = None  # when its thread began to wait for the next batch; None while it does not
     reading: bool = True  # its thread may still append; False once exhausted or failed
     failed: bool = False
     stopped: bool = False  # its thread must exit
@@ -56,10 +55,12 @@ class LiveStream:
 
     - A task is `started` in the moment of its first batch, and `ended` once its source is known to be exhausted or
       removed: often after its last batch, in a moment that may have no batches.
-    - A source that raises, or yields anything but two tensors of equal length, has failed. It is listed in `failures`
-      and reported to `on_failure`, but has not ended: `restart` resumes it, `remove` ends it.
+    - A source that raises, or yields anything but two tensors or NumPy arrays of equal length, has failed. It is listed
+      in `failures` and reported to `on_failure`, but has not ended: `restart` resumes it, `remove` ends it.
     - Iteration ends when no source is running and all batches are delivered, after `patience` seconds without events,
       or on `close`. Iterating again continues with batches queued since.
+    - `last_seen` has the time (`time.time()`) at which each source last yielded a batch, `lag` the seconds for which
+      the next one has been awaited: a source that stalls neither fails nor ends, but its lag grows.
     - `add`, `restart`, `remove` and `close` may be called from any thread at any time.
 
     Args:
@@ -103,6 +104,7 @@ class LiveStream:
         self.on_failure = on_failure
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
+        self.last_seen: dict[str, float] = {}
         self._sources: dict[str, _Source] = {}
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
         self._unreported: deque[tuple[str, Failure]] = deque()
@@ -124,6 +126,17 @@ class LiveStream:
         """Sources that have failed and were not restarted."""
         with self._changed:
             return tuple(source.name for source in self._sources.values() if source.failed)
+
+    @property
+    def lag(self) -> dict[str, float]:
+        """Seconds for which each source that is being read has been awaited; 0 while its queue is full."""
+        with self._changed:
+            now = time.monotonic()
+            return {
+                source.name: 0.0 if source.awaited_since is None else now - source.awaited_since
+                for source in self._sources.values()
+                if source.reading
+            }
 
     def add(self, name: str, iterable: Iterable[Any]) -> None:
         """Add a source and start to read it. Names are unique: a task that has ended cannot start again."""
@@ -217,6 +230,7 @@ class LiveStream:
         if self._closed:
             raise SpclError(f"the stream is closed, so source {source.name!r} cannot be added; create a new LiveStream")
         thread = threading.Thread(target=self._read, args=(source, iterable), name=f"source {source.name}", daemon=True)
+        source.awaited_since = time.monotonic()
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
         thread.start()
 
@@ -233,16 +247,19 @@ class LiveStream:
     def _wait_for_capacity(self, source: _Source) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: source.stopped or len(source.queue) < self.capacity)
+            source.awaited_since = time.monotonic()
             return not source.stopped
 
     def _put(self, source: _Source, batch: Batch) -> None:
         with self._changed:
             source.queue.append(batch)
+            source.awaited_since = None
+            self.last_seen[source.name] = time.time()
             self._changed.notify_all()
 
     def _stop_reading(self, source: _Source, error: BaseException | None) -> None:
         with self._changed:
-            source.reading = False
+            source.reading, source.awaited_since = False, None
             if error is not None and not source.stopped:
                 source.failed = True
                 count = self.failures[source.name].count + 1 if source.name in self.failures else 1
@@ -300,9 +317,7 @@ def _is_timeout(seconds: object) -> bool:
 
 
 def _checked(batch: Any) -> Batch:
-    if not (isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        raise DataError(f"the source yielded {type(batch).__name__}; it must yield pairs (x, y) of tensors")
-    x, y = batch
+    x, y = as_batch(batch)
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
         raise DataError(
             f"the source yielded x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; yield one y per x"

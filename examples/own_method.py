@@ -1,0 +1,47 @@
+"""A method of your own: one class, which says how the gradients of the tasks are weighted.
+
+    python examples/own_method.py
+
+`Balanced` weights each gradient by the inverse of its norm to some power, so that no task dominates the update. It sees
+the T×T Gramian of the gradients only, at a cost that does not depend on the size of the model. Its settings are
+checked, and it is saved with the learner.
+"""
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from spcl.learner import Learner
+from spcl.memory import Reservoir
+from spcl.methods import ER, Gradients, Method, MethodSettings, Weights
+
+
+class BalancedSettings(MethodSettings):
+    power: float = Field(1.0, ge=0.0, le=1.0, description="1 gives all gradients the same norm, 0 changes nothing")
+
+
+class Balanced(Method):
+    name = "balanced"
+    Settings = BalancedSettings
+    settings: BalancedSettings
+
+    def weigh(self, gradients: Gradients) -> Weights:
+        norms = gradients.known_gramian().diagonal().clamp(min=1e-12).sqrt()
+        return Weights((norms.mean() / norms) ** self.settings.power / len(norms))
+
+
+def train(method: Method) -> Learner:
+    torch.manual_seed(0)
+    learner = Learner(nn.Sequential(nn.Linear(2, 32), nn.ReLU()), method, memory=Reservoir(100))
+    learner.add_task("side", classes=2)
+    learner.add_task("height", head=nn.Linear(32, 1), loss=nn.functional.mse_loss)
+    for _ in range(200):
+        x = torch.randn(32, 2)
+        learner.step({"side": (x, (x[:, 0] > 0).long()), "height": (x, 100 * x[:, 1:])})  # of a much larger scale
+    return learner
+
+
+x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
+for method in (ER(), Balanced(power=0.9)):
+    accuracy = train(method).evaluate([(x, (x[:, 0] > 0).long())], task="side")
+    print(f"{method}: {accuracy:.1%} accuracy on the task with small gradients")

@@ -1,0 +1,121 @@
+"""Training on a stream: tasks are added, trained and finished as its moments say, with checkpoints on the way."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spcl.batches import BatchLike
+from spcl.errors import SpclError, TaskError
+from spcl.learner.report import StepReport
+from spcl.learner.state import Stateful
+
+__all__ = ["Fitting", "MomentLike", "Trainable"]
+
+
+class MomentLike(Protocol):
+    """An item of a stream: batches by task, the tasks that start with them, and those that end after them."""
+
+    @property
+    def batches(self) -> Mapping[str, BatchLike]:
+        """(inputs, targets) of every task that has data; may be empty."""
+        ...
+
+    @property
+    def started(self) -> Sequence[str]:
+        """The tasks whose first batch is among these."""
+        ...
+
+    @property
+    def ended(self) -> Sequence[str]:
+        """The tasks without further batches."""
+        ...
+
+
+class Trainable(Protocol):
+    """The calls of a learner that training on a stream consists of."""
+
+    @property
+    def tasks(self) -> Mapping[str, object]:
+        """The tasks added so far."""
+        ...
+
+    def add_task(self, name: str, *, classes: int | None = None) -> None:
+        """Start a task."""
+        ...
+
+    def step(self, batches: Mapping[str, BatchLike], meanwhile: Callable[[], object] | None = None) -> StepReport:
+        """Make one update."""
+        ...
+
+    def finish_task(self, name: str) -> None:
+        """End a task."""
+        ...
+
+    def save(self, path: str | os.PathLike[str], /, **sources: Stateful) -> None:
+        """Write a checkpoint."""
+        ...
+
+
+@dataclass
+class Fitting:
+    """Trains a learner on streams.
+
+    Attributes:
+        learner: the learner.
+        checkpoint: the file to save to, or None.
+        every: seconds between checkpoints.
+        on_start: adds a task that starts, given its name; None for streams with ``classes``.
+        on_step: receives the report of every step.
+        sources: what else is saved in the checkpoints.
+    """
+
+    learner: Trainable
+    checkpoint: str | os.PathLike[str] | None
+    every: float
+    on_start: Callable[[str], object] | None
+    on_step: Callable[[StepReport], object] | None
+    sources: Mapping[str, Stateful]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every, int | float) or not self.every >= 0:
+            raise SpclError(f"every is {self.every!r}; give the seconds between checkpoints, at least 0")
+
+    def run(self, stream: Iterable[MomentLike]) -> None:
+        """Train until the stream ends; a checkpoint is the state between two moments."""
+        saved_at = time.monotonic()
+        for moment in stream:
+            self._train(stream, moment)
+            if time.monotonic() - saved_at >= self.every:
+                self._save(stream)
+                saved_at = time.monotonic()
+        self._save(stream)
+
+    def _train(self, stream: Iterable[MomentLike], moment: MomentLike) -> None:
+        for name in moment.started:
+            self._start(name, getattr(stream, "classes", {}))
+        if moment.batches:
+            report = self.learner.step(moment.batches, getattr(stream, "prefetch", None))
+            if self.on_step is not None:
+                self.on_step(report)
+        for name in moment.ended:
+            self.learner.finish_task(name)
+
+    def _start(self, name: str, classes: Mapping[str, int]) -> None:
+        if name in self.learner.tasks:
+            return
+        if self.on_start is not None:
+            self.on_start(name)
+        elif name in classes:
+            self.learner.add_task(name, classes=classes[name])
+        if name not in self.learner.tasks:
+            raise TaskError(
+                f"task {name!r} starts, but was not added; call add_task before fit, or in the function that you pass "
+                f"as on_start="
+            )
+
+    def _save(self, stream: Any) -> None:
+        if self.checkpoint is not None:
+            has_state = hasattr(stream, "state_dict")
+            self.learner.save(self.checkpoint, **self.sources, **({"stream": stream} if has_state else {}))

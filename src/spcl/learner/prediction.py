@@ -1,0 +1,148 @@
+"""Predictions of a shared model with a head per task, their evaluation, and the model as a plain module."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from spcl.batches import ARRAYS, ArrayLike, BatchLike, as_batch, as_tensor
+from spcl.engine.model import Scenario, SharedModel, checked_loss
+from spcl.errors import SpclError, TaskError
+from spcl.learner.admission import find_task, samples_of
+from spcl.learner.state import uncompiled
+from spcl.methods.base import Task, check_labels
+
+__all__ = ["PREDICT_BATCH", "JointHeads", "Predictor"]
+
+PREDICT_BATCH = 1024
+
+
+class Predictor:
+    """Predicts with a shared model, batch by batch, in evaluation mode and without gradients."""
+
+    def __init__(self, model: SharedModel) -> None:
+        self.model = model
+
+    @property
+    def scenario(self) -> Scenario:
+        """Task-incremental or class-incremental."""
+        return self.model.scenario
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """All tasks ever added, in that order."""
+        return self.model.tasks
+
+    @property
+    def classes(self) -> list[tuple[str, int]]:
+        """(task, label) of every class seen, in the order of class-incremental predictions."""
+        return [(task.name, label) for task in self.model.classifiers for label in range(task.classes or 0)]
+
+    def predict(self, x: ArrayLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+        """Return labels for inputs, on the model's device.
+
+        With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
+        :attr:`classes`, over all classes seen.
+        """
+        scores = self.logits(x, task, batch_size=batch_size)
+        return scores if task is not None and self.tasks[task].classes is None else scores.argmax(dim=1)
+
+    def predict_proba(self, x: ArrayLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+        """Return the probabilities of a classifier's classes, or of all classes seen: the softmax of the logits."""
+        if task is not None and find_task(self.tasks, task).classes is None:
+            raise TaskError(f"task {task!r} has a head of its own and no classes; use predict(x, {task!r})")
+        return self.logits(x, task, batch_size=batch_size).softmax(dim=1)
+
+    def logits(self, x: ArrayLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+        """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
+        chosen = self._chosen(task)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
+        if not isinstance(x, ARRAYS):
+            raise TaskError(f"predictions are made for a tensor, but x is {type(x).__name__}; try torch.as_tensor(x)")
+        x = as_tensor(x)
+        if x.ndim == 0 or len(x) == 0:
+            raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
+        with self.model.task_errors(chosen, x), torch.no_grad(), self.model.evaluating():
+            return torch.cat([self.model.logits(part, chosen) for part in x.split(batch_size)])  # type: ignore[no-untyped-call]
+
+    def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
+        """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
+
+        Labels are those of the task. A class-incremental prediction is correct if it is the right class among all that
+        were seen; without ``task``, the labels are indices into :attr:`classes`. The mean loss is over the samples, of
+        a loss that is itself a mean over its batch.
+        """
+        chosen = self._chosen(task)
+        total, count = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
+        for batch in loader:
+            x, y = self._checked(batch, chosen)
+            total += self._score(x, y.to(self.model.device), chosen)
+            count += len(x)
+        if count == 0:
+            raise TaskError("there is nothing to evaluate: the loader gives no batch; note that an iterator is used up")
+        return float(total) / count
+
+    def module(self, task: str | None = None) -> nn.Module:
+        """Return backbone and head of a task as a plain module, or without ``task`` the logits of all classes seen.
+
+        It shares parameters and buffers with this model, so that it follows further training, but has modes of its own:
+        it is in evaluation mode. It computes in the precision of its parameters, without autocast, and takes inputs on
+        their device. Tasks that are added later are not part of it.
+        """
+        chosen = self._chosen(task)
+        tasks = self.model.classifiers if chosen is None else [chosen]
+        heads = [_sharing_copy(self.model.head(each)) for each in tasks]
+        backbone = _sharing_copy(uncompiled(self.model.backbone))
+        top = ("heads", JointHeads(heads)) if chosen is None else ("head", heads[0])
+        return nn.Sequential(OrderedDict([("backbone", backbone), top])).eval()
+
+    def _chosen(self, task: str | None) -> Task | None:
+        """Return the task of this name, or None for all classes seen."""
+        if task is not None:
+            return find_task(self.tasks, task)
+        if self.scenario == "task":
+            raise TaskError(f"a task-incremental learner needs the task of x; pass task=, one of {list(self.tasks)}")
+        if not self.model.classifiers:
+            raise TaskError("there is no classification task yet; call add_task first")
+        return None
+
+    def _checked(self, batch: BatchLike, task: Task | None) -> tuple[Tensor, Tensor]:
+        if task is not None:
+            samples = samples_of(task, batch)
+            task.check_samples(samples.x, samples.y)
+            return samples.x, samples.y
+        x, y = as_batch(batch)
+        check_labels("the learner", y, len(self.classes))
+        if len(y) != len(x):
+            raise TaskError(f"{len(x)} inputs but {len(y)} labels; give one label per input")
+        return x, y
+
+    def _score(self, x: Tensor, y: Tensor, task: Task | None) -> Tensor:
+        """Return the number of correct predictions, or the loss times the number of samples."""
+        if task is None or (task.classes is not None and self.scenario == "class"):
+            return (self.predict(x) == y + (0 if task is None else task.offset)).sum()
+        if task.classes is not None:
+            return (self.predict(x, task.name) == y).sum()
+        output = self.logits(x, task.name)
+        with self.model.task_errors(task, x, y), torch.no_grad():
+            return checked_loss(task, output, y) * len(x)
+
+
+class JointHeads(nn.Module):
+    """The logits of several heads, side by side."""
+
+    def __init__(self, heads: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits of all heads for a batch of features."""
+        return torch.cat([head(features) for head in self.heads], dim=1)
+
+
+def _sharing_copy(module: nn.Module) -> nn.Module:
+    """Copy a module but for its parameters and buffers, which both then have."""
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
