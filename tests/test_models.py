@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from spcl.errors import SpclError
-from spcl.models import MLP, Backbone, Normalise, ResNet18, SmallCNN
+from spcl.models import MLP, Backbone, Normalise, ResNet18, ResNet34, SmallCNN, VisionTransformer
 
 
 def parameters(model: nn.Module) -> int:
@@ -32,6 +32,32 @@ def test_parameter_counts() -> None:
         stages += convolution(inputs, outputs, 3) + 3 * convolution(outputs, outputs, 3) + 4 * norm * outputs
         stages += convolution(inputs, outputs, 1) + norm * outputs
     assert parameters(ResNet18()) == stem + stages == 11_168_832
+    more = sum(n * 2 * (convolution(c, c, 3) + norm * c) for n, c in ((1, 64), (2, 128), (4, 256), (1, 512)))
+    assert parameters(ResNet34()) == stem + stages + more
+    block = 2 * norm * 192 + dense(192, 3 * 192) + dense(192, 192) + dense(192, 4 * 192) + dense(4 * 192, 192)
+    assert parameters(VisionTransformer()) == dense(3 * 4 * 4, 192) + 64 * 192 + 6 * block + norm * 192
+
+
+def test_attention_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    model = VisionTransformer(depth=1, width=8, heads=2)
+    (block,) = model.blocks
+    reference = nn.MultiheadAttention(8, 2, batch_first=True)
+    reference.load_state_dict(
+        {
+            "in_proj_weight": block.queries_keys_values.weight,
+            "in_proj_bias": block.queries_keys_values.bias,
+            "out_proj.weight": block.projection.weight,
+            "out_proj.bias": block.projection.bias,
+        }
+    )
+    x = torch.randn(3, 5, 8)
+    torch.testing.assert_close(block._attention(x), reference(x, x, x)[0])
+
+
+def test_images_that_are_no_multiple_of_the_patch_are_refused() -> None:
+    with pytest.raises(SpclError, match="images of 30×32 in patches of 4"):
+        VisionTransformer(3, (30, 32))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +75,9 @@ def test_parameter_counts() -> None:
         (ResNet18(channels=1), (1, 7, 40)),
         (ResNet18(channels=1), (1, 28, 28)),
         (ResNet18(), (3, 64, 64)),
+        (ResNet34(channels=1), (1, 28, 28)),
+        (VisionTransformer(depth=2), (3, 32, 32)),
+        (VisionTransformer(1, (28, 20), depth=1, width=32, heads=2), (1, 28, 20)),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )

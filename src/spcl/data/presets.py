@@ -8,7 +8,7 @@ from spcl.data.image_data import ImageData
 
 __all__ = ["PRESETS", "BackboneName", "Preset", "PresetName", "preset_for"]
 
-BackboneName = Literal["mlp", "cnn", "resnet18"]
+BackboneName = Literal["mlp", "cnn", "resnet18", "resnet34", "vit"]
 PresetName = Literal["default", "paper"]
 
 
@@ -26,7 +26,7 @@ class Preset(BaseModel):
     tasks: int = Field(5, ge=1, description="number of tasks that the classes are split into")
     batch_size: int = Field(128, ge=1, description="samples of a task per step")
     memory_budget: int = Field(0, ge=0, description="samples kept for replay in all; 0 disables replay")
-    backbone: BackboneName = Field("cnn", description="shared network: mlp, cnn or resnet18")
+    backbone: BackboneName = Field("cnn", description="shared network: mlp, cnn, resnet18, resnet34 or vit")
     learning_rate: float = Field(1e-3, gt=0.0, description="learning rate of the optimiser")
     batch_norm_momentum: float = Field(
         0.1, gt=0.0, le=1.0, description="momentum of batch-norm's running averages, in PyTorch's convention"

@@ -4,6 +4,7 @@ from spcl.models.backbone import Backbone
 from spcl.models.cnn import SmallCNN
 from spcl.models.mlp import MLP
 from spcl.models.normalise import Normalise
-from spcl.models.resnet import ResNet18
+from spcl.models.resnet import ResNet18, ResNet34
+from spcl.models.vit import VisionTransformer
 
-__all__ = ["MLP", "Backbone", "Normalise", "ResNet18", "SmallCNN"]
+__all__ = ["MLP", "Backbone", "Normalise", "ResNet18", "ResNet34", "SmallCNN", "VisionTransformer"]

@@ -1,12 +1,13 @@
-"""ResNet-18 for small images."""
+"""Residual networks for small images."""
 
 from itertools import pairwise
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from spcl.models.initialisation import initialise_he
 
-__all__ = ["ResNet18"]
+__all__ = ["ResNet18", "ResNet34"]
 
 
 class ResNet18(nn.Module):
@@ -26,6 +27,7 @@ class ResNet18(nn.Module):
     """
 
     feature_dim = 512
+    blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
 
     def __init__(self, channels: int = 3, batch_norm_momentum: float = 0.1) -> None:
         super().__init__()
@@ -36,15 +38,27 @@ class ResNet18(nn.Module):
             nn.MaxPool2d(2),
         )
         self.stages = nn.Sequential()
-        for inputs, outputs in pairwise((64, 64, 128, 256, 512)):
+        for (inputs, outputs), blocks in zip(pairwise((64, 64, 128, 256, 512)), self.blocks, strict=True):
             self.stages.append(_Block(inputs, outputs, 1 if inputs == outputs else 2, batch_norm_momentum))
-            self.stages.append(_Block(outputs, outputs, 1, batch_norm_momentum))
+            for _ in range(blocks - 1):
+                self.stages.append(_Block(outputs, outputs, 1, batch_norm_momentum))
         initialise_he(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images: the last stage averaged over positions."""
         features: Tensor = self.stages(self.stem(x))
         return features.mean(dim=(2, 3))
+
+
+class ResNet34(ResNet18):
+    """ResNet-34 (He et al., 2016), with the stem of :class:`ResNet18`.
+
+    >>> import torch
+    >>> ResNet34()(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 512])
+    """
+
+    blocks = (3, 4, 6, 3)
 
 
 class _Block(nn.Module):

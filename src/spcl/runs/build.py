@@ -13,7 +13,7 @@ from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Memory, Reservoir
 from spcl.methods import make_method
-from spcl.models import MLP, Backbone, Normalise, ResNet18, SmallCNN
+from spcl.models import MLP, Backbone, Normalise, ResNet18, ResNet34, SmallCNN, VisionTransformer
 from spcl.runs.settings import RunSettings
 
 __all__ = ["DeviceError", "make_backbone", "make_learner", "make_memory", "pick_device"]
@@ -99,4 +99,7 @@ def _network(settings: RunSettings, data: ImageData) -> nn.Module:
     channels, height, width = data.shape
     if settings.backbone == "cnn":
         return SmallCNN(channels, (height, width))
-    return ResNet18(channels, settings.batch_norm_momentum)
+    if settings.backbone == "vit":
+        return VisionTransformer(channels, (height, width))
+    network = ResNet18 if settings.backbone == "resnet18" else ResNet34
+    return network(channels, settings.batch_norm_momentum)
