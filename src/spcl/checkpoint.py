@@ -104,24 +104,23 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise CheckpointError(f"{error}; {_fallback(path)}") from error
 
 
-def read_newest(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Path]:
-    """Read ``path`` or, where that is missing or damaged, ``<path>.previous``; also return the path that was read.
+def read_newest(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read ``path`` or, where that is missing or damaged, ``<path>.previous``.
 
     Falling back to the previous checkpoint gives a :class:`RuntimeWarning` with the reason.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
     >>> write_checkpoint(path, {"step": 1})
-    >>> state, used = read_newest(path)
-    >>> state, used == path
-    ({'step': 1}, True)
+    >>> read_newest(path)
+    {'step': 1}
 
     Raises:
         CheckpointError: if neither is a valid checkpoint.
     """
     path = Path(path)
     try:
-        return _read_file(path), path
+        return _read_file(path)
     except CheckpointError as newest:
         previous = _previous(path)
         try:
@@ -129,7 +128,7 @@ def read_newest(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Path]:
         except CheckpointError:
             raise CheckpointError(f"{newest}; {_fallback(path)}") from newest
         warnings.warn(f"{newest}; going back to {previous}", RuntimeWarning, stacklevel=2)
-        return state, previous
+        return state
 
 
 def _resolved(path: Path) -> Path:

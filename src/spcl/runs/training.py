@@ -97,7 +97,7 @@ class TrainingRun:
         return make_learner(self.settings, self.problem.data, self.device)
 
     def _resume(self) -> Learner:
-        saved, _ = read_newest(self.folder.checkpoint)
+        saved = read_newest(self.folder.checkpoint)
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
         backbone = make_backbone(self.settings, self.problem.data, self.device)
