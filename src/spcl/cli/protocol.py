@@ -38,7 +38,7 @@ def protocol(
     made.save(out)
     console = plain_console()
     console.print(f"{_describe(made)} are in {out}", soft_wrap=True)
-    command = ["spcl", "run", "--benchmark", benchmark, "--protocol", str(out), "--out", "runs/first"]
+    command = ["spcl", "timeline", "--benchmark", benchmark, "--protocol", str(out)]
     console.print(f"next: {shlex.join(command)}", soft_wrap=True)
 
 

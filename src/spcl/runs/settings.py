@@ -131,7 +131,7 @@ class _DuplicateKeyError(yaml.YAMLError):
 class _UniqueKeyLoader(yaml.SafeLoader):
     """PyYAML's safe loader, which by itself keeps the last of several equal names."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping, and raise an error if it holds a name twice."""
         node = super().compose_mapping_node(anchor)
         lines: dict[Any, int] = {}
