@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 Preset = Annotated[str | None, typer.Option(help="default, or paper (network details as published).")]
-Protocol = Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")]
+Protocol = Annotated[Path | None, typer.Option(help="A file of label sets and timelines; see 'spcl protocol'.")]
 Fit = Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")]
 DataDir = Annotated[
