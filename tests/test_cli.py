@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -57,6 +58,35 @@ def test_a_run_that_is_there_already_is_told(benchmark: Path, tmp_path: Path) ->
     first, second = (CliRunner().invoke(app, words).output for _ in range(2))
     assert "complete already" not in first
     assert second.startswith("this run was complete already: accuracy ")
+
+
+def test_a_run_ends_with_the_commands_that_show_it(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "my run"
+    words = ["run", "--benchmark", str(benchmark), "--out", str(out), *SMALL]
+    lines = CliRunner().invoke(app, words).output.splitlines()
+    assert lines[-2:] == [f"next: spcl table '{out}'", f"      spcl report '{out}'"]
+
+
+@pytest.mark.parametrize("device", ["mps", "mps:0"])
+def test_a_missing_apple_gpu_is_named_in_a_line(benchmark: Path, tmp_path: Path, device: str) -> None:
+    if torch.backends.mps.is_available():
+        pytest.skip("there is one here")
+    said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
+    reason = "there is none on this machine; choose another, such as cpu (--device cpu)"
+    assert said == f"cannot use device '{device}': {reason}"
+
+
+@pytest.mark.parametrize("command", ["run", "timeline", "grid", "tune"])
+def test_a_timeline_that_does_not_fit_is_answered_with_the_flag(benchmark: Path, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "other.json"
+    made = CliRunner().invoke(app, ["protocol", "--benchmark", str(benchmark), "--out", str(file), *SMALL[2:]])
+    assert made.exit_code == 0, made.output
+    words = [command, "--benchmark", benchmark, "--protocol", file, "--set", "batch_size=4"]
+    words += [] if command == "timeline" else ["--out", tmp_path / "out"]
+    words += ["--search", "method.sigma=log:1:10"] if command == "tune" else []
+    said = told(*words)
+    assert "the timeline does not fit the data at batch size 4" in said
+    assert said.endswith("(--fit)")
 
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "nonsense"])

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from data_files import random_images
 from spcl.data import ImageData, from_arrays, from_dataset, from_folder
 from spcl.data.pictures import decode_picture
 from spcl.errors import DataError
-from spcl.runs import load_benchmark, resolve_settings
+from spcl.runs import load_benchmark, make_problem, resolve_settings
 from spcl.runs.build import make_backbone
 
 
@@ -207,6 +207,14 @@ def test_invalid_datasets_are_refused(items: list[Any], message: str) -> None:
         from_dataset(items)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("as_test", [False, True])
+def test_dataloader_is_refused_with_its_dataset_named(as_test: bool) -> None:
+    dataset = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+    loader: Any = DataLoader(dataset, batch_size=5)
+    with pytest.raises(DataError, match=r"found a DataLoader, .*; give its Dataset, loader\.dataset"):
+        from_dataset(dataset if as_test else loader, loader if as_test else None)
+
+
 # from_folder
 
 
@@ -232,6 +240,21 @@ def test_folder_with_train_and_test(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train", 3)
     write_pictures(tmp_path / "test", 1, mode="L")
     assert repr(from_folder(tmp_path, name="mine")) == "ImageData('mine': 6 + 2 samples of 3×32×32, 2 classes)"
+
+
+def test_folder_with_train_and_val(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", 3)
+    write_pictures(tmp_path / "val", 1)
+    assert repr(from_folder(tmp_path, name="mine")) == "ImageData('mine': 6 + 2 samples of 3×32×32, 2 classes)"
+    write_pictures(tmp_path / "test", 2)
+    assert repr(from_folder(tmp_path, name="mine")) == "ImageData('mine': 6 + 4 samples of 3×32×32, 2 classes)"
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_picture_size_must_be_positive(tmp_path: Path, size: int) -> None:
+    write_pictures(tmp_path / "pets", 3)
+    with pytest.raises(DataError, match=rf"pets: size is {size}; give .* at least 1"):
+        from_folder(tmp_path / "pets", size=size)
 
 
 def test_folder_is_decoded_again_only_when_changed(tmp_path: Path) -> None:
@@ -407,6 +430,31 @@ def test_invalid_npz_files_are_refused(tmp_path: Path, damage: str) -> None:
         load_benchmark(str(path), None)
 
 
+@pytest.mark.parametrize("content", ["text", "objects"])
+def test_npz_errors_give_no_advice_to_load_pickles(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "own.npz"
+    if content == "text":
+        path.write_text("x,y\n1,2\n")
+    else:
+        np.savez(path, x=np.array([{"a": 1}], dtype=object), y=LABELS[:1])
+    reason = "it is damaged, or not an .npz file" if content == "text" else "its arrays hold Python objects"
+    with pytest.raises(DataError) as caught:
+        load_benchmark(str(path), None)
+    assert str(caught.value) == f"cannot read {path}: {reason}; write it with np.savez(path, x=…, y=…)"
+
+
+@pytest.mark.parametrize("benchmark", ["./no/such/folder", "no/such/folder", "absent.npz", "~/absent-folder"])
+def test_missing_path_is_not_called_an_unknown_data_set(benchmark: str) -> None:
+    with pytest.raises(DataError, match=f"^the data {benchmark} does not exist; give a folder of pictures"):
+        load_benchmark(benchmark, None)
+
+
+def test_file_that_is_no_benchmark_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("x,y")
+    with pytest.raises(DataError, match=r"data\.csv is neither a folder nor an \.npz file; give"):
+        load_benchmark(str(tmp_path / "data.csv"), None)
+
+
 def test_other_arrays_in_npz_files_are_ignored(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=IMAGES, y=LABELS, notes=np.array([{"by": "me"}], dtype=object))
     assert load_benchmark(str(tmp_path / "own.npz"), None).shape == (3, 8, 8)
@@ -425,3 +473,42 @@ def test_images_need_not_be_square(tmp_path: Path, backbone: str) -> None:
     data = load_benchmark(settings.benchmark, None)
     network = make_backbone(settings, data, torch.device("cpu"))
     assert network(data.train_x).shape == (len(data.train_x), network.feature_dim)
+
+
+# batch size
+
+
+def write_features(path: Path, per_class: int, classes: int = 4) -> Path:
+    y = np.repeat(np.arange(classes), per_class)
+    np.savez(
+        path,
+        x=np.random.default_rng(0).normal(size=(len(y), 3)),
+        y=y,
+        test_x=np.zeros((classes, 3)),
+        test_y=np.arange(classes),
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("per_class", "settings", "expected"), [(60, {}, 4), (200, {}, 16), (200, {"tasks": 4}, 8), (5000, {}, 128)]
+)
+def test_default_batch_size_gives_every_task_steps(
+    tmp_path: Path, per_class: int, settings: dict[str, int], expected: int
+) -> None:
+    benchmark = write_features(tmp_path / "own.npz", per_class)
+    resolved = resolve_settings({"benchmark": str(benchmark)}, settings)
+    assert resolved.batch_size == expected
+    problem = make_problem(resolved, torch.device("cpu"))
+    assert min(problem.configuration.timeline.durations) >= 20
+
+
+def test_few_steps_are_warned_of(tmp_path: Path) -> None:
+    benchmark = write_features(tmp_path / "own.npz", 40)
+    settings = resolve_settings({"benchmark": str(benchmark), "batch_size": 128})
+    message = (
+        r"^a task of own trains for only 1 step at batch_size = 128; "
+        "choose a smaller batch_size or fewer tasks, or give more samples$"
+    )
+    with pytest.warns(UserWarning, match=message):
+        make_problem(settings, torch.device("cpu"))

@@ -131,13 +131,36 @@ def test_list_distinguishes_complete_part_missing_and_damaged(tmp_path: Path, mo
     assert "expected records of 3073 bytes" in (stock["toy-cifar10"].problem or "")
     result = run("list", "--data-dir", tmp_path)
     assert result.exit_code == 0
-    lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if "│" in line}
-    assert all(words in lines["ps-emnist"] for words in ("70 + 62", "part", str(tmp_path / "emnist")))
-    assert "complete" in lines["ps-cifar100"]
-    assert "not here" in lines["ps-tiny-imagenet"]
-    assert "problem" in lines["toy-cifar10"]
-    assert "toy-cifar10: " in result.stdout
-    assert "spcl data get ps-tiny-imagenet" in result.stdout
+    entries = {lines[0].split()[0]: "\n".join(lines) for lines in split_entries(result.stdout)}
+    assert all(words in entries["ps-emnist"] for words in ("70 + 62", "part", str(tmp_path / "emnist")))
+    assert "complete" in entries["ps-cifar100"]
+    assert "not here" in entries["ps-tiny-imagenet"]
+    assert "problem" in entries["toy-cifar10"]
+    assert "expected records of 3073 bytes" in " ".join(entries["toy-cifar10"].split())
+    assert "spcl data get ps-tiny-imagenet" in entries["ps-tiny-imagenet"]
+
+
+def split_entries(output: str) -> list[list[str]]:
+    """The lines of each data set: the first is not indented."""
+    entries: list[list[str]] = []
+    for line in output.splitlines():
+        if line.startswith(" "):
+            entries[-1].append(line)
+        else:
+            entries.append([line])
+    return entries
+
+
+@pytest.mark.usefixtures("quick_glyphs")
+def test_list_keeps_paths_whole_at_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "a folder with a rather long name" / "and another one within it, for good measure"
+    write_emnist(folder / "emnist")
+    lines = run("list", "--data-dir", folder).stdout.splitlines()
+    assert str(folder / "emnist") in [line.strip() for line in lines]
+    assert "70 + 62 images" in next(line for line in lines if line.startswith("ps-emnist"))
+    assert not any("…" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines if "/" not in line)
 
 
 def test_check_compares_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from spcl.grids import (
     run_jobs,
     threads_per_job,
 )
+from spcl.grids import pool as pool_module
 from spcl.grids.view import grid_picture
 from spcl.methods import METHODS
 from spcl.results.records import read_runs
@@ -42,6 +43,15 @@ from spcl.runs import RunFolder
 
 SMALL = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu", "checkpoint_seconds": 0.0}
 RUNS = 8
+OUT_OF_MEMORY = """
+import spcl.grids.worker
+from spcl.errors import OutOfMemoryError
+
+def execute(*given, **named):
+    raise OutOfMemoryError("out of memory; choose a smaller batch_size, or make fewer runs at once")
+
+spcl.grids.worker.execute = execute
+"""
 
 
 def plan(benchmark: Path, out: Path, **settings: object) -> list[Job]:
@@ -311,6 +321,58 @@ def test_a_dry_run_lists_and_makes_nothing(benchmark: Path, tmp_path: Path) -> N
     assert not out.exists()
 
 
+def test_a_dry_run_refuses_configurations_that_no_protocol_has(tmp_path: Path) -> None:
+    words = ["grid", "--benchmark", "ps-emnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]
+    outcome = CliRunner().invoke(app, [*words, "--methods", "er", "--configs", "0-99", "--dry-run"])
+    assert str(outcome.exception) == "there is no configuration 9; the protocol has 0 to 8"
+    protocol = {"benchmark": "x", "batch_size": 128, "classes": 2}
+    protocol["label_sets"] = [{"label_set": [[0], [1]], "timelines": [[[0, 3], [1, 4]]]}]
+    (tmp_path / "one.json").write_text(json.dumps(protocol))
+    words += ["--protocol", str(tmp_path / "one.json")]
+    outcome = CliRunner().invoke(app, [*words, "--configs", "0-1", "--dry-run"])
+    assert str(outcome.exception) == "there is no configuration 1; the protocol has 0 to 0"
+
+
+def test_a_dry_run_says_when_the_data_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("SPCL_DATA", raising=False)
+    words = ["grid", "--benchmark", "ps-emnist", "--out", str(tmp_path / "out"), "--methods", "er", "--dry-run"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 0
+    assert outcome.output.startswith("not checked against the data: EMNIST ByClass is in none of ")
+    assert outcome.output.endswith("54 of 54 runs would be made\n")
+
+
+def test_a_dry_run_checks_data_that_is_here(benchmark: Path, tmp_path: Path) -> None:
+    words = [*command_line(benchmark, tmp_path / "out"), "--set", "tasks=100", "--dry-run"]
+    assert "cannot split 6 classes into 100 tasks" in str(CliRunner().invoke(app, words).exception)
+
+
+def test_a_grid_warns_once_of_tasks_with_few_steps(benchmark: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="a task of clusters trains for only 2 steps at batch_size = 64") as warned:
+        check_data(plan(benchmark, tmp_path, batch_size=64))
+    assert len(warned) == 1
+
+
+def test_a_grid_names_the_next_commands(benchmark: Path, tmp_path: Path) -> None:
+    words = [*command_line(benchmark, tmp_path, jobs=1), "--methods", "er", "--scenarios", "task", "--configs", "0"]
+    lines = CliRunner().invoke(app, words).output.splitlines()
+    assert lines[-3:] == [
+        f"1 of 1 runs are complete in {tmp_path}",
+        f"next: spcl table {tmp_path}",
+        f"      spcl report {tmp_path}",
+    ]
+
+
+def test_a_grid_out_of_memory_names_the_flag(benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PROGRAM", OUT_OF_MEMORY + pool_module.PROGRAM)
+    words = [*command_line(benchmark, tmp_path, jobs=1), "--methods", "er", "--scenarios", "task", "--configs", "0"]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 1
+    assert "failed: task/er/config-0/seed-0: out of memory" in outcome.output
+    assert "make fewer runs at once (--jobs), or choose a smaller batch (--set batch_size=…)" in outcome.output
+
+
 def test_the_folder_of_a_grid_keeps_its_settings(benchmark: Path, undisturbed: Path) -> None:
     check_folders(plan(benchmark, undisturbed, threads=7, device="auto"))
     with pytest.raises(SpclError, match=r"holds a run with learning_rate = 0\.001, not 0\.1"):
@@ -350,7 +412,8 @@ def test_sweeps_multiply_the_grid(tmp_path: Path) -> None:
             "write, for example, method.sigma=1,10,100 (--sweep)",
         ),
         (["--sweep", "learning_rat=1"], "did you mean 'learning_rate'"),
-        (["--benchmark", "absent.npz"], "absent.npz"),
+        (["--set", "method=soro"], "method.name is planned run by run; give it as methods"),
+        (["--benchmark", "absent.npz"], "absent.npz does not exist"),
     ],
 )
 def test_mistakes_are_found_before_anything_runs(

@@ -171,6 +171,36 @@ def test_resume_takes_no_other_settings_and_needs_a_run(benchmark: Path, tmp_pat
     assert invoke("run", "--out", tmp_path / "run", "--resume").exit_code == 0
 
 
+@pytest.mark.parametrize("assignments", [[], ["method.sigma=3"]])
+def test_a_method_may_be_given_by_its_name_alone(benchmark: Path, tmp_path: Path, assignments: list[str]) -> None:
+    (tmp_path / "settings.yaml").write_text("batch_size: 8\ntasks: 3\ndevice: cpu\nmethod: soro+dbt\n")
+    words = [word for assignment in assignments for word in ("--set", assignment)]
+    file = ["--settings", tmp_path / "settings.yaml"]
+    outcome = invoke("run", "--benchmark", benchmark, *file, *words, "--out", tmp_path / "x")
+    assert outcome.exit_code == 0, outcome.output
+    method = json.loads((tmp_path / "x/settings.json").read_text())["method"]
+    assert (method["name"], method["sigma"]) == ("soro+dbt", 3 if assignments else resolve_sigma("soro+dbt"))
+
+
+def resolve_sigma(method: str) -> Any:
+    return resolve_settings({"method": {"name": method}}).method["sigma"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("seed: 1\ntasks: 3\nseed: 2\n", "'seed' twice, in lines 1 and 3"),
+        ("method:\n  name: soro\n  sigma: 1\n  sigma: 2\n", "'sigma' twice, in lines 3 and 4"),
+        ('{"seed": 1, "seed": 1}', "'seed' twice, in lines 1 and 1"),
+    ],
+)
+def test_a_setting_that_is_given_twice_is_an_error(tmp_path: Path, text: str, found: str) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text(text)
+    outcome = invoke("run", "--settings", file, "--out", tmp_path / "x")
+    assert str(outcome.exception) == f"the settings {file} give {found}; keep one of them"
+
+
 @pytest.mark.parametrize("text", ["- a list", "benchmark: [", "\x00"])
 def test_a_bad_settings_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.yaml").write_text(text)

@@ -1,6 +1,15 @@
 """User errors: the command line prints them as one line, without a traceback."""
 
-__all__ = ["CheckpointError", "DataError", "OutOfMemoryError", "SpclError", "TaskError", "is_out_of_memory"]
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "MissingDataError",
+    "OutOfMemoryError",
+    "SpclError",
+    "TaskError",
+    "TimelineError",
+    "is_out_of_memory",
+]
 
 
 class SpclError(ValueError):
@@ -13,6 +22,14 @@ class TaskError(SpclError):
 
 class DataError(SpclError):
     """A data file that is missing, damaged, mislabelled, or does not fit the protocol."""
+
+
+class MissingDataError(DataError):
+    """A published data set whose files are not on this machine."""
+
+
+class TimelineError(DataError):
+    """A timeline that gives tasks more or fewer steps than their data needs."""
 
 
 class CheckpointError(SpclError):

@@ -2,13 +2,14 @@
 
 import sys
 import warnings
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import typer
 from rich.text import Text
 
 from spcl import __version__
 from spcl.cli.consoles import careful_output, plain_console
+from spcl.cli.interrupts import EXIT_STATUS
 from spcl.cli.lazy import LazyGroup
 from spcl.errors import SpclError
 
@@ -24,10 +25,18 @@ class _Commands(LazyGroup):
         "compare": "Print runs side by side, and plot them: differing settings, accuracies, stability.",
         "figure": "Draw a figure of the paper from runs, as PNG and SVG.",
         "report": "Write one HTML file with the settings, tables, figures and every run.",
+        "protocol": "Write a protocol file: label sets and timelines, drawn for a benchmark or converted from YAML.",
         "timeline": "Draw when each task of a configuration trains, and when memory starts.",
         "methods": "List the methods: what they do, where they come from, and what a step costs.",
         "data": "List, download and check data sets.",
     }
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; on Ctrl-C, which Typer would end without a word, print that it is stopped."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _stop()
 
 
 app = typer.Typer(
@@ -52,7 +61,7 @@ def common(
 
 
 def main() -> None:
-    """Run the command; print a user error as one line on standard error and exit with status 1."""
+    """Run the command; print a user error as one line on standard error and exit with status 1, after Ctrl-C 130."""
     console = plain_console(stderr=True)
 
     def say(word: str, colour: str, text: object) -> None:
@@ -66,5 +75,9 @@ def main() -> None:
         say("error", "red", error)
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("stopped")
-        sys.exit(130)
+        _stop()
+
+
+def _stop() -> NoReturn:
+    print("stopped", file=sys.stderr)
+    sys.exit(EXIT_STATUS)

@@ -2,16 +2,18 @@
 
 import io
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from spcl.errors import SpclError
 
-__all__ = ["careful_output", "plain_console"]
+__all__ = ["careful_output", "plain_console", "print_next"]
 
 
 def plain_console(**options: Any) -> Console:
@@ -21,6 +23,17 @@ def plain_console(**options: Any) -> Console:
     runs/[bold] method=choice:a:b
     """
     return Console(markup=False, emoji=False, highlight=False, **options)
+
+
+def print_next(console: Console, out: Path) -> None:
+    """Print the commands that show the runs in a folder.
+
+    >>> print_next(plain_console(), Path("my runs"))
+    next: spcl table 'my runs'
+          spcl report 'my runs'
+    """
+    commands = [shlex.join(["spcl", command, str(out)]) for command in ("table", "report")]
+    console.print("next: " + "\n      ".join(commands), soft_wrap=True)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """``spcl data``: list, download and check data sets."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import Annotated
 
 import typer
-from rich.table import Column, Table
 
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import DataDir
@@ -14,6 +14,8 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="List, download and check data sets.")
 
+NAME_WIDTH = 2 + max(map(len, DATA_NAMES))
+INDENT = " " * NAME_WIDTH
 SETS = f"Data sets: {', '.join(DATA_NAMES)}."
 
 
@@ -43,15 +45,26 @@ def check(
 
 
 def _print(statuses: Iterable[DatasetStatus]) -> None:
-    table = Table("data set", "training + test images", "classes", "state", Column("where", overflow="fold"))
-    for status in statuses:
-        counts = f"{status.train:,} + {status.test:,}" if status.train else ""
-        table.add_row(status.name, counts, str(status.classes or ""), _state(status), str(status.path or ""))
+    """Print each data set with its path and its problem below it; paths are never broken."""
     console = plain_console()
-    console.print(table)
     for status in statuses:
+        counts = f"{status.train:,} + {status.test:,} images, {status.classes} classes" if status.train else ""
+        console.print(f"{status.name:{NAME_WIDTH}}{', '.join(filter(None, [_state(status), counts]))}", soft_wrap=True)
+        if status.path:
+            console.print(f"{INDENT}{status.path}", soft_wrap=True)
         if status.problem:
-            console.print(f"{status.name}: {status.problem}")
+            console.print(_indented(status.problem, console.width), soft_wrap=True)
+
+
+def _indented(text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=INDENT,
+        subsequent_indent=INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _state(status: DatasetStatus) -> str:

@@ -16,6 +16,7 @@ from spcl.runs.settings import absolute_paths, parse_assignments
 __all__ = [
     "METHOD",
     "SCENARIO",
+    "Assignments",
     "Configs",
     "DataDir",
     "Device",
@@ -27,15 +28,19 @@ __all__ = [
     "Seeds",
     "expand_flags",
     "naming_flags",
+    "parsed_assignments",
     "settings_from",
 ]
 
 Preset = Annotated[str | None, typer.Option(help="default, or paper (network details as published).")]
-Protocol = Annotated[Path | None, typer.Option(help="A protocol file with label sets and timelines.")]
+Protocol = Annotated[Path | None, typer.Option(help="A file of label sets and timelines; see 'spcl protocol'.")]
 Fit = Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")]
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the publishers' files (otherwise $SPCL_DATA or the cache).")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Any setting, e.g. method.sigma=50 or overlap=0.5; may be repeated.")
 ]
 Configs = Annotated[str, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, e.g. 0-2.")]
@@ -59,9 +64,7 @@ class RunFlags:
     fit: Fit = False
     device: Device = None
     data_dir: DataDir = None
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="Any setting, e.g. method.sigma=50; may be repeated.")
-    ] = None
+    assignments: Assignments = None
 
     def given(self) -> dict[str, Any]:
         """Return the flags that were given, apart from ``--set``, as settings."""
@@ -70,8 +73,7 @@ class RunFlags:
 
     def assigned(self) -> dict[str, Any]:
         """Return the settings given by ``--set``."""
-        with naming_flags({SpclError: "--set"}):
-            return parse_assignments(self.assignments or [])
+        return parsed_assignments(self.assignments)
 
 
 def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,6 +109,12 @@ def settings_from(**flags: Any) -> dict[str, Any]:
     {'seed': 0, 'fit': False}
     """
     return absolute_paths({name: flag for name, flag in flags.items() if flag is not None})
+
+
+def parsed_assignments(assignments: list[str] | None) -> dict[str, Any]:
+    """Return the settings given by ``--set``."""
+    with naming_flags({SpclError: "--set"}):
+        return parse_assignments(assignments or [])
 
 
 @contextmanager

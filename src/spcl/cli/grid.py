@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from spcl.cli.consoles import plain_console
+from spcl.cli.consoles import plain_console, print_next
 from spcl.cli.flags import Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags
-from spcl.errors import SpclError
+from spcl.errors import MissingDataError, SpclError, TimelineError
 from spcl.grids import (
     GridState,
     Job,
     LiveGridView,
     PlainGridView,
-    check_folders,
+    check_jobs,
     parse_methods,
     parse_numbers,
     parse_sweep,
@@ -58,12 +58,20 @@ def grid(
         sweeps=swept,
     )
     console = plain_console()
-    with naming_flags({FolderError: "--out"}):
+    with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
         if dry_run:
-            check_folders(planned)
+            _check(planned, console)
             _list(planned, console)
         else:
             _report(_run(planned, jobs, retries, console), out, console)
+
+
+def _check(planned: Sequence[Job], console: Console) -> None:
+    """Check the jobs as a grid does, but against data only if it is here."""
+    try:
+        check_jobs(planned)
+    except MissingDataError as missing:
+        console.print(f"not checked against the data: {missing}", soft_wrap=True)
 
 
 def _list(planned: Sequence[Job], console: Console) -> None:
@@ -88,5 +96,10 @@ def _report(state: GridState, out: Path, console: Console) -> None:
     console.print(f"{state.done} of {state.total} runs are complete in {out}", soft_wrap=True)
     for name, reason in state.failed.items():
         console.print(f"failed: {name}: {reason}", style="red", soft_wrap=True)
+    if state.out_of_memory:
+        hint = "out of memory: make fewer runs at once (--jobs), or choose a smaller batch (--set batch_size=…)"
+        console.print(hint, soft_wrap=True)
+    if state.done:
+        print_next(console, out)
     if state.failed:
         raise typer.Exit(1)

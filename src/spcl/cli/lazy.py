@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from spcl.cli.interrupts import exit_on_interrupt
+
 __all__ = ["LazyGroup"]
 
 
@@ -38,7 +40,8 @@ class LazyGroup(TyperGroup):
 
 
 def _load(name: str) -> TyperCommand | TyperGroup:
-    module = import_module(f"spcl.cli.{name}")
+    with exit_on_interrupt():
+        module = import_module(f"spcl.cli.{name}")
     if hasattr(module, "app"):
         group = typer.main.get_group(module.app)
         group.name = name

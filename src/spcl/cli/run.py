@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from spcl.cli.consoles import plain_console
+from spcl.cli.consoles import plain_console, print_next
 from spcl.cli.flags import METHOD, SCENARIO, RunFlags, expand_flags, naming_flags, settings_from
-from spcl.errors import SpclError
+from spcl.errors import SpclError, TimelineError
 from spcl.runs import (
     DeviceError,
     FolderError,
@@ -32,7 +32,12 @@ from spcl.runs import (
 
 __all__ = ["run"]
 
-FLAGS = {UnfinishedRunError: "--resume, --out", FolderError: "--out", DeviceError: "--device cpu"}
+FLAGS = {
+    UnfinishedRunError: "--resume, --out",
+    FolderError: "--out",
+    DeviceError: "--device cpu",
+    TimelineError: "--fit",
+}
 
 
 @expand_flags
@@ -71,6 +76,7 @@ def run(
         numbers = f"accuracy {result.accuracy:.2f} %, forgetting {result.forgetting:+.2f} %"
         console.print(f"this run was complete already: {numbers}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
+    print_next(console, out)
 
 
 def _resumed(out: Path, layers: Sequence[Mapping[str, Any]]) -> RunSettings:

@@ -6,8 +6,9 @@ import torch
 import typer
 
 from spcl.cli.consoles import plain_console
-from spcl.cli.flags import DataDir, Fit, Protocol, settings_from
-from spcl.runs import make_problem, parse_assignments, resolve_settings
+from spcl.cli.flags import Assignments, DataDir, Fit, Protocol, naming_flags, parsed_assignments, settings_from
+from spcl.errors import TimelineError
+from spcl.runs import make_problem, resolve_settings
 from spcl.runs.timeline import draw_timeline
 
 __all__ = ["timeline"]
@@ -20,14 +21,15 @@ def timeline(
     fit: Fit = False,
     paradigm: Annotated[str, typer.Option(help="parallel, joint or serial.")] = "parallel",
     data_dir: DataDir = None,
-    assignments: Annotated[list[str] | None, typer.Option("--set", help="Any setting, e.g. overlap=0.5.")] = None,
+    assignments: Assignments = None,
 ) -> None:
     """Draw when each task of a configuration trains, and when memory starts."""
     given = settings_from(
         benchmark=benchmark, config=config, fit=fit, paradigm=paradigm, protocol=protocol, data_dir=data_dir
     )
-    settings = resolve_settings(given, parse_assignments(assignments or []))
-    problem = make_problem(settings, torch.device("cpu"))
+    settings = resolve_settings(given, parsed_assignments(assignments))
+    with naming_flags({TimelineError: "--fit"}):
+        problem = make_problem(settings, torch.device("cpu"))
     console = plain_console()
     names = [f"{name} ({n} classes)" for name, n in problem.stream.classes.items()]
     width = max(20, min(100, console.width - 24))

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spcl.cli.consoles import plain_console
 from spcl.cli.flags import METHOD, SCENARIO, Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags
-from spcl.errors import SpclError
+from spcl.errors import SpclError, TimelineError
 from spcl.grids import (
     LiveGridView,
     PlainGridView,
@@ -61,7 +61,7 @@ def tune(
         search=dimensions,
     )
     console = plain_console()
-    with naming_flags({FolderError: "--out"}):
+    with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
         best = _search(tuning, out, trials, jobs, console)
     console.print(f"best: {_describe(best)}; to run it on the test data:", soft_wrap=True)
     console.print(run_command(tuning, best), soft_wrap=True)

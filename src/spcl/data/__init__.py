@@ -4,6 +4,7 @@ from spcl.data.catalogue import DATA_NAMES, load_data
 from spcl.data.custom import from_arrays, from_dataset
 from spcl.data.image_data import ImageData
 from spcl.data.inventory import DatasetStatus, check_data, get_data, list_data
+from spcl.data.npz_file import from_npz
 from spcl.data.paths import cache_dir
 from spcl.data.picture_folder import from_folder
 from spcl.data.presets import PRESETS, BackboneName, Preset, PresetName, preset_for
@@ -17,6 +18,7 @@ from spcl.data.protocol import (
     in_paradigm,
     load_protocol,
 )
+from spcl.data.published_protocol import convert_protocol
 from spcl.data.splits import hold_out
 
 __all__ = [
@@ -33,11 +35,13 @@ __all__ = [
     "cache_dir",
     "check_data",
     "check_fit",
+    "convert_protocol",
     "draw_protocol",
     "fit",
     "from_arrays",
     "from_dataset",
     "from_folder",
+    "from_npz",
     "get_data",
     "hold_out",
     "in_paradigm",

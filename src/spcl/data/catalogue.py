@@ -13,7 +13,7 @@ from spcl.data.image_data import ImageData
 from spcl.data.paths import data_dirs, download_dir
 from spcl.data.sources import Source, fingerprint, open_source
 from spcl.data.tiny_imagenet import read_tiny_imagenet
-from spcl.errors import DataError
+from spcl.errors import DataError, MissingDataError
 from spcl.suggestions import did_you_mean
 
 __all__ = [
@@ -177,7 +177,7 @@ def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = Fa
     located = locate(name, data_dir)
     if located is None:
         folders = ", ".join(str(folder) for folder in data_dirs(data_dir))
-        raise DataError(f"{data_set.title} is in none of {folders}; {how_to_get(name, data_dir)}")
+        raise MissingDataError(f"{data_set.title} is in none of {folders}; {how_to_get(name, data_dir)}")
     path, layout = located
     identity = [layout.path, fingerprint(path, layout.pattern)]
     return cached(name, identity, lambda: layout.read(open_source(path, layout.top, layout.pattern), name), renew=renew)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from spcl.data.image_data import ImageData
 from spcl.data.pictures import eight_bit
@@ -66,6 +66,9 @@ def from_dataset(
     >>> from_dataset(numbers, name="numbers")
     ImageData('numbers': 8 + 2 samples of 3, 2 classes)
     """
+    for given in (dataset, test):
+        if isinstance(given, DataLoader):
+            raise DataError(f"{name}: found a DataLoader, whose items are batches; give its Dataset, loader.dataset")
     x, y = _stack(dataset, name)
     test_x, test_y = (None, None) if test is None else _stack(test, name)
     return from_arrays(x, y, test_x, test_y, test_fraction=test_fraction, seed=seed, name=name)

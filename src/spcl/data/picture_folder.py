@@ -27,7 +27,10 @@ def from_folder(
     seed: int = 0,
     name: str | None = None,
 ) -> ImageData:
-    """Make a data set of a folder with one sub-folder of pictures per class, or of its ``train`` and ``test`` folders.
+    """Make a data set of a folder with one sub-folder of pictures per class.
+
+    A folder with ``train`` and ``test`` (or ``val``, where there is no ``test``) is split as these folders say; of any
+    other, `test_fraction` of every class is held out.
 
     Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size`, and cached. Of 16-bit pictures
     the upper 8 bits are kept (``value >> 8``); pictures of 32-bit integers or floats are an error.
@@ -36,8 +39,9 @@ def from_folder(
     name = name or root.name
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder with one sub-folder of pictures per class")
-    halves = [root / "train", root / "test"]
-    folders = halves if all(half.is_dir() for half in halves) else [root]
+    if size < 1:
+        raise DataError(f"{name}: size is {size}; give the width and height of the pictures, at least 1")
+    folders = _split_folders(root) or [root]
     with _unreadable_files_reported(root):
         splits = {folder: _picture_files(folder) for folder in folders}
         states = [file_states(root, files) for files in splits.values()]
@@ -48,6 +52,12 @@ def from_folder(
         return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
 
     return cached(name, [str(root.resolve()), size, mode, test_fraction, seed, states], make)
+
+
+def _split_folders(root: Path) -> list[Path]:
+    """Return the folders of training and test pictures, if there are two."""
+    tests = [root / name for name in ("test", "val") if (root / name).is_dir()]
+    return [root / "train", tests[0]] if tests and (root / "train").is_dir() else []
 
 
 def _pictures(folder: Path, files: list[Path], size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:

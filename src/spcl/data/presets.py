@@ -11,6 +11,10 @@ __all__ = ["PRESETS", "BackboneName", "Preset", "PresetName", "preset_for"]
 BackboneName = Literal["mlp", "cnn", "resnet18", "resnet34", "vit"]
 PresetName = Literal["default", "paper"]
 
+MIN_STEPS = 20
+MIN_BATCH = 4
+MAX_BATCH = 128
+
 
 class Preset(BaseModel):
     """Default training settings of a benchmark.
@@ -50,10 +54,11 @@ PRESETS: dict[str, dict[PresetName, Preset]] = {
 """The presets of the known benchmarks."""
 
 
-def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None) -> Preset:
-    """Return the preset of a known benchmark, or one for custom data.
+def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None, *, tasks: int | None = None) -> Preset:
+    """Return the preset of a known benchmark, or one for custom data that is split into so many tasks.
 
-    Custom data gets at most five tasks of at least two classes, and a memory of ten samples per class.
+    Custom data gets at most five tasks of at least two classes unless `tasks` is given, a memory of ten samples per
+    class, and a batch size at which a task of average size has at least twenty steps, from 4 to 128.
 
     >>> preset_for("ps-emnist", "default").memory_budget
     310
@@ -61,5 +66,20 @@ def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None) 
     if benchmark in PRESETS or data is None:
         return PRESETS[benchmark][name]
     backbone: BackboneName = "cnn" if len(data.shape) == 3 else "mlp"
-    custom = Preset(tasks=max(1, min(5, data.classes // 2)), memory_budget=10 * data.classes, backbone=backbone)
+    tasks = tasks or max(1, min(5, data.classes // 2))
+    custom = Preset(
+        tasks=tasks,
+        batch_size=_fitting_batch_size(len(data.train_y) // tasks),
+        memory_budget=10 * data.classes,
+        backbone=backbone,
+    )
     return _both(custom)[name]
+
+
+def _fitting_batch_size(samples: int) -> int:
+    """Return the largest power of two that gives so many samples enough steps, within the bounds of a batch.
+
+    >>> [_fitting_batch_size(samples) for samples in (5, 80, 400, 2559, 2560, 100_000)]
+    [4, 4, 16, 64, 128, 128]
+    """
+    return min(MAX_BATCH, max(MIN_BATCH, 1 << (samples // MIN_STEPS).bit_length() >> 1))

@@ -11,18 +11,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from spcl.errors import DataError, SpclError
+from spcl.files import user_errors, write_text
 from spcl.streams import LabelSet, Timeline, check_label_set, check_timeline, draw_label_set, task_durations
 
 __all__ = [
+    "DRAWN_CONFIGURATIONS",
     "Configuration",
     "Paradigm",
     "Protocol",
+    "check_configuration",
     "check_fit",
     "draw_protocol",
     "fit",
     "in_paradigm",
     "load_protocol",
 ]
+
+DRAWN_CONFIGURATIONS = 9
+"""The number of configurations of a drawn protocol: three label sets with three timelines each."""
 
 Paradigm = Literal["parallel", "joint", "serial"]
 """When tasks train: by the protocol's timeline (PCL), all from the start (MTL), or one after another (SCL)."""
@@ -76,8 +82,7 @@ class Protocol:
 
     def configuration(self, index: int) -> Configuration:
         """Return configuration `index`; with three timelines per label set, the index is 3 × label set + timeline."""
-        if not 0 <= index < len(self):
-            raise SpclError(f"there is no configuration {index}; the protocol has 0 to {len(self) - 1}")
+        check_configuration(index, len(self))
         label_set, timeline = divmod(index, len(self.timelines[0]))
         return Configuration(self.label_sets[label_set], self.timelines[label_set][timeline], index)
 
@@ -88,7 +93,15 @@ class Protocol:
             json.dumps({"label_set": label_set, "timelines": [timeline.spans for timeline in timelines]})
             for label_set, timelines in zip(self.label_sets, self.timelines, strict=True)
         ]
-        path.write_text(f'{head[:-1]}, "label_sets": [\n' + ",\n".join(entries) + "\n]}\n", encoding="utf-8")
+        with user_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, f'{head[:-1]}, "label_sets": [\n' + ",\n".join(entries) + "\n]}\n")
+
+
+def check_configuration(index: int, configurations: int) -> None:
+    """Raise an error if a protocol of so many configurations has none of this index."""
+    if not 0 <= index < configurations:
+        raise SpclError(f"there is no configuration {index}; the protocol has 0 to {configurations - 1}")
 
 
 def load_protocol(path: Path) -> Protocol:
@@ -181,12 +194,12 @@ def in_paradigm(configuration: Configuration, paradigm: Paradigm) -> Configurati
 
 
 def check_fit(configuration: Configuration, labels: Tensor, batch_size: int) -> None:
-    """Raise a `DataError` with the differences if the timeline does not fit the data; see `fit`.
+    """Raise a `TimelineError` with the differences if the timeline does not fit the data; see `fit`.
 
     >>> import torch
     >>> check_fit(Configuration(((0,), (1,)), Timeline(((0, 4), (3, 5))), 0), torch.tensor([0, 0, 1]), batch_size=1)
     Traceback (most recent call last):
-    spcl.errors.DataError: the timeline does not fit the data at batch size 1: task 0 has 5 steps and needs 2 ...
+    spcl.errors.TimelineError: the timeline does not fit the data at batch size 1: task 0 has 5 steps and needs 2 ...
     """
     check_timeline(labels, configuration.label_set, configuration.timeline, batch_size)
 

@@ -1,6 +1,6 @@
 """Many runs: planned as a grid or proposed by a tuner, and made by a pool of worker processes."""
 
-from spcl.grids.checks import check_data, check_folders
+from spcl.grids.checks import check_data, check_folders, check_jobs
 from spcl.grids.grid import run_grid, run_jobs
 from spcl.grids.plan import Job, Sweep, parse_methods, parse_numbers, parse_sweep, plan_grid
 from spcl.grids.pool import WorkerPool, threads_per_job
@@ -24,6 +24,7 @@ __all__ = [
     "WorkerPool",
     "check_data",
     "check_folders",
+    "check_jobs",
     "parse_methods",
     "parse_numbers",
     "parse_search",

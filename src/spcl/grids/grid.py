@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 
 from spcl.files import write_json
-from spcl.grids.checks import check_data, check_folders
+from spcl.grids.checks import check_jobs
 from spcl.grids.plan import Job
 from spcl.grids.pool import Message, WorkerPool
 from spcl.grids.progress import GridState, GridView, Running
@@ -35,8 +35,7 @@ def run_grid(
     Raises:
         SpclError: before anything runs, if a folder holds another run, or data is missing or does not fit.
     """
-    check_folders(jobs)
-    check_data(job for job in jobs if not job.is_done())
+    check_jobs(jobs)
     with WorkerPool(workers) as pool, view or SilentGridView() as shown:
         return run_jobs(jobs, pool, shown, retries)
 
@@ -97,9 +96,9 @@ class _Scheduler:
                 self.state.busy.add(job.name)
                 self.later.append((time.monotonic() + BUSY_SECONDS, job))
             case "interrupted":
-                self._fail(job, values["reason"], "", user_error=False)
+                self._fail(job, values["reason"])
             case "failed":
-                self._fail(job, values["reason"], values["details"], values["user_error"])
+                self._fail(job, **values)
 
     def _finish(self, job: Job, accuracy: float, forgetting: float, skipped: int) -> None:
         self.state.done += 1
@@ -107,7 +106,9 @@ class _Scheduler:
         _clean_up(job)
         self.view.finished(job, self.state, accuracy, forgetting, skipped)
 
-    def _fail(self, job: Job, reason: str, details: str, user_error: bool) -> None:
+    def _fail(
+        self, job: Job, reason: str, details: str = "", user_error: bool = False, out_of_memory: bool = False
+    ) -> None:
         """Retry the job, unless only the user can correct the error or it has failed too often."""
         self.failures[job.name] += 1
         attempts = self.failures[job.name]
@@ -116,6 +117,7 @@ class _Scheduler:
             self.waiting.append(job)
         else:
             self.state.failed[job.name] = reason
+            self.state.out_of_memory |= out_of_memory
         content = {"reason": reason, "attempts": attempts, "time": datetime.now(UTC).isoformat(), "details": details}
         with suppress(OSError):  # the folder itself may be the problem
             job.out.mkdir(parents=True, exist_ok=True)

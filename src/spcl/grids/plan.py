@@ -11,6 +11,7 @@ from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.runs import RunFolder, RunSettings, parse_assignments, resolve_settings
 from spcl.runs.identity import flat_settings
+from spcl.runs.settings import merge_settings
 from spcl.validation import validated
 
 __all__ = ["Job", "Sweep", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
@@ -119,7 +120,7 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def _check_layers(layers: Iterable[Mapping[str, Any]]) -> None:
-    names = {name for layer in layers for name in flat_settings(layer)}
+    names = {name for layer in layers for name in flat_settings(merge_settings(layer))}
     for name, argument in PLANNED.items():
         if name in names:
             raise SpclError(f"{name} is planned run by run; give it as {argument}, not as a setting of all runs")

@@ -33,8 +33,8 @@ def threads_per_job(jobs: int) -> int:
 class Message:
     """A message of a worker about its job: ``step``, ``done``, ``busy``, ``interrupted`` or ``failed``.
 
-    The values of ``failed`` are a ``reason``, its ``details``, and whether it is a ``user_error``: one that the user
-    has to correct, so that retrying the same run is useless.
+    The values of ``failed`` are a ``reason``, its ``details``, whether it is a ``user_error``, one that the user has to
+    correct, so that retrying the same run is useless, and whether the reason is (probably) ``out_of_memory``.
     """
 
     job: Job
@@ -116,7 +116,10 @@ class WorkerPool:
             return None
         if job is None:
             return None
-        return Message(job, "failed", {"reason": reason, "details": errors, "user_error": False})
+        killed = worker.process.returncode == -signal.SIGKILL
+        return Message(
+            job, "failed", {"reason": reason, "details": errors, "user_error": False, "out_of_memory": killed}
+        )
 
 
 class _Worker:

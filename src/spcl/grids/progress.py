@@ -28,6 +28,7 @@ class GridState:
         running: the progress of the jobs that run now, by name.
         busy: the names of jobs that another process runs.
         failed: the names of jobs that failed, and why.
+        out_of_memory: whether a job failed because memory was exhausted, as far as known.
         started: when the grid started, by the monotonic clock.
     """
 
@@ -37,6 +38,7 @@ class GridState:
     running: dict[str, Running] = field(default_factory=dict)
     busy: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
+    out_of_memory: bool = False
     started: float = field(default_factory=time.monotonic)
 
     def seconds_left(self) -> float | None:

@@ -72,4 +72,5 @@ def parse_search(text: str) -> Dimension:
 
 
 def _value(name: str, text: str) -> Any:
-    return flat_settings(parse_assignments([f"{name}={text}"]))[name]
+    (value,) = flat_settings(parse_assignments([f"{name}={text}"])).values()
+    return value

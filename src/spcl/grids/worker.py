@@ -87,8 +87,8 @@ def _run(settings: RunSettings, out: Path, send: Send) -> bool:
         sys.exit(0)
     except SpclError as error:
         event = "busy" if isinstance(error, FolderInUseError) else "failed"
-        user_error = not isinstance(error, OutOfMemoryError)  # other processes may free memory later
-        send(event, reason=str(error), details="", user_error=user_error)
+        out_of_memory = isinstance(error, OutOfMemoryError)  # not a user error: other processes may free memory later
+        send(event, reason=str(error), details="", user_error=not out_of_memory, out_of_memory=out_of_memory)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         send("failed", reason=reason, details=traceback.format_exc(), user_error=False)

@@ -73,7 +73,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # "meta" has tensors, but no values in them
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0]
+        has_none = name.partition(":")[0] == "mps" and not torch.backends.mps.is_available()
+        reason = "there is none on this machine" if has_none else str(error).splitlines()[0]
         raise DeviceError(f"cannot use device {name!r}: {reason}; choose another, such as cpu") from error
     return device
 

@@ -1,20 +1,33 @@
 """The data of a run, laid out in time as its settings say."""
 
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from spcl.data import PRESETS, ImageData, from_arrays, from_folder, load_data
+from spcl.data import PRESETS, ImageData, from_folder, from_npz, load_data
 from spcl.data.protocol import Configuration, Protocol, draw_protocol, fit, in_paradigm, load_protocol
 from spcl.data.splits import hold_out
 from spcl.errors import DataError
 from spcl.runs.settings import RunSettings
 from spcl.streams import ParallelStream
 
-__all__ = ["DATA_SETTINGS", "LAYOUT_SETTINGS", "Problem", "lay_out", "load_benchmark", "load_samples", "make_problem"]
+__all__ = [
+    "DATA_SETTINGS",
+    "LAYOUT_SETTINGS",
+    "Problem",
+    "lay_out",
+    "load_benchmark",
+    "load_samples",
+    "make_problem",
+    "make_protocol",
+    "warn_of_few_steps",
+]
+
+FEW_STEPS = 5
 
 DATA_SETTINGS = ("benchmark", "data_dir", "validation")
 """The settings that decide what :func:`load_samples` returns."""
@@ -44,8 +57,10 @@ class Problem:
 
 
 def make_problem(settings: RunSettings, device: torch.device) -> Problem:
-    """Load the data to the device and lay it out in time."""
-    return lay_out(settings, load_samples(settings), device)
+    """Load the data to the device and lay it out in time; warn if a task has very few steps."""
+    problem = lay_out(settings, load_samples(settings), device)
+    warn_of_few_steps([problem])
+    return problem
 
 
 def load_samples(settings: RunSettings) -> ImageData:
@@ -57,12 +72,17 @@ def load_samples(settings: RunSettings) -> ImageData:
 def load_benchmark(benchmark: str, data_dir: str | None) -> ImageData:
     """Load a known benchmark by name, or custom data by path: a folder of pictures, or an .npz file with x and y."""
     path = Path(benchmark).expanduser()
-    if benchmark in PRESETS or not (path.suffix == ".npz" or path.is_dir()):
+    is_path = "/" in benchmark or len(path.parts) > 1 or path.suffix == ".npz"
+    if benchmark in PRESETS or not (is_path or path.exists()):
         return load_data(benchmark, data_dir)
     if path.is_dir():
         return from_folder(path)
-    arrays = _read_arrays(path)
-    return from_arrays(arrays["x"], arrays["y"], arrays.get("test_x"), arrays.get("test_y"), name=path.stem)
+    if path.suffix == ".npz" and path.exists():
+        return from_npz(path)
+    fault = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+    raise DataError(
+        f"the data {benchmark} {fault}; give a folder of pictures, an .npz file or one of {', '.join(PRESETS)}"
+    )
 
 
 def lay_out(settings: RunSettings, data: ImageData, device: torch.device) -> Problem:
@@ -79,30 +99,22 @@ def lay_out(settings: RunSettings, data: ImageData, device: torch.device) -> Pro
     return Problem(data, configuration, stream, _test_samples(data, stream, device))
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file)
-            names = ["one array without a name"] if isinstance(loaded, np.ndarray) else list(loaded)
-            arrays = {name: loaded[name] for name in ("x", "y", "test_x", "test_y") if name in names}
-    except Exception as error:  # numpy's readers raise many kinds on damaged files
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not {"x", "y"} <= arrays.keys():
-        raise DataError(
-            f"{path} must hold arrays x and y (and perhaps test_x and test_y), found {', '.join(names) or 'nothing'}; "
-            "write it with np.savez(path, x=…, y=…)"
+def warn_of_few_steps(problems: Iterable[Problem]) -> None:
+    """Warn once if a task of these problems, which share their data, trains for very few steps."""
+    steps, batch_size, name = min(
+        (min(problem.configuration.timeline.durations), problem.stream.batch_size, problem.data.name)
+        for problem in problems
+    )
+    if steps < FEW_STEPS:
+        warnings.warn(
+            f"a task of {name} trains for only {steps} step{'s' if steps > 1 else ''} at batch_size = {batch_size}; "
+            "choose a smaller batch_size or fewer tasks, or give more samples",
+            stacklevel=3,
         )
-    return arrays
 
 
-def _configuration(settings: RunSettings, data: ImageData) -> Configuration:
-    configuration = _protocol(settings, data).configuration(settings.config)
-    if settings.fit:
-        configuration = fit(configuration, data.train_y, settings.batch_size)
-    return in_paradigm(configuration, settings.paradigm)
-
-
-def _protocol(settings: RunSettings, data: ImageData) -> Protocol:
+def make_protocol(settings: RunSettings, data: ImageData) -> Protocol:
+    """Read the protocol that the settings name, or draw one for the data."""
     if settings.protocol is None:
         return draw_protocol(
             data.classes,
@@ -121,6 +133,13 @@ def _protocol(settings: RunSettings, data: ImageData) -> Protocol:
             f"choose the protocol of this benchmark"
         )
     return protocol
+
+
+def _configuration(settings: RunSettings, data: ImageData) -> Configuration:
+    configuration = make_protocol(settings, data).configuration(settings.config)
+    if settings.fit:
+        configuration = fit(configuration, data.train_y, settings.batch_size)
+    return in_paradigm(configuration, settings.paradigm)
 
 
 def _test_samples(data: ImageData, stream: ParallelStream, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spcl.data import PRESETS, preset_for
+from spcl.data import PRESETS, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method
 from spcl.runs.folder import FolderError, RunFolder
@@ -18,7 +18,8 @@ __all__ = ["resolve_settings", "resume_settings"]
 def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     """Merge layers of increasing precedence over the preset of their benchmark, and validate the result.
 
-    Custom data is loaded, since its preset depends on its shape and number of classes.
+    Custom data is loaded, since its preset depends on its shape, size and number of classes. The batch size of a
+    protocol file, to which its timelines fit, precedes that of the preset.
 
     >>> resolve_settings({"benchmark": "ps-emnist"}, {"method": {"name": "er"}}).learning_rate
     0.003
@@ -31,8 +32,11 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     given = absolute_paths(merge_settings(default_method, *layers))
     first = validated(RunSettings, given, "settings")
     data = None if first.benchmark in PRESETS else load_benchmark(first.benchmark, first.data_dir)
-    preset = preset_for(first.benchmark, first.preset, data)
-    settings = validated(RunSettings, preset.model_dump() | given, "settings")
+    tasks = first.tasks if "tasks" in given else None
+    preset = preset_for(first.benchmark, first.preset, data, tasks=tasks).model_dump()
+    if first.protocol is not None and "batch_size" not in given:
+        preset["batch_size"] = load_protocol(Path(first.protocol)).batch_size
+    settings = validated(RunSettings, preset | given, "settings")
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 

@@ -65,16 +65,20 @@ class RunSettings(Preset, _ProblemSettings):
 def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge layers of increasing precedence; settings of one method are not passed on to another.
 
+    A method may be given by its name alone.
+
     >>> merge_settings({"seed": 0, "method": {"name": "soro", "sigma": 1.0}}, {"method": {"alpha": 0.1}})
     {'seed': 0, 'method': {'name': 'soro', 'sigma': 1.0, 'alpha': 0.1}}
     >>> merge_settings({"method": {"name": "soro", "sigma": 1.0}}, {"method": {"name": "er"}})
     {'method': {'name': 'er'}}
+    >>> merge_settings({"method": "soro"}, {"method": {"sigma": 1.0}})
+    {'method': {'name': 'soro', 'sigma': 1.0}}
     """
     merged: dict[str, Any] = {}
     for layer in layers:
-        for name, value in layer.items():
-            below: Any = merged.get(name)
-            merged[name] = merge_settings(below, value) if _can_merge(below, value) else value
+        method = layer.get("method")
+        named = {"method": {"name": method}} if isinstance(method, str) else {}
+        merged = _merge(merged, {**layer, **named})
     return merged
 
 
@@ -94,9 +98,11 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def load_settings_file(path: Path) -> dict[str, Any]:
-    """Read settings from a YAML or JSON file."""
+    """Read settings from a YAML or JSON file; a name that is given twice is an error."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except _DuplicateKeyError as error:
+        raise SpclError(f"the settings {path} give {error}; keep one of them") from error
     except OSError as error:
         raise SpclError(f"cannot read the settings {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -118,6 +124,27 @@ def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, **{name: str(path.resolve()) for name, path in paths.items()}}
 
 
+class _DuplicateKeyError(yaml.YAMLError):
+    """A name that a mapping holds twice."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, which by itself keeps the last of several equal names."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping, and raise an error if it holds a name twice."""
+        node = super().compose_mapping_node(anchor)
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise _DuplicateKeyError(f"{key.value!r} twice, in lines {lines[key.value]} and {line}")
+            lines[key.value] = line
+        return node
+
+
 def _value(text: str) -> Any:
     try:
         return float(text) if "e" in text.lower() else yaml.safe_load(text)  # YAML reads 1e-3 as text
@@ -125,6 +152,11 @@ def _value(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {name: _merge(below[name], above[name]) for name in above if _can_merge(below.get(name), above[name])}
+    return {**below, **above, **inner}
 
 
 def _can_merge(below: Any, above: Any) -> bool:

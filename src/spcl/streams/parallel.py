@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spcl.errors import CheckpointError, DataError, SpclError
+from spcl.errors import CheckpointError, DataError, SpclError, TimelineError
 from spcl.streams.labels import LabelSet, split_by_task, task_durations
 from spcl.streams.moment import Moment
 from spcl.streams.timeline import Timeline
@@ -119,12 +119,12 @@ class ParallelStream:
 
 
 def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batch_size: int) -> None:
-    """Raise a `DataError` naming the tasks for which the timeline is too long or too short, and by how much.
+    """Raise a `TimelineError` naming the tasks for which the timeline is too long or too short, and by how much.
 
     >>> import torch
     >>> check_timeline(torch.tensor([0, 0, 0, 1]), ((0,), (1,)), Timeline(((0, 4), (3, 3))), batch_size=2)
     Traceback (most recent call last):
-    spcl.errors.DataError: the timeline does not fit the data at batch size 2: task 0 has 5 steps and needs 2
+    spcl.errors.TimelineError: the timeline does not fit the data at batch size 2: task 0 has 5 steps and needs 2
     (3 too many); fit the timeline to the data (Timeline.rescaled)
     """
     needed = task_durations(labels, label_set, batch_size)
@@ -143,7 +143,7 @@ def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batc
         if has != needs
     ]
     if misfits:
-        raise DataError(
+        raise TimelineError(
             f"the timeline does not fit the data at batch size {batch_size}: {', '.join(misfits)}; "
             "fit the timeline to the data (Timeline.rescaled)"
         )
