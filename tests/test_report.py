@@ -187,7 +187,7 @@ def test_skipped_steps_are_reported(base: Path, tmp_path: Path) -> None:
     copy_run(two_task_runs(base) / "soro/0", tmp_path / "bad", seed=1)
     (tmp_path / "bad/result.json").write_text(json.dumps(result(tmp_path / "bad") | {"left_out": {"task-1": 4}}))
     page = Page(write_report([tmp_path], tmp_path / "report.html"))
-    assert "because a loss or gradient was not finite, in 1 of 2 runs of soro on tiny." in page.text
+    assert "because a loss or gradient was not finite, in 1 of 2 runs of SORO on tiny." in page.text
     found = {details["settings"]["seed"]: details["left_out"] for details in page.details()}
     assert found == {0: {}, 1: {"task-1": 4}}
     assert "not finite" not in Page(write_report([tmp_path / "good"], tmp_path / "good.html")).text

@@ -12,8 +12,9 @@ from spcl.errors import SpclError
 from spcl.results.figures.curves import RunCurves, block_medians
 from spcl.results.figures.drawing import write_figure
 from spcl.results.figures.panels import legend_below, measure_axis, panel_title
-from spcl.results.figures.style import WIDTH, display_name, figure_style, numbered_line_styles
+from spcl.results.figures.style import WIDTH, figure_style, numbered_line_styles
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["comparison_figure", "save_comparison"]
 

@@ -13,7 +13,7 @@ from spcl.files import atomic_write, user_errors
 from spcl.results.duplicates import check_duplicates
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
 from spcl.results.figures.style import figure_style
-from spcl.results.records import RunRecord, complete_runs
+from spcl.results.records import RunRecord
 
 __all__ = ["Drawing", "draw_figure", "figure_paths", "save_drawing", "write_figure"]
 
@@ -44,10 +44,10 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
     Raises `MissingRunsError` with the commands that make runs for it where these do not suffice.
     """
     check_duplicates(runs)
-    complete = sorted(complete_runs(runs), key=lambda run: run.scenario != "task")
+    task_first = sorted(runs, key=lambda run: run.scenario != "task")
     try:
         with figure_style():
-            figure, details = spec.draw(complete)
+            figure, details = spec.draw(task_first)
     except MissingRunsError as error:
         commands = "\n".join(f"  {command}" for command in spec.commands())
         raise MissingRunsError(
