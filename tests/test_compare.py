@@ -97,7 +97,10 @@ def test_the_command_draws_the_runs(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_drawn_is_one_clear_error(base: Path, tmp_path: Path) -> None:
     run = grid_runs(base) / "task/er/0"
     (tmp_path / "afile").touch()
-    for name, message in (("c.xyz", "drawn as .png, .svg, .pdf, not as 'c.xyz'"), ("afile/c.png", "cannot write to")):
+    for name, message in (
+        ("c.xyz", "written as .png, .svg or .pdf, not as 'c.xyz'"),
+        ("afile/c.png", "cannot write to"),
+    ):
         outcome = CliRunner().invoke(app, ["compare", str(run), "--out", str(tmp_path / name)])
         assert isinstance(outcome.exception, SpclError)
         assert message in str(outcome.exception)

@@ -1,6 +1,7 @@
 """Every figure, drawn from real runs and compared with their records read the plain way."""
 
 import json
+import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -27,7 +28,7 @@ from spcl.results.figures import (
     save_drawing,
 )
 from spcl.results.figures.style import line_styles
-from spcl.results.filtering import filter_runs
+from spcl.results.filtering import filter_runs, parse_conditions
 from spcl.results.measures import MEASURES
 from spcl.results.records import read_runs
 from tiny_runs import (
@@ -373,7 +374,7 @@ def test_command_draws_lists_and_explains(base: Path, tmp_path: Path) -> None:
     assert all(name in listed for name in FIGURES)
     for words, message in {
         ("reharsal",): "did you mean 'rehearsal'",
-        ("rehearsal", "--runs", str(memory_runs(base)), "--out", "x.pdf"): "written as .png or .svg",
+        ("rehearsal", "--runs", str(memory_runs(base)), "--out", "x.xyz"): "written as .png, .svg or .pdf",
         ("toy", "--runs", str(memory_runs(base))): "spcl grid --benchmark toy-cifar10",
         ("toy", "--runs", "absent"): "there is no folder absent",
         (
@@ -398,7 +399,7 @@ def test_where_a_figure_cannot_go_is_told_before_runs_are_made(base: Path, tmp_p
         assert isinstance(outcome.exception, SpclError)
         assert "cannot write to" in str(outcome.exception)
     outcome = CliRunner().invoke(app, ["figure", "toy", "--make", "--runs", str(tmp_path / "runs"), "--out", "x.xyz"])
-    assert "written as .png or .svg" in str(outcome.exception)
+    assert "written as .png, .svg or .pdf" in str(outcome.exception)
     assert not (tmp_path / "runs").exists()
 
 
@@ -406,6 +407,57 @@ def test_an_ending_in_capitals_is_known(base: Path, tmp_path: Path) -> None:
     (path,) = save_drawing(drawn("rehearsal", memory_runs(base)), tmp_path / "x.PNG")
     with Image.open(path) as image:
         assert image.format == "PNG"
+
+
+def test_a_figure_is_written_as_pdf_with_its_caption(base: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.pdf"
+    outcome = CliRunner().invoke(app, ["figure", "rehearsal", "--runs", str(memory_runs(base)), "--out", str(target)])
+    assert outcome.exit_code == 0, outcome.output
+    content = target.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert b"/Subject (Figure 8. Accuracy against the size of the rehearsal memory." in content
+
+
+def test_the_command_names_the_flags_that_help(base: Path, tmp_path: Path) -> None:
+    run, grid, memory = CliRunner().invoke, str(grid_runs(base)), str(memory_runs(base))
+    out = ["--out", str(tmp_path / "x.svg")]
+    mixed = run(app, ["figure", "learning-process", "--runs", grid, "--runs", memory, *out])
+    assert "choose other runs with --where" in mixed.output
+    alone = run(app, ["figure", "learning-process", "--runs", grid, *out])
+    assert "--where" not in alone.output
+    empty = run(app, ["figure", "timeline", "--runs", str(tmp_path), *out])
+    assert "--protocol draws a protocol file without runs" in str(empty.exception)
+    few = run(app, ["figure", "rehearsal", "--runs", memory, "--where", "memory_budget=6", *out])
+    assert "--where chose 2 of 6 runs" in str(few.exception)
+    assert "(--protocol)" in run(app, ["figure"]).output
+    assert "(--out)" in str(run(app, ["figure", "toy", "--out", "x.xyz"]).exception)
+
+
+def test_where_thins_a_figure(base: Path, tmp_path: Path) -> None:
+    words = ["figure", "learning-process", "--runs", str(grid_runs(base)), "--out", str(tmp_path / "x.svg")]
+    outcome = CliRunner().invoke(app, [*words, "--where", "method=er,SORO", "--where", "scenario=class"])
+    assert outcome.exit_code == 0, outcome.output
+    runs = filter_runs(read_runs(grid_runs(base)), parse_conditions(["method=er,SORO", "scenario=class"]))
+    assert {(run.method, run.scenario) for run in runs} == {("er", "class"), ("soro", "class")}
+    assert set(lines(draw_figure(FIGURES["learning-process"], runs).figure, 0)) == {"ER", "SORO"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        (["method=sorro"], r"none of 12 runs has method=sorro; there are er, graddrop, soro \(--where\)"),
+        (["method=soro,sorro"], "none of 12 runs has method=sorro; there are er, graddrop, soro"),
+        (["methd=soro"], "no run has a setting methd; did you mean 'method'"),
+        (["alpha=0"], r"no run has a setting alpha; did you mean 'method\.alpha'\?"),
+        (["seed=5"], "none of 12 runs has seed=5; there are 0, 1"),
+        (["method=er", "seed=1,2"], "none of the 4 runs chosen so far has seed=2; there are 0, 1"),
+    ],
+)
+def test_where_names_the_settings_and_values_there_are(base: Path, conditions: list[str], message: str) -> None:
+    words = [word for condition in conditions for word in ("--where", condition)]
+    outcome = CliRunner().invoke(app, ["figure", "learning-process", "--runs", str(grid_runs(base)), *words])
+    assert isinstance(outcome.exception, SpclError)
+    assert re.search(message, str(outcome.exception))
 
 
 def test_make_makes_the_runs_once(base: Path, tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_the_command_and_its_table_say_where_tasks_were_left_out(benchmark: Path
     assert times > 0
     assert f"tasks were skipped {times} times (loss or gradient not finite)" in bad
     table = CliRunner().invoke(app, ["table", str(tmp_path), "--format", "markdown"]).output
-    assert "not finite, in 1 of 1 runs of er (learning\\_rate=1e+30) on clusters." in table
+    assert "not finite, in 1 of 1 runs of ER (learning\\_rate=1e+30) on clusters." in table
 
 
 # -- planning

@@ -111,7 +111,7 @@ def assert_found(outputs: Sequence[str]) -> None:
     """Check the outputs of :func:`commands`."""
     listed, _, table, page = outputs
     assert "\nhalves    SCL             2      T + 1         0  samples" in listed
-    assert "| halves | SCL |" in table
+    assert "| Halves | SCL |" in table
     assert "### `halves`\n\nFixed shares of the current tasks and of memory.\n\n```math\nu = \\rho" in page
     assert "| `share` | `0.5` | share of the current tasks |" in page
     assert page.index("### `der++`") < page.index("### `halves`") < page.index("## Parallel")

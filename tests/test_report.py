@@ -151,10 +151,19 @@ def test_tables_figures_and_settings_are_there(page: Page) -> None:
 
 
 def test_the_papers_values_stand_beside_ours(base: Path, tmp_path: Path) -> None:
-    copy_run(grid_runs(base) / "task/soro/0", tmp_path / "soro", benchmark="ps-emnist")
+    copy_run(grid_runs(base) / "task/soro/0", tmp_path / "soro", benchmark="ps-emnist", tasks=5)
     page = Page(write_report([tmp_path], tmp_path / "report.html"))
     assert "91.06 ± 0.45" in page.text
     assert "−4.68" in page.text
+    assert "Unlike in the paper, ps-emnist was run with drawn label sets and timelines, configuration 0" in page.text
+    assert "batch_size=8 (paper: 128)" in page.text
+
+
+def test_the_report_says_why_there_are_no_values_of_the_paper(base: Path, tmp_path: Path) -> None:
+    copy_run(grid_runs(base) / "task/soro/0", tmp_path / "soro", benchmark="ps-emnist")
+    page = Page(write_report([tmp_path], tmp_path / "report.html"))
+    assert "91.06" not in page.text
+    assert "The paper has no values for ps-emnist with tasks=3 (paper: 5)." in page.text
 
 
 def test_names_cannot_break_the_page(base: Path, tmp_path: Path) -> None:
@@ -187,7 +196,7 @@ def test_skipped_steps_are_reported(base: Path, tmp_path: Path) -> None:
     copy_run(two_task_runs(base) / "soro/0", tmp_path / "bad", seed=1)
     (tmp_path / "bad/result.json").write_text(json.dumps(result(tmp_path / "bad") | {"left_out": {"task-1": 4}}))
     page = Page(write_report([tmp_path], tmp_path / "report.html"))
-    assert "because a loss or gradient was not finite, in 1 of 2 runs of soro on tiny." in page.text
+    assert "because a loss or gradient was not finite, in 1 of 2 runs of SORO on tiny." in page.text
     found = {details["settings"]["seed"]: details["left_out"] for details in page.details()}
     assert found == {0: {}, 1: {"task-1": 4}}
     assert "not finite" not in Page(write_report([tmp_path / "good"], tmp_path / "good.html")).text

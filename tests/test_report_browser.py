@@ -128,7 +128,7 @@ def page(base: Path) -> Path:
         for scenario in ("task", "class"):
             for seed in "01":
                 run = f"{scenario}/{method}/{seed}"
-                copy_run(grid_runs(base) / run, folder / "grid" / run, benchmark="ps-emnist")
+                copy_run(grid_runs(base) / run, folder / "grid" / run, benchmark="ps-emnist", tasks=5)
     copy_run(two_task_runs(base) / "soro/0", folder / "soro")
     make_tuning(grid_runs(base) / "task/soro/0", folder / "search")
     return write_report([folder], base / "browser.html")
@@ -157,6 +157,67 @@ def test_nothing_scrolls_sideways_and_headings_are_in_order(
         assert levels[0] == 1
         assert levels.count(1) == 1
         assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def overflowing(reader: Reader) -> list[str]:
+    """The charts and images that reach beyond the column of the page, or whose parts reach beyond them."""
+    found: list[str] = reader.script(
+        "const beyond = (inner, outer) => inner.width > 0 && ("
+        "  inner.left < outer.left - 1 || inner.right > outer.right + 1"
+        "  || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1);"
+        "const box = (element) => element.getBoundingClientRect();"
+        "return [...document.querySelectorAll('main:not([hidden]) :is(.chart, img)')].filter((chart) => "
+        "  box(chart).left < 0 || box(chart).right > document.documentElement.clientWidth"
+        "  || [...chart.querySelectorAll('.main-svg, text')].some((part) => beyond(box(part), box(chart)))"
+        ").map((chart) => chart.getAttribute('aria-label') ?? chart.alt)"
+    )
+    return found
+
+
+@pytest.mark.parametrize("before", [NARROW, WIDE])
+def test_charts_and_figures_fit_a_narrow_page(reader: Reader, page: Path, before: tuple[int, int]) -> None:
+    """Whether it was narrow when they were drawn or became so."""
+    for where in ("", "#/run/0", f"#/run/{run_number_of_tiny(reader, page)}"):
+        reader.open(page, where, before)
+        reader.one("#run .chart .main-svg" if where else "#overview h1")
+        for chart in reader.all("#content .chart") if not where else []:
+            reader.script("arguments[0].scrollIntoView()", chart)
+            reader.wait(lambda chart=chart: chart.find_elements(By.CSS_SELECTOR, ".main-svg"))
+        metrics = {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        reader.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        reader.wait(lambda: reader.script("return innerWidth") == 400)
+        reader.wait(lambda: not overflowing(reader))
+
+
+def run_number_of_tiny(reader: Reader, page: Path) -> int:
+    reader.open(page)
+    rows = json.loads(reader.script("return document.getElementById('data').textContent"))["rows"]
+    return int(rows["benchmark"].index("tiny"))
+
+
+def test_one_seed_has_no_deviation(reader: Reader, base: Path, tmp_path: Path) -> None:
+    copy_run(grid_runs(base) / "task/soro/0", tmp_path / "soro")
+    reader.open(write_report([tmp_path], tmp_path / "report.html"))
+    chart = ".chart[data-table]"
+    reader.script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", chart)
+    ActionChains(reader.driver).move_to_element(reader.one(f"{chart} .point")).perform()
+    text = reader.text(f"{chart} .hoverlayer .hovertext")
+    assert text.startswith(f"SORO: A {result(tmp_path / 'soro')['accuracy']:.2f}, F ")
+    assert not reader.all(f"{chart} .errorbar path")
+
+
+def test_run_page_needs_no_timeline(reader: Reader, base: Path, tmp_path: Path) -> None:
+    """Label sets and timelines are left out of records that are passed on."""
+    copy_run(two_task_runs(base) / "soro/0", tmp_path / "run")
+    without = {key: value for key, value in result(tmp_path / "run").items() if key != "timeline"}
+    (tmp_path / "run/result.json").write_text(json.dumps(without))
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    kept = [{key: line[key] for key in line if key not in ("label_set", "timeline")} for line in lines]
+    (tmp_path / "run/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    reader.open(write_report([tmp_path], tmp_path / "report.html"), "#/run/0")
+    reader.one("#run .chart .main-svg")
+    finals = [f"{task['final']:.2f}" for task in result(tmp_path / "run")["tasks"].values()]
+    assert reader.column("#run section:nth-of-type(2) table", 6) == finals
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -25,7 +25,7 @@ from spcl.methods import METHODS
 from spcl.results.records import read_runs
 from spcl.results.tables import ResultTable, make_tables
 from spcl.results.tables.formats import csv_text, latex_text, markdown_text, terminal_table
-from spcl.results.tables.methods import method_order
+from spcl.results.tables.methods import display_name, method_order
 from spcl.results.tables.paper import paper_methods, paper_result
 from spcl.results.tables.significance import holm, paired_p_value
 from spcl.results.tables.table import Cell
@@ -500,10 +500,10 @@ def test_markdown_parses_back(table: ResultTable) -> None:
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     assert {len(row) for row in rows} == {7}
     for row, cells in zip(table.rows, rows[2:], strict=True):
-        assert re.sub(r"\\(.)", r"\1", cells[0]) == row.label
+        assert re.sub(r"\\(.)", r"\1", cells[0]) == display_name(row.label)
         assert cells[1] == row.family
         assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
-    best = next(cells for cells in rows if cells[0] == "soro")
+    best = next(cells for cells in rows if cells[0] == "SORO")
     assert re.fullmatch(r"\*\*.*\*\*", best[2])
     assert best[6].endswith("▲")
 
@@ -518,9 +518,9 @@ def test_latex_parses_back(table: ResultTable) -> None:
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)&", line)] for line in body]
     for row, cells in zip(table.rows, rows, strict=True):
         assert len(cells) == 7
-        assert cells[0].replace("\\", "") == row.label
+        assert cells[0].replace("\\", "") == display_name(row.label)
         assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
-    assert r"\textbf{" in next(cells for cells in rows if cells[0] == "soro")[2]
+    assert r"\textbf{" in next(cells for cells in rows if cells[0] == "SORO")[2]
 
 
 def test_csv_parses_back_in_full_precision(table: ResultTable) -> None:
@@ -540,8 +540,9 @@ def test_the_terminal_shows_every_number_and_marks_the_best(table: ResultTable) 
     console.print(terminal_table(table))
     text = console.export_text(clear=False)
     for row in table.rows:
-        (line,) = (line for line in text.splitlines() if line.strip().startswith(row.label))
-        found = numbers(line.replace(row.label, "", 1))
+        name = display_name(row.label)
+        (line,) = (line for line in text.splitlines() if line.strip().startswith(name))
+        found = numbers(line.replace(name, "", 1))
         assert found == expected_numbers(table.cells[row.label, "ps-emnist"])
     mean = f"{table.cells['soro', 'ps-emnist'].accuracy.mean:.2f}"
     assert f"\x1b[1m{mean}" in console.export_text(styles=True)
@@ -555,18 +556,18 @@ def test_all_formats_say_in_how_many_runs_tasks_were_skipped(folder: Path, tmp_p
         result.write_text(json.dumps(json.loads(result.read_text()) | {"left_out": {"task-0": 3}}))
     (table,) = make_tables(read_runs(folder))
     said = "Tasks were skipped in steps, because a loss or gradient was not finite, in "
-    counts = "2 of 12 runs of er on ps-emnist, 1 of 12 runs of soro on ps-emnist."
-    assert table.skips_note == f"{said}1 of 1 runs of er on [b]_c, {counts}"
+    counts = "2 of 12 runs of ER on ps-emnist, 1 of 12 runs of SORO on ps-emnist."
+    assert table.skips_note == f"{said}1 of 1 runs of ER on [b]_c, {counts}"
     assert table.only("ps-emnist").skips_note == said + counts
 
     console = Console(width=500, file=io.StringIO())
     console.print(terminal_table(table))
     assert " ".join(table.skips_note.split()) in " ".join(console.file.getvalue().split())
     assert markdown_text(table) == markdown_text(before).replace(
-        "underlined</u>.\n", f"underlined</u>. {said}1 of 1 runs of er on [b]\\_c, {counts}\n"
+        "underlined</u>.\n", f"underlined</u>. {said}1 of 1 runs of ER on [b]\\_c, {counts}\n"
     )
     assert latex_text(table) == latex_text(before).replace(
-        "underlined}.}\n", f"underlined}}. {said}1 of 1 runs of er on [b]\\_c, {counts}}}\n"
+        "underlined}.}\n", f"underlined}}. {said}1 of 1 runs of ER on [b]\\_c, {counts}}}\n"
     )
     lines = csv.DictReader(io.StringIO(csv_text([table])))
     found = {(line["method"], line["benchmark"]): int(line["not_finite"]) for line in lines}
@@ -584,7 +585,35 @@ def test_the_command_prints_all_formats(folder: Path) -> None:
         outcome = runner.invoke(app, ["table", str(folder), "--format", form, "--paper", "--against", "er"])
         assert outcome.exit_code == 0, outcome.output
         assert sign in outcome.output
-        assert "soro" in outcome.output
+        assert ("soro" if form == "csv" else "SORO") in outcome.output
     (folder / "empty").mkdir()
     outcome = runner.invoke(app, ["table", str(folder / "empty")])
     assert isinstance(outcome.exception, SpclError)
+
+
+@pytest.mark.parametrize(("seeds", "methods", "needed"), [(5, 1, 6), (6, 1, None), (6, 2, 7), (7, 2, None)])
+def test_too_few_pairs_for_significance_are_reported(
+    tmp_path: Path, seeds: int, methods: int, needed: int | None
+) -> None:
+    others = ("soro", "mgda")[:methods]
+    write_grid(tmp_path, {name: lambda c, s: 80.0 + s for name in ("er", *others)}, configs=1, seeds=seeds)
+    (table,) = make_tables(read_runs(tmp_path), against="ER")
+    said = f"Too few pairs of runs on ps-emnist for any p below 0.05: {seeds} pairs, but it takes {needed}."
+    assert (said in markdown_text(table)) == (needed is not None)
+    assert ("Too few" in markdown_text(table)) == (needed is not None)
+    gains = {name: lambda c, s, name=name: 80.0 + (s + 1) * (name != "er") for name in ("er", *others)}
+    write_grid(tmp_path, gains, configs=1, seeds=seeds)
+    (table,) = make_tables(read_runs(tmp_path), against="er")
+    assert all((table.cells[name, "ps-emnist"].p_value < 0.05) == (needed is None) for name in others)
+
+
+def test_display_names_are_in_every_format_but_csv(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", method="soro+dbt")
+    write_run(tmp_path / "b", method="a-gem")
+    for form in ("terminal", "markdown", "latex", "csv"):
+        arguments = ["table", str(tmp_path), "--format", form, "--against", "A-GEM"]
+        text = CliRunner().invoke(app, arguments).output
+        shown, hidden = ("soro+dbt", "SORO+DBT") if form == "csv" else ("SORO+DBT", "soro+dbt")
+        assert shown in text
+        assert hidden not in text
+        assert form == "csv" or "p vs A-GEM" in text

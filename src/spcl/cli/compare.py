@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from spcl.cli.consoles import plain_console
+from spcl.cli.flags import naming_flags
 from spcl.errors import SpclError
 from spcl.results.compare import compare as compare_runs
-from spcl.results.compare import comparison_path, comparison_table
-from spcl.results.figures import save_comparison
+from spcl.results.compare import comparison_table
+from spcl.results.figures import comparison_path, save_comparison
 from spcl.results.records import read_runs
 
 __all__ = ["compare"]
@@ -20,7 +21,8 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Draw them into this file, too (PNG, SVG or PDF).")] = None,
 ) -> None:
     """Print runs side by side, and plot them: differing settings, accuracies, stability."""
-    path = None if out is None else comparison_path(out)
+    with naming_flags({SpclError: "--out"}):
+        path = None if out is None else comparison_path(out)
     records = []
     for run in runs:
         found = read_runs(run)

@@ -15,12 +15,14 @@ from spcl.cli.grid import grid
 from spcl.data.protocol import load_protocol
 from spcl.errors import SpclError
 from spcl.results import figures
-from spcl.results.filtering import filter_runs
+from spcl.results.filtering import filter_runs, parse_conditions
 from spcl.results.grid_command import GridCommand
 from spcl.results.records import read_runs
-from spcl.runs.settings import parse_assignments
 
 __all__ = ["figure"]
+
+TIMELINE = "timeline"
+"""The figure that ``--protocol`` is for."""
 
 
 def figure(
@@ -28,9 +30,12 @@ def figure(
     runs: Annotated[
         list[Path] | None, typer.Option(help="A folder of runs; may be repeated. By default results/NAME.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="A .png or .svg file, or a folder for both.")] = Path("figures"),
+    out: Annotated[Path, typer.Option(help="A .png, .svg or .pdf file, or a folder for PNG and SVG.")] = Path(
+        "figures"
+    ),
     where: Annotated[
-        list[str] | None, typer.Option(help="Only runs with this setting, e.g. scenario=class; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Only runs with this setting, e.g. scenario=class or method=er,soro (any); may be repeated."),
     ] = None,
     protocol: Annotated[Path | None, typer.Option(help="For timeline: draw a protocol file, not runs.")] = None,
     make: Annotated[bool, typer.Option("--make", help="First make the runs it needs, in the (first) folder.")] = False,
@@ -45,8 +50,9 @@ def figure(
         _list(console)
         return
     spec = figures.figure_spec(name)
-    figures.figure_paths(spec, out)  # raises before runs are made where the figure cannot be written
-    if protocol is not None and name != "timeline":
+    with naming_flags({SpclError: "--out"}):
+        figures.figure_paths(spec, out)  # raises before runs are made where the figure cannot be written
+    if protocol is not None and name != TIMELINE:
         raise SpclError(f"--protocol is for the figure 'timeline', not for {name!r}")
     default = Path("results") / name
     if make:
@@ -54,11 +60,10 @@ def figure(
     if protocol is not None:
         drawing = figures.draw_protocol(load_protocol(protocol))
     else:
-        found = read_runs(*(runs or ([default] if default.is_dir() else [])))
-        with naming_flags({SpclError: "--where"}):
-            chosen = filter_runs(found, parse_assignments(where or []))
-        drawing = figures.draw_figure(spec, chosen)
+        drawing = _draw(spec, runs or ([default] if default.is_dir() else []), where or [])
     console.print(drawing.caption, soft_wrap=True)
+    if drawing.omits_runs:
+        console.print("choose other runs with --where, e.g. --where method=er,soro", soft_wrap=True)
     for path in figures.save_drawing(drawing, out):
         console.print(str(path), style="dim", soft_wrap=True)
 
@@ -66,8 +71,22 @@ def figure(
 def _list(console: Console) -> None:
     table = Table("name", "in the paper", "what it shows", "drawn from", box=None, pad_edge=False)
     for spec in figures.FIGURES.values():
-        table.add_row(spec.name, spec.number, spec.title, spec.needs)
+        needs = f"{spec.needs} (--protocol)" if spec.name == TIMELINE else spec.needs
+        table.add_row(spec.name, spec.number, spec.title, needs)
     console.print(table)
+
+
+def _draw(spec: figures.FigureSpec, folders: Sequence[Path], where: Sequence[str]) -> figures.Drawing:
+    """Draw the figure from the runs that ``--where`` chooses; errors about missing runs name the flags that help."""
+    found = read_runs(*folders)
+    with naming_flags({SpclError: "--where"}):
+        chosen = filter_runs(found, parse_conditions(where))
+    try:
+        return figures.draw_figure(spec, chosen)
+    except figures.MissingRunsError as error:
+        hints = [f"--where chose {len(chosen)} of {len(found)} runs"] if len(chosen) < len(found) else []
+        hints += ["--protocol draws a protocol file without runs"] if spec.name == TIMELINE else []
+        raise figures.MissingRunsError("\n".join([str(error), *hints])) from error
 
 
 def _make_runs(

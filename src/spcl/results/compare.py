@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,13 @@ from spcl.results.measures import Measure
 from spcl.results.records import RunRecord
 from spcl.runs.identity import flat_settings
 
-__all__ = ["Comparison", "compare", "comparison_path", "comparison_table", "stability_summary"]
+__all__ = ["Comparison", "compare", "comparison_table", "stability_summary"]
 
 TITLES: dict[Measure, str] = {
     "condition_number": "κ",
     "cosine": "cosine",
     "magnitude_similarity": "magnitude similarity",
 }
-FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -86,21 +84,6 @@ def comparison_table(comparison: Comparison) -> Table:
     _add_rows(table, "{}, final accuracy, %", comparison.tasks.items())
     _add_rows(table, "{}, mean", comparison.stability.items())
     return table
-
-
-def comparison_path(out: Path) -> Path:
-    """Return the file to draw a comparison into: ``compare.png`` in a folder, PNG where there is no suffix.
-
-    >>> print(comparison_path(Path("runs")), comparison_path(Path("runs.svg")))
-    runs.png runs.svg
-    """
-    if out.is_dir():
-        return out / "compare.png"
-    if not out.suffix:
-        return out.with_name(f"{out.name}.png")
-    if out.suffix.lower() not in FORMATS:
-        raise SpclError(f"comparisons are drawn as {', '.join(FORMATS)}, not as {out.name!r}; use such a suffix")
-    return out
 
 
 def _align(sources: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

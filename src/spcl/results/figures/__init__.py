@@ -1,6 +1,6 @@
 """The paper's figures and comparisons of runs, drawn with Matplotlib."""
 
-from spcl.results.figures.comparison import comparison_figure, save_comparison
+from spcl.results.figures.comparison import comparison_figure, comparison_path, save_comparison
 from spcl.results.figures.drawing import Drawing, draw_figure, figure_paths, save_drawing
 from spcl.results.figures.paper.timeline import draw_protocol
 from spcl.results.figures.registry import FIGURES, figure_spec
@@ -12,6 +12,7 @@ __all__ = [
     "FigureSpec",
     "MissingRunsError",
     "comparison_figure",
+    "comparison_path",
     "draw_figure",
     "draw_protocol",
     "figure_paths",

@@ -7,9 +7,10 @@ from spcl.results.records import CompleteRun, RunRecord
 from spcl.results.tables.methods import method_order
 from spcl.runs.identity import decisive_settings
 
-__all__ = ["comparable_runs", "not_shown_note", "settings_key", "setup_key"]
+__all__ = ["NOT_SHOWN", "comparable_runs", "not_shown_note", "settings_key", "setup_key"]
 
 MOST_NAMED = 4
+NOT_SHOWN = "Not shown, as their settings differ"
 
 Key = tuple[tuple[str, str], ...]
 
@@ -49,7 +50,7 @@ def not_shown_note(runs: Sequence[CompleteRun], shown: Iterable[Mapping[str, Seq
     if not others:
         return ""
     named = ", ".join([*others[:MOST_NAMED], *([f"{len(others) - MOST_NAMED} more"] if others[MOST_NAMED:] else [])])
-    return f" Not shown, as their settings differ: {named}."
+    return f" {NOT_SHOWN}: {named}."
 
 
 def _largest(runs: Iterable[CompleteRun], key: Callable[[CompleteRun], Hashable]) -> list[CompleteRun]:

@@ -10,12 +10,13 @@ from matplotlib.ticker import MaxNLocator
 
 from spcl.errors import SpclError
 from spcl.results.figures.curves import RunCurves, block_medians
-from spcl.results.figures.drawing import write_figure
+from spcl.results.figures.drawing import check_format, write_figure
 from spcl.results.figures.panels import legend_below, measure_axis, panel_title
-from spcl.results.figures.style import WIDTH, display_name, figure_style, numbered_line_styles
+from spcl.results.figures.style import WIDTH, figure_style, numbered_line_styles
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
-__all__ = ["comparison_figure", "save_comparison"]
+__all__ = ["comparison_figure", "comparison_path", "save_comparison"]
 
 POINTS = 80
 
@@ -64,3 +65,17 @@ def _draw_tasks(axes: Axes, runs: Sequence[CompleteRun]) -> None:
 def save_comparison(runs: Sequence[RunRecord], path: Path) -> None:
     """Draw complete runs into a file."""
     write_figure(comparison_figure(runs), path)
+
+
+def comparison_path(out: Path) -> Path:
+    """Return the file to draw a comparison into: ``compare.png`` in a folder, PNG where there is no suffix.
+
+    >>> print(comparison_path(Path("runs")), comparison_path(Path("runs.svg")))
+    runs.png runs.svg
+    """
+    if out.is_dir():
+        return out / "compare.png"
+    if not out.suffix:
+        return out.with_name(f"{out.name}.png")
+    check_format(out)
+    return out

@@ -11,13 +11,16 @@ import spcl
 from spcl.errors import SpclError
 from spcl.files import atomic_write, user_errors
 from spcl.results.duplicates import check_duplicates
+from spcl.results.figures.comparable import NOT_SHOWN
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
 from spcl.results.figures.style import figure_style
-from spcl.results.records import RunRecord, complete_runs
+from spcl.results.records import RunRecord
 
-__all__ = ["Drawing", "draw_figure", "figure_paths", "save_drawing", "write_figure"]
+__all__ = ["Drawing", "check_format", "draw_figure", "figure_paths", "save_drawing", "write_figure"]
 
-FORMATS = (".png", ".svg")
+FORMATS = (".png", ".svg", ".pdf")
+FOLDER_FORMATS = (".png", ".svg")
+"""The formats of the files that are written to a folder."""
 
 Metadata = Mapping[str, str | None]
 
@@ -29,6 +32,11 @@ class Drawing:
     spec: FigureSpec
     figure: Figure
     caption: str
+
+    @property
+    def omits_runs(self) -> bool:
+        """Whether the caption names runs that are not shown because their settings differ."""
+        return NOT_SHOWN in self.caption
 
     def svg(self) -> str:
         """Return the figure as the text of an SVG file."""
@@ -44,10 +52,10 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
     Raises `MissingRunsError` with the commands that make runs for it where these do not suffice.
     """
     check_duplicates(runs)
-    complete = sorted(complete_runs(runs), key=lambda run: run.scenario != "task")
+    task_first = sorted(runs, key=lambda run: run.scenario != "task")
     try:
         with figure_style():
-            figure, details = spec.draw(complete)
+            figure, details = spec.draw(task_first)
     except MissingRunsError as error:
         commands = "\n".join(f"  {command}" for command in spec.commands())
         raise MissingRunsError(
@@ -57,7 +65,7 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
 
 
 def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
-    """Write the figure, with its caption as metadata, to a .png or .svg file, or both into a folder."""
+    """Write the figure, with its caption as metadata, to a .png, .svg or .pdf file, or as PNG and SVG to a folder."""
     paths = figure_paths(drawing.spec, out)
     for path in paths:
         write_figure(drawing.figure, path, _metadata(drawing, path.suffix))
@@ -67,10 +75,18 @@ def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
 def figure_paths(spec: FigureSpec, out: Path) -> list[Path]:
     """Return the files that a figure is written to."""
     if not out.suffix or out.is_dir():
-        return [out / f"{spec.name}{suffix}" for suffix in FORMATS]
-    if out.suffix.lower() not in FORMATS:
-        raise SpclError(f"figures are written as {' or '.join(FORMATS)}, not as {out.name!r}; or name a folder")
+        return [out / f"{spec.name}{suffix}" for suffix in FOLDER_FORMATS]
+    check_format(out)
     return [out]
+
+
+def check_format(path: Path) -> None:
+    """Raise an error if the suffix is none of the formats of figures."""
+    if path.suffix.lower() not in FORMATS:
+        *first, last = FORMATS
+        raise SpclError(
+            f"figures are written as {', '.join(first)} or {last}, not as {path.name!r}; use such a suffix or a folder"
+        )
 
 
 def write_figure(figure: Figure, path: Path, metadata: Metadata | None = None) -> None:
@@ -82,6 +98,11 @@ def write_figure(figure: Figure, path: Path, metadata: Metadata | None = None) -
 
 
 def _metadata(drawing: Drawing, suffix: str) -> Metadata:
-    facts = {"Title": drawing.spec.title, "Description": drawing.caption}
-    program = f"spcl {spcl.__version__}"
-    return facts | ({"Software": program} if suffix.lower() == ".png" else {"Creator": program, "Date": None})
+    title, caption, program = drawing.spec.title, drawing.caption, f"spcl {spcl.__version__}"
+    match suffix.lower():
+        case ".png":
+            return {"Title": title, "Description": caption, "Software": program}
+        case ".svg":
+            return {"Title": title, "Description": caption, "Creator": program, "Date": None}
+        case _:
+            return {"Title": title, "Subject": caption, "Creator": program, "CreationDate": None}

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from spcl.errors import SpclError
 from spcl.results.grid_command import GridCommand
-from spcl.results.records import CompleteRun
+from spcl.results.records import RunRecord
 
 __all__ = ["FigureSpec", "MissingRunsError"]
 
@@ -27,8 +27,8 @@ class FigureSpec:
         caption: its description, in a sentence or two.
         needs: the runs it is drawn from.
         grids: commands that make such runs.
-        draw: function from complete runs to a figure and the end of its caption; raises `MissingRunsError` that says
-            what is missing.
+        draw: function from runs, of which it draws the complete ones, to a figure and the end of its caption; raises
+            `MissingRunsError` that says what is missing.
     """
 
     name: str
@@ -37,7 +37,7 @@ class FigureSpec:
     caption: str
     needs: str
     grids: tuple[GridCommand, ...]
-    draw: Callable[[Sequence[CompleteRun]], tuple[Figure, str]]
+    draw: Callable[[Sequence[RunRecord]], tuple[Figure, str]]
 
     def commands(self) -> list[str]:
         """Return the commands that make runs for this figure."""

@@ -18,7 +18,6 @@ __all__ = [
     "VERMILLION",
     "WIDTH",
     "LineStyle",
-    "display_name",
     "figure_style",
     "line_styles",
     "numbered_line_styles",
@@ -95,19 +94,6 @@ class LineStyle:
     def marked_line(self) -> dict[str, Any]:
         """Return Matplotlib's arguments for a line with markers, for curves of few points."""
         return self.line() | {"marker": self.marker}
-
-
-def display_name(label: str) -> str:
-    """Return a method's label with the name as papers write it.
-
-    >>> display_name("soro+dbt"), display_name("pcgrad (alpha=0.1)"), display_name("torchjd:UPGrad")
-    ('SORO+DBT', 'PCGrad (alpha=0.1)', 'torchjd:UPGrad')
-    """
-    name, space, rest = label.partition(" ")
-    if name not in METHODS:
-        return label
-    written = METHODS[name].__name__
-    return (written if written.lower() == name else name.upper()) + space + rest
 
 
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.results.figures.style import display_name
 from spcl.results.measures import MEASURES
 from spcl.results.records import RunRecord
+from spcl.results.tables.methods import display_name
 from spcl.runs.identity import flat_settings
 
 __all__ = ["pack", "points_per_curve", "run_details", "run_row", "to_columns"]

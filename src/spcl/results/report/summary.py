@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spcl.methods import METHODS
-from spcl.results.figures.style import display_name
 from spcl.results.formatting import format_value
 from spcl.results.grouping import group_by
 from spcl.results.records import RunRecord, complete_runs
-from spcl.results.tables.methods import method_order
+from spcl.results.tables.methods import display_name, method_order
 from spcl.runs.identity import flat_settings
 from spcl.runs.settings import RunSettings
 

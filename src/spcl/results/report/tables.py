@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from spcl.results.figures.style import display_name
 from spcl.results.records import RunRecord
 from spcl.results.tables import ResultTable, make_tables
+from spcl.results.tables.methods import display_name
 from spcl.results.tables.table import Cell, Over
 
 __all__ = ["report_tables"]

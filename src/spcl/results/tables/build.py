@@ -10,17 +10,15 @@ from spcl.errors import SpclError
 from spcl.results.duplicates import check_duplicates
 from spcl.results.grouping import group_by
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.averages import expected_runs, mean_values, measure
 from spcl.results.tables.methods import family_of, method_order
-from spcl.results.tables.paper import paper_result
+from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
 from spcl.results.tables.significance import holm, paired_p_value
-from spcl.results.tables.table import Cell, Measure, Over, ResultTable, Row
+from spcl.results.tables.table import Cell, Over, ResultTable, Row
 
 __all__ = ["make_tables"]
 
 SCENARIOS = ("task", "class")
-
-Values = Mapping[tuple[int, int], float]
-"""A number of every complete run, by configuration and seed."""
 
 Column = Mapping[str, Sequence[RunRecord]]
 """The runs on one benchmark, by label."""
@@ -38,11 +36,18 @@ def make_tables(
     """
     everything = list(records)
     check_duplicates(everything)
-    if against is not None and not any(against in (record.label, record.method) for record in everything):
-        found = ", ".join(repr(label) for label in sorted({record.label for record in everything}))
-        raise SpclError(f"there are no runs of {against!r} to compare with; there are {found}")
+    reference = None if against is None else _known_name(against, everything)
     by_scenario = group_by(everything, lambda record: record.scenario)
-    return [_table(name, by_scenario[name], over, against, paper) for name in SCENARIOS if name in by_scenario]
+    return [_table(name, by_scenario[name], over, reference, paper) for name in SCENARIOS if name in by_scenario]
+
+
+def _known_name(against: str, records: Sequence[RunRecord]) -> str:
+    """Return the label or method that ``against`` names in any case, since tables show display names."""
+    known = {name.lower(): name for record in records for name in (record.label, record.method)}
+    if against.lower() not in known:
+        found = ", ".join(repr(label) for label in sorted({record.label for record in records}))
+        raise SpclError(f"there are no runs of {against!r} to compare with; there are {found}")
+    return known[against.lower()]
 
 
 def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str | None, paper: bool) -> ResultTable:
@@ -59,7 +64,8 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
         for label, cell in _cells(column, over, against, paper).items():
             cells[label, benchmark] = cell
     partial_data = {name: text for name in benchmarks if (text := _partial_data(complete_runs(by_benchmark[name])))}
-    return ResultTable(scenario, benchmarks, rows, cells, over, against, partial_data)
+    paper_notes = {name: text for name in benchmarks if paper and (text := paper_note(by_benchmark[name]))}
+    return ResultTable(scenario, benchmarks, rows, cells, over, against, partial_data, paper_notes)
 
 
 def _partial_data(runs: Iterable[CompleteRun]) -> str:
@@ -85,23 +91,22 @@ def _partial_data(runs: Iterable[CompleteRun]) -> str:
 
 def _cells(column: Column, over: Over, against: str | None, paper: bool) -> dict[str, Cell]:
     """Return the cells of one benchmark by label."""
-    keys = {(record.config, record.seed) for records in column.values() for record in records}
-    expected = len({config for config, _ in keys}) * len({seed for _, seed in keys})
+    expected = expected_runs(record for records in column.values() for record in records)
     unranked = {label: _cell(complete_runs(records), expected, over) for label, records in column.items()}
     cells = {label: cell for labels in _comparable(column) for label, cell in _ranked(unranked, labels).items()}
     if against is not None:
         cells = _with_significance(cells, column, against)
     if paper:
-        cells = {label: _with_paper(cell, column[label][0]) for label, cell in cells.items()}
+        cells = {label: replace(cell, paper=comparable_paper_result(column[label][0])) for label, cell in cells.items()}
     return cells
 
 
 def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
-    accuracy, forgetting = _mean_values(runs, "accuracy"), _mean_values(runs, "forgetting")
+    accuracy, forgetting = mean_values(runs, "accuracy"), mean_values(runs, "forgetting")
     with_skips = {(run.config, run.seed) for run in runs if run.has_skipped_steps}
     return Cell(
-        _measure(accuracy, over),
-        _measure(forgetting, over),
+        measure(accuracy, over),
+        measure(forgetting, over),
         runs=len(accuracy),
         missing=expected - len(accuracy),
         runs_with_skips=len(with_skips),
@@ -111,24 +116,6 @@ def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
 def _comparable(column: Column) -> Iterable[list[str]]:
     """Return the labels in groups of comparable ones: accuracies on held-out training data are not test accuracies."""
     return group_by(column, lambda label: column[label][0].settings["validation"]).values()
-
-
-def _mean_values(runs: Iterable[CompleteRun], name: str) -> Values:
-    groups = group_by(runs, lambda run: (run.config, run.seed))
-    return {key: float(np.mean([getattr(run.result, name) for run in group])) for key, group in groups.items()}
-
-
-def _measure(values: Values, over: Over) -> Measure:
-    """Return the mean and deviation over seeds of the mean over configurations, or the other way round.
-
-    >>> _measure({(0, 0): 1.0, (1, 0): 3.0, (0, 1): 5.0, (1, 1): 7.0}, "configs")
-    Measure(mean=4.0, std=1.4142135623730951, rank=None)
-    """
-    groups = group_by(values, lambda key: key[1 if over == "seeds" else 0])
-    means = [float(np.mean([values[key] for key in group])) for group in groups.values()]
-    if not means:
-        return Measure(float("nan"), None)
-    return Measure(float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else None)
 
 
 def _ranked(cells: Mapping[str, Cell], labels: Sequence[str]) -> dict[str, Cell]:
@@ -156,29 +143,24 @@ def _ranks(means: Mapping[str, float]) -> dict[str, int]:
     return {label: rank for rank, best in enumerate(order, 1) for label, mean in means.items() if mean == best}
 
 
-def _with_paper(cell: Cell, record: RunRecord) -> Cell:
-    """Return the cell with the paper's value, which is about parallel training and test data."""
-    if record.paradigm != "parallel" or record.settings["validation"]:
-        return cell
-    return replace(cell, paper=paper_result(record.scenario, record.benchmark, record.method))
-
-
 def _with_significance(cells: Mapping[str, Cell], column: Column, against: str) -> dict[str, Cell]:
     """Return the cells with their difference from the reference, all p-values of the column corrected together."""
     chosen = _reference(column, against)
     comparable = next((labels for labels in _comparable(column) if chosen in labels), [])
-    accuracies = {label: _mean_values(complete_runs(column[label]), "accuracy") for label in comparable}
-    reference = accuracies.get(chosen, {})
+    accuracies = {label: mean_values(complete_runs(column[label]), "accuracy") for label in comparable}
+    reference = accuracies.pop(chosen, {})
+    pairs = {label: values.keys() & reference.keys() for label, values in accuracies.items()}
     p_values = {
         label: p_value
         for label, values in accuracies.items()
-        if values is not reference and (p_value := paired_p_value(values, reference)) is not None
+        if (p_value := paired_p_value(values, reference)) is not None
     }
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     result = dict(cells)
-    for label, p_value in zip(p_values, holm(list(p_values.values())), strict=True):
-        values = accuracies[label]
-        gain = float(np.mean([values[key] - reference[key] for key in values.keys() & reference.keys()]))
-        result[label] = replace(cells[label], p_value=p_value, gain=gain)
+    for label, values in accuracies.items():
+        differences = [values[key] - reference[key] for key in pairs[label]]
+        gain = float(np.mean(differences)) if differences else None
+        result[label] = replace(cells[label], p_value=corrected.get(label), gain=gain, pairs=len(differences))
     return result
 
 

@@ -4,24 +4,24 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
+from spcl.results.tables.methods import display_name
+from spcl.results.tables.significance import SIGNIFICANT
 from spcl.results.tables.table import Cell, Measure, ResultTable, Row
 
 __all__ = ["Style", "headings", "notes", "row_entries", "rows_by_family"]
-
-SIGNIFICANT = 0.05
 
 Style = Callable[[str, int | None], str]
 """A function that marks a number by its rank: best, second best or neither."""
 
 
-def headings(table: ResultTable) -> list[str]:
-    """Return the headings of the columns of each benchmark."""
-    paper = any(cell.paper for cell in table.cells.values())
+def headings(table: ResultTable, benchmark: str) -> list[str]:
+    """Return the headings of the columns of a benchmark."""
+    paper = any(cell.paper for (_, name), cell in table.cells.items() if name == benchmark)
     return [
         "A %",
         "F %",
         *(["paper A %", "paper F %"] if paper else []),
-        *([f"p vs {table.against}"] if table.against else []),
+        *([f"p vs {display_name(table.against)}"] if table.against else []),
     ]
 
 
@@ -31,7 +31,8 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
     sentences += map(escape, table.remarks)
     if table.against:
         sentences.append(
-            escape(f"p: Wilcoxon signed-rank test of A against {table.against}, paired by configuration and seed, ")
+            escape(f"p: Wilcoxon signed-rank test of A against {display_name(table.against)}, ")
+            + "paired by configuration and seed, "
             + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
         )
     return " ".join(sentences)
@@ -51,7 +52,7 @@ def rows_by_family(table: ResultTable) -> Iterator[list[Row]]:
 def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list[str]:
     """Return the entries of one method in the columns of one benchmark."""
     cell = table.cells.get((row.label, benchmark))
-    columns = headings(table)
+    columns = headings(table, benchmark)
     if cell is None:
         return [""] * len(columns)
     accuracy = _measure(cell.accuracy, style)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.results.tables.entries import headings, notes, row_entries, rows_by_family
+from spcl.results.tables.methods import display_name
 from spcl.results.tables.table import Cell, ResultTable
 
 __all__ = ["TableFormat", "csv_text", "format_tables", "latex_text", "markdown_text", "terminal_table"]
@@ -24,6 +25,7 @@ CSV_COLUMNS = (
     *("runs", "missing", "not_finite"),
     *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
     *("against", "gain", "p_value"),
+    "paper_note",
 )
 
 LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
@@ -46,11 +48,11 @@ def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     drawn.add_column("method", no_wrap=True)
     drawn.add_column("type")
     for benchmark in table.benchmarks:
-        for heading in headings(table):
+        for heading in headings(table, benchmark):
             drawn.add_column(Text(f"{benchmark}\n{heading}"), justify="right", no_wrap=True)
     for rows in rows_by_family(table):
         for row in rows:
-            drawn.add_row(Text(row.label), row.family, *row_entries(table, row, style))
+            drawn.add_row(Text(display_name(row.label)), row.family, *row_entries(table, row, style))
         drawn.add_section()
     return drawn
 
@@ -75,16 +77,18 @@ def format_tables(tables: Sequence[ResultTable], form: Literal["markdown", "late
 
 def markdown_text(table: ResultTable) -> str:
     """Return the table in Markdown."""
-    columns = ["method", "type", *(f"{name} {heading}" for name in table.benchmarks for heading in headings(table))]
+    columns = ["method", "type"]
+    columns += [f"{name} {heading}" for name in table.benchmarks for heading in headings(table, name)]
+    rows = [
+        [_markdown_escape(display_name(row.label)), row.family, *row_entries(table, row, _markdown_style)]
+        for row in table.rows
+    ]
     lines = [
         f"### {table.title}",
         "",
         f"| {' | '.join(map(_markdown_escape, columns))} |",
         f"|{'|'.join([':--', ':--', *['--:'] * (len(columns) - 2)])}|",
-        *(
-            f"| {' | '.join([_markdown_escape(row.label), row.family, *row_entries(table, row, _markdown_style)])} |"
-            for row in table.rows
-        ),
+        *(f"| {' | '.join(row)} |" for row in rows),
         "",
         notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
     ]
@@ -101,9 +105,9 @@ def _markdown_escape(text: str) -> str:
 
 def latex_text(table: ResultTable) -> str:
     """Return the table in LaTeX, for the package booktabs."""
-    count = len(headings(table))
-    groups = [rf"\multicolumn{{{count}}}{{c}}{{{_latex_escape(name)}}}" for name in table.benchmarks]
-    names = [_latex_escape(heading) for _ in table.benchmarks for heading in headings(table)]
+    columns = {name: headings(table, name) for name in table.benchmarks}
+    groups = [rf"\multicolumn{{{len(names)}}}{{c}}{{{_latex_escape(name)}}}" for name, names in columns.items()]
+    names = [_latex_escape(heading) for headings_of_one in columns.values() for heading in headings_of_one]
     lines = [
         rf"% {table.title}",
         rf"\begin{{tabular}}{{ll{'r' * len(names)}}}",
@@ -115,7 +119,7 @@ def latex_text(table: ResultTable) -> str:
         lines.append(r"\midrule")
         for row in rows:
             entries = map(_latex_symbols, row_entries(table, row, _latex_style))
-            lines.append(rf"{' & '.join([_latex_escape(row.label), row.family, *entries])} \\")
+            lines.append(rf"{' & '.join([_latex_escape(display_name(row.label)), row.family, *entries])} \\")
     legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
 
@@ -148,9 +152,10 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
     writer.writerow(CSV_COLUMNS)
     for table in tables:
         for benchmark in table.benchmarks:
+            note = table.paper_notes.get(benchmark)
             for row in table.rows:
                 if cell := table.cells.get((row.label, benchmark)):
-                    writer.writerow([table.scenario, benchmark, row.label, row.family, *_csv_cell(table, cell)])
+                    writer.writerow([table.scenario, benchmark, row.label, row.family, *_csv_cell(table, cell), note])
     return file.getvalue()
 
 

@@ -1,11 +1,24 @@
-"""Families and order of methods in tables and figures."""
+"""Families, display names and order of methods in tables and figures."""
 
 from spcl.methods import METHODS
 from spcl.results.tables.paper import paper_methods
 
-__all__ = ["family_of", "method_order"]
+__all__ = ["display_name", "family_of", "method_order"]
 
 FAMILIES = ("MTL", "SCL", "PCL")
+
+
+def display_name(label: str) -> str:
+    """Return a method's label with the name as papers write it.
+
+    >>> display_name("soro+dbt"), display_name("pcgrad (alpha=0.1)"), display_name("torchjd:UPGrad")
+    ('SORO+DBT', 'PCGrad (alpha=0.1)', 'torchjd:UPGrad')
+    """
+    name, space, rest = label.partition(" ")
+    if name not in METHODS:
+        return label
+    written = METHODS[name].__name__
+    return (written if written.lower() == name else name.upper()) + space + rest
 
 
 def family_of(method: str) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["PaperResult", "paper_methods", "paper_result"]
+__all__ = ["PaperResult", "paper_benchmarks", "paper_methods", "paper_result"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ def paper_methods() -> list[str]:
     ['mgda', 'dwa', 'pcgrad']
     """
     return list(_content()["methods"])
+
+
+def paper_benchmarks() -> set[str]:
+    """Return the benchmarks of the paper's tables.
+
+    >>> sorted(paper_benchmarks())
+    ['ps-cifar100', 'ps-emnist', 'ps-tiny-imagenet']
+    """
+    return {name for scenarios in _content()["methods"].values() for row in scenarios.values() for name in row}
 
 
 @cache

@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["holm", "paired_p_value"]
+__all__ = ["SIGNIFICANT", "holm", "paired_p_value", "pairs_needed"]
+
+SIGNIFICANT = 0.05
+"""The level of significance."""
 
 DECIMALS = 9
 """Differences that agree to this many decimals are equal but for rounding."""
@@ -27,6 +30,21 @@ def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> fl
     if not common:
         return None
     return _signed_rank_p_value(np.round([ours[key] - theirs[key] for key in common], DECIMALS))
+
+
+def pairs_needed(comparisons: int) -> int:
+    """Return the number of pairs from which on a corrected p-value can be significant.
+
+    The smallest p-value of n pairs, whose differences all have one sign, is 2 / 2ⁿ; Holm's method multiplies it by the
+    number of comparisons.
+
+    >>> pairs_needed(1), pairs_needed(14)
+    (6, 10)
+    """
+    pairs = 1
+    while comparisons * 2.0 ** (1 - pairs) >= SIGNIFICANT:
+        pairs += 1
+    return pairs
 
 
 def _signed_rank_p_value(differences: NDArray[np.float64]) -> float:

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from spcl.results.formatting import format_count
+from spcl.results.tables.methods import display_name
 from spcl.results.tables.paper import PaperResult
+from spcl.results.tables.significance import SIGNIFICANT, pairs_needed
 
 __all__ = ["Cell", "Measure", "Over", "ResultTable", "Row"]
 
@@ -35,6 +38,7 @@ class Cell:
         paper: the published result.
         p_value: of the accuracy's difference from the reference method's, corrected for the number of methods.
         gain: the mean of that difference.
+        pairs: the number of runs that the reference method has with the same configuration and seed.
     """
 
     accuracy: Measure
@@ -45,6 +49,7 @@ class Cell:
     paper: PaperResult | None = None
     p_value: float | None = None
     gain: float | None = None
+    pairs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class ResultTable:
         over: what the standard deviation is taken over.
         against: the reference method of the significance tests.
         partial_data: the benchmarks whose published data was incomplete, and how much of it there was.
+        paper_notes: the benchmarks whose runs are not like the paper's, and in what they differ.
     """
 
     scenario: str
@@ -77,6 +83,7 @@ class ResultTable:
     over: Over
     against: str | None = None
     partial_data: Mapping[str, str] = field(default_factory=dict)
+    paper_notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -94,11 +101,12 @@ class ResultTable:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about partial data, missing runs and skipped steps."""
+        """Sentences about partial data, differences from the paper, missing runs, skipped steps and too few pairs."""
         parts = [f"{name} had only a part of the published data: {part}." for name, part in self.partial_data.items()]
+        parts += self.paper_notes.values()
         if any(cell.missing for cell in self.cells.values()):
             parts.append("Cells with missing runs are not ranked.")
-        return [*parts, *([self.skips_note] if self.skips_note else [])]
+        return [*parts, *([self.skips_note] if self.skips_note else []), *self._pairs_notes()]
 
     @property
     def skips_note(self) -> str:
@@ -106,10 +114,10 @@ class ResultTable:
 
         >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, runs_with_skips=2)
         >>> ResultTable("task", ("toy",), (Row("er", "er", "SCL"),), {("er", "toy"): cell}, "seeds").skips_note
-        'Tasks were skipped in steps, because a loss or gradient was not finite, in 2 of 3 runs of er on toy.'
+        'Tasks were skipped in steps, because a loss or gradient was not finite, in 2 of 3 runs of ER on toy.'
         """
         counts = [
-            f"{cell.runs_with_skips} of {cell.runs} runs of {row.label} on {benchmark}"
+            f"{cell.runs_with_skips} of {cell.runs} runs of {display_name(row.label)} on {benchmark}"
             for benchmark in self.benchmarks
             for row in self.rows
             if (cell := self.cells.get((row.label, benchmark))) and cell.runs_with_skips
@@ -117,7 +125,29 @@ class ResultTable:
         reason = "because a loss or gradient was not finite"
         return f"Tasks were skipped in steps, {reason}, in {', '.join(counts)}." if counts else ""
 
+    def _pairs_notes(self) -> list[str]:
+        """Return a sentence for each benchmark with too few pairs of runs for any significant difference.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, p_value=0.25, pairs=3)
+        >>> ResultTable("task", ("toy",), (), {("er", "toy"): cell}, "seeds")._pairs_notes()
+        ['Too few pairs of runs on toy for any p below 0.05: 3 pairs, but it takes 6.']
+        """
+        notes = []
+        for benchmark in self.benchmarks:
+            cells = [cell for (_, name), cell in self.cells.items() if name == benchmark]
+            pairs = [cell.pairs for cell in cells if cell.pairs is not None]
+            needed = pairs_needed(max(1, sum(count > 0 for count in pairs)))
+            if pairs and max(pairs) < needed:
+                found = f"{format_count(pairs, 'pair')}, but it takes {needed}"
+                notes.append(f"Too few pairs of runs on {benchmark} for any p below {SIGNIFICANT}: {found}.")
+        return notes
+
     def only(self, benchmark: str) -> "ResultTable":
         """Return the part about one benchmark."""
-        rows = tuple(row for row in self.rows if (row.label, benchmark) in self.cells)
-        return replace(self, benchmarks=(benchmark,), rows=rows)
+        return replace(
+            self,
+            benchmarks=(benchmark,),
+            rows=tuple(row for row in self.rows if (row.label, benchmark) in self.cells),
+            partial_data={name: text for name, text in self.partial_data.items() if name == benchmark},
+            paper_notes={name: text for name, text in self.paper_notes.items() if name == benchmark},
+        )

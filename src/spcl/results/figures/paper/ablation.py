@@ -14,7 +14,7 @@ from spcl.results.figures.two_tasks import evaluated_over_time, two_task_runs
 from spcl.results.formatting import format_count
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
-from spcl.results.records import CompleteRun, RunRecord
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
 
 __all__ = ["FIGURE", "condition"]
 
@@ -26,8 +26,9 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw the accuracy of the two tasks over time, in a panel each, with a line for each condition."""
+    runs = complete_runs(records)
     by_condition = _runs_by_condition(evaluated_over_time(two_task_runs(runs)))
     curves = {name: [RunCurves(run) for run in group] for name, group in by_condition.items()}
     first = curves["both"][0]

@@ -10,11 +10,12 @@ from spcl.results.figures.comparable import setup_key
 from spcl.results.figures.curves import Array
 from spcl.results.figures.panels import legend_below, log_scale, panel_title
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import BLUE, VERMILLION, WIDTH, display_name
+from spcl.results.figures.style import BLUE, VERMILLION, WIDTH
 from spcl.results.formatting import format_count
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
-from spcl.results.records import CompleteRun
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["FIGURE"]
 
@@ -26,8 +27,9 @@ LINE_STYLES: dict[bool, dict[str, Any]] = {
 MOST_TICKS = 6
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw condition number, norm and filter correlation of every convolution at the end of training."""
+    runs = complete_runs(records)
     without, with_ = _with_and_without_penalty([run for run in runs if run.result.filters])
     layers = np.arange(1, len(with_[0].result.filters) + 1)
     figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")

@@ -8,10 +8,12 @@ from spcl.results.figures.comparable import comparable_runs
 from spcl.results.figures.curves import RunCurves, block_medians, mean_curve
 from spcl.results.figures.panels import legend_below, measure_axis, panel_title
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import WIDTH, display_name, line_styles
+from spcl.results.figures.style import WIDTH, line_styles
+from spcl.results.formatting import format_count
 from spcl.results.grid_command import GridCommand
 from spcl.results.measures import MEASURES
-from spcl.results.records import CompleteRun
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["FIGURE"]
 
@@ -19,8 +21,9 @@ POINTS = 48
 MARKER_SPACING = 12
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw κ, conflicts and magnitude similarity of the adjusted gradients over time, a line for each method."""
+    runs = complete_runs(records)
     by_method = comparable_runs(runs, "seed")
     measured = {method: curves for method, group in by_method.items() if (curves := _measured_curves(group))}
     if not measured:
@@ -46,11 +49,11 @@ def _measured_curves(runs: Sequence[CompleteRun]) -> list[RunCurves]:
 
 def _details(by_method: Mapping[str, Sequence[CompleteRun]], unmeasured: Sequence[str]) -> str:
     run = next(iter(by_method.values()))[0]
-    seeds = {run.seed for group in by_method.values() for run in group}
+    seeds = [len(group) for group in by_method.values()]
+    mean = "one seed" if max(seeds) == 1 else f"mean over {format_count(seeds, 'seed')}"
     names = ", ".join(map(display_name, unmeasured))
     return (
-        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, "
-        f"{'one seed' if len(seeds) == 1 else f'mean over {len(seeds)} seeds'}, "
+        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, {mean}, "
         f"medians of {POINTS} stretches."
         f"{f' Not shown, as they form no adjusted gradients: {names}.' if names else ''}"
     )

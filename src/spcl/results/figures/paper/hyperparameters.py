@@ -8,53 +8,57 @@ from matplotlib.figure import Figure
 from spcl.results.figures.comparable import settings_key
 from spcl.results.figures.panels import panel_title
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import BLACK, VERMILLION, WIDTH, display_name
-from spcl.results.figures.sweeps import SweepLine, mean_accuracy, sweep_lines
+from spcl.results.figures.style import BLACK, VERMILLION, WIDTH
+from spcl.results.figures.sweeps import SweepLine, draw_points, mean_accuracy, runs_note, sweep_lines
 from spcl.results.grid_command import GridCommand
-from spcl.results.records import CompleteRun
+from spcl.results.records import RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["FIGURE"]
 
 SYMBOLS = {"method.alpha": "α", "method.sigma": "σ", "method.lambda_": "λ"}
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw accuracy against each hyper-parameter, the others at their defaults."""
-    candidates = [run for run in runs if run.method in ("soro", "soro+dbt")]
+    candidates = [run for run in records if run.method in ("soro", "soro+dbt")]
     relaxed = [run for run in candidates if run.settings["method"]["iterations"] > 0]
     lines = {name: found[0] for name in SYMBOLS if (found := sweep_lines(relaxed, name))}
     if not lines:
-        raise MissingRunsError(f"none of {len(candidates)} runs by soro and soro+dbt differ in just one of them")
+        count = len(complete_runs(candidates))
+        raise MissingRunsError(f"none of {count} complete runs by soro and soro+dbt differ in just one of them")
     figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
     panels = figure.subplots(1, len(lines), squeeze=False, sharey=True)[0]
-    with_limit = []
+    shown: list[RunRecord] = []
+    strict: list[RunRecord] = []
     for number, (axes, (name, line)) in enumerate(zip(panels, lines.items(), strict=True)):
-        values, means, deviations = line.points()
-        axes.errorbar(values, means, deviations, color=VERMILLION, marker="o", capsize=2.5, label="accuracy")
-        _log_scale(axes, values)
+        points = line.points()
+        draw_points(axes, points, color=VERMILLION, marker="o", label="accuracy")
+        _log_scale(axes, list(points))
         axes.set_xlabel(SYMBOLS[name])
         panel_title(axes, number, f"{SYMBOLS[name]} ({name.removeprefix('method.').rstrip('_')})")
-        with_limit.append(_draw_limit(axes, line, candidates))
+        strict += _draw_limit(axes, line, candidates)
+        shown += line.records
     panels[0].set_ylabel("accuracy (%)")
     panels[0].legend()
     run = lines[next(iter(lines))].first
     return figure, (
-        f"{run.benchmark}, {run.scenario}-incremental, {display_name(run.method)}; mean and standard deviation over "
-        f"seeds.{' Dashed: strict orthogonality, ĜᵀĜ = I.' if any(with_limit) else ''}"
+        f"{run.benchmark}, {run.scenario}-incremental, {display_name(run.method)}; {runs_note([*shown, *strict])}"
+        f"{' Dashed: strict orthogonality, ĜᵀĜ = I.' if strict else ''}"
     )
 
 
-def _draw_limit(axes: Axes, line: SweepLine, runs: Sequence[CompleteRun]) -> bool:
-    """Draw the accuracy of Ĝ = UVᵀ, the starting point of Algorithm 1, if there are runs without any iteration."""
+def _draw_limit(axes: Axes, line: SweepLine, records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Draw the accuracy of Ĝ = UVᵀ, the starting point of Algorithm 1, and return its runs, without any iteration."""
     varied = ("seed", "config", "method.iterations", *SYMBOLS)
     strict = [
         run
-        for run in runs
+        for run in records
         if run.settings["method"]["iterations"] == 0 and settings_key(run, *varied) == settings_key(line.first, *varied)
     ]
-    if strict:
-        axes.axhline(mean_accuracy(strict)[0], color=BLACK, linestyle="--", label="strict orthogonality")
-    return bool(strict)
+    if complete := complete_runs(strict):
+        axes.axhline(mean_accuracy(complete).mean, color=BLACK, linestyle="--", label="strict orthogonality")
+    return strict if complete else []
 
 
 def _log_scale(axes: Axes, values: Sequence[float]) -> None:

@@ -10,17 +10,19 @@ from spcl.results.figures.comparable import comparable_runs, not_shown_note
 from spcl.results.figures.curves import Array, RunCurves
 from spcl.results.figures.panels import legend_below, panel_grid, panel_title
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import display_name, line_styles
+from spcl.results.figures.style import line_styles
 from spcl.results.formatting import format_count
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
-from spcl.results.records import CompleteRun
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["FIGURE"]
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw a panel for each benchmark and scenario, with a line for each method."""
+    runs = complete_runs(records)
     usable = [run for run in runs if run.settings["evaluate"] == "seen" and len(run.result.tasks) > 1]
     if not usable:
         raise MissingRunsError(f"none of {len(runs)} complete runs evaluated all tasks seen when one ended")

@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from spcl.results.figures.comparable import setup_key
 from spcl.results.figures.panels import draw_timeline_bars, panel_title
 from spcl.results.figures.spec import FigureSpec
-from spcl.results.figures.style import WIDTH, display_name, line_styles
-from spcl.results.figures.sweeps import mean_accuracy
+from spcl.results.figures.style import WIDTH, line_styles
+from spcl.results.figures.sweeps import draw_points, mean_accuracy, runs_note
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
-from spcl.results.records import CompleteRun
-from spcl.results.tables.methods import method_order
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name, method_order
 from spcl.streams import Timeline
 
 __all__ = ["FIGURE"]
@@ -24,9 +24,10 @@ EXAMPLE = ((0, 39), (14, 53), (34, 73), (46, 85))
 """The timeline that is drawn where there are no runs."""
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw the three timelines and, where one method was run under all three, its accuracies."""
-    compared = _runs_of_all_paradigms(runs)
+    compared_records = _runs_of_all_paradigms(records)
+    compared = complete_runs(compared_records)
     figure = Figure(figsize=(WIDTH, 4.3 if compared else 1.9), layout="constrained")
     ratios = (1, 1.4) if compared else None
     rows = figure.subfigures(2 if compared else 1, 1, squeeze=False, height_ratios=ratios)[:, 0]
@@ -43,14 +44,14 @@ def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
     run = compared[0]
     return figure, (
         f"Timelines of configuration {_parallel_run(compared).config}; {run.benchmark}, {run.scenario}-incremental, "
-        "mean and standard deviation over seeds."
+        f"{runs_note(compared_records)}"
     )
 
 
-def _runs_of_all_paradigms(runs: Sequence[CompleteRun]) -> list[CompleteRun]:
-    """Return runs that differ only in paradigm and method, if all paradigms are among them."""
-    groups = group_by(runs, lambda run: setup_key(run, "seed", "config", "paradigm")).values()
-    return next((group for group in groups if {run.paradigm for run in group} >= NAMES.keys()), [])
+def _runs_of_all_paradigms(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return runs that differ only in paradigm and method, if complete ones of all paradigms are among them."""
+    groups = group_by(records, lambda run: setup_key(run, "seed", "config", "paradigm")).values()
+    return next((group for group in groups if {run.paradigm for run in complete_runs(group)} >= NAMES.keys()), [])
 
 
 def _parallel_run(runs: Sequence[CompleteRun]) -> CompleteRun:
@@ -69,14 +70,12 @@ def _timeline(paradigm: str, runs: Sequence[CompleteRun]) -> Timeline:
 def _draw_accuracies(axes: Axes, runs: Sequence[CompleteRun]) -> None:
     methods = group_by(sorted(runs, key=lambda run: method_order(run.method)), lambda run: run.method)
     styles = line_styles(methods)
-    ticks = np.arange(len(NAMES))
     for offset, (method, group) in zip(np.linspace(-0.25, 0.25, len(methods) + 2)[1:-1], methods.items(), strict=True):
         by_paradigm = group_by(group, lambda run: run.paradigm)
-        points = [mean_accuracy(by_paradigm[name]) if name in by_paradigm else (np.nan, 0.0) for name in NAMES]
-        means, deviations = zip(*points, strict=True)
-        line_style = styles[method].marked_line() | {"linestyle": "none"}
-        axes.errorbar(ticks + offset, means, deviations, capsize=2.5, label=display_name(method), **line_style)
-    axes.set_xticks(ticks, list(NAMES.values()))
+        positions = {tick + offset: name for tick, name in enumerate(NAMES) if name in by_paradigm}
+        points = {position: mean_accuracy(by_paradigm[name]) for position, name in positions.items()}
+        draw_points(axes, points, label=display_name(method), **styles[method].marked_line() | {"linestyle": "none"})
+    axes.set_xticks(range(len(NAMES)), list(NAMES.values()))
     axes.set_xlim(-0.5, len(NAMES) - 0.5)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("accuracy (%)")

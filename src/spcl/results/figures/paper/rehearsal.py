@@ -6,20 +6,22 @@ from matplotlib.figure import Figure
 
 from spcl.results.figures.comparable import setup_key
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import WIDTH, display_name, line_styles
-from spcl.results.figures.sweeps import SweepLine, sweep_lines
+from spcl.results.figures.style import WIDTH, line_styles
+from spcl.results.figures.sweeps import SweepLine, draw_points, runs_note, sweep_lines
 from spcl.results.grid_command import GridCommand
-from spcl.results.records import CompleteRun
-from spcl.results.tables.methods import method_order
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name, method_order
 
 __all__ = ["FIGURE"]
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw accuracy against the number of samples in memory, with a line for each method."""
-    lines = sweep_lines(runs, "memory_budget")
+    lines = sweep_lines(records, "memory_budget")
     if not lines:
-        raise MissingRunsError(f"none of {len(runs)} complete runs differ only in their memory budget")
+        raise MissingRunsError(
+            f"none of {len(complete_runs(records))} complete runs differ only in their memory budget"
+        )
     first = lines[0].first
     by_method: dict[str, SweepLine] = {}
     for line in lines:
@@ -29,11 +31,12 @@ def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
     axes = figure.subplots()
     styles = line_styles(by_method)
     for method, line in sorted(by_method.items(), key=lambda item: method_order(item[0])):
-        axes.errorbar(*line.points(), capsize=2.5, label=display_name(method), **styles[method].marked_line())
+        draw_points(axes, line.points(), label=display_name(method), **styles[method].marked_line())
     axes.set_xlabel("samples in memory")
     axes.set_ylabel("accuracy (%)")
     axes.legend()
-    return figure, f"{first.benchmark}, {first.scenario}-incremental; mean and standard deviation over seeds."
+    shown = [run for line in by_method.values() for run in line.records]
+    return figure, f"{first.benchmark}, {first.scenario}-incremental; {runs_note(shown)}"
 
 
 def _setup(run: CompleteRun) -> object:

@@ -13,7 +13,7 @@ from spcl.results.figures.style import figure_style
 from spcl.results.formatting import format_ranges
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
-from spcl.results.records import CompleteRun
+from spcl.results.records import RunRecord, complete_runs
 from spcl.streams import Timeline
 
 __all__ = ["FIGURE", "draw_protocol"]
@@ -21,8 +21,9 @@ __all__ = ["FIGURE", "draw_protocol"]
 MOST_TIMELINES = 9
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw the timelines of the largest set of runs that differ only in method, configuration and seed."""
+    runs = complete_runs(records)
     known = [run for run in runs if run.result.timeline]
     if not known:
         raise MissingRunsError(f"{len(runs)} complete runs hold no timeline" if runs else "there is none")

@@ -10,12 +10,13 @@ from spcl.results.figures.comparable import setup_key
 from spcl.results.figures.curves import RunCurves
 from spcl.results.figures.panels import GREY, legend_below, mark_task_changes, measure_axis, panel_title
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import BLUE, VERMILLION, WIDTH, display_name
+from spcl.results.figures.style import BLUE, VERMILLION, WIDTH
 from spcl.results.figures.two_tasks import evaluated_over_time, two_task_runs
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
 from spcl.results.measures import MEASURES
-from spcl.results.records import CompleteRun
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["FIGURE"]
 
@@ -24,8 +25,9 @@ WITH_SPCL = ("soro+dbt", "soro")
 """In order of preference."""
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw κ, conflicts, magnitude similarity and accuracy over time, with and without SPCL."""
+    runs = complete_runs(records)
     plain, stable = (RunCurves(run) for run in _pair(runs))
     figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True)

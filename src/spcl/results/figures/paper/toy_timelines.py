@@ -8,12 +8,13 @@ from spcl.results.figures.comparable import settings_key
 from spcl.results.figures.curves import RunCurves
 from spcl.results.figures.panels import legend_below, mark_task_changes, measure_axis, panel_title
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import BLUE, VERMILLION, WIDTH, display_name
+from spcl.results.figures.style import BLUE, VERMILLION, WIDTH
 from spcl.results.figures.two_tasks import two_task_runs
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
 from spcl.results.measures import MEASURES
-from spcl.results.records import CompleteRun
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
 
 __all__ = ["FIGURE"]
 
@@ -23,8 +24,9 @@ METHODS = ("soro+dbt", "soro")
 MOST_TIMELINES = 4
 
 
-def draw(runs: Sequence[CompleteRun]) -> tuple[Figure, str]:
+def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw the three measures of G and Ĝ, in a column for each timeline."""
+    runs = complete_runs(records)
     chosen = [RunCurves(run) for run in _one_run_per_timeline(runs)]
     figure = Figure(figsize=(WIDTH, 5.4), layout="constrained")
     panels = figure.subplots(3, len(chosen), sharex="col", sharey="row", squeeze=False)

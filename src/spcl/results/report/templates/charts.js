@@ -31,6 +31,7 @@ function themed(layout, onPaper) {
 
 function render(element) {
   const { traces, layout } = charts.get(element)();
+  element.style.height = `${layout.height}px`; // Plotly takes another height from an element without one when resized
   Plotly.react(element, traces, themed(layout, element.dataset.tuning !== undefined), CONFIG);
   element.style.minHeight = 0; // room was kept for it only until now
 }
@@ -55,13 +56,14 @@ function resultChart(table, benchmark) {
   const cells = shown.map((row) => row.cells[benchmark]);
   const positions = shown.map((_, index) => index);
   const names = shown.map((row) => row.method);
+  const deviation = (std) => (std === null ? "" : ` ± ${fixed(std)}`);
   const paper = cells.map((cell) => cell.paper?.accuracy ?? null);
   const traces = [{
     type: "scatter", mode: "markers", name: "ours", x: cells.map((cell) => cell.accuracy.mean), y: positions, text: names,
-    error_x: { type: "data", array: cells.map((cell) => cell.accuracy.std ?? 0), color: paint(1) },
+    error_x: { type: "data", array: cells.map((cell) => cell.accuracy.std ?? NaN), color: paint(1) },
     marker: { color: paint(1), size: 9 },
-    customdata: cells.map((cell) => [cell.accuracy.std ?? 0, cell.forgetting.mean, cell.runs]),
-    hovertemplate: "%{text}: A %{x:.2f} ± %{customdata[0]:.2f}, F %{customdata[1]:.2f}, %{customdata[2]} runs<extra></extra>",
+    customdata: cells.map((cell) => [deviation(cell.accuracy.std), cell.forgetting.mean, cell.runs]),
+    hovertemplate: "%{text}: A %{x:.2f}%{customdata[0]}, F %{customdata[1]:.2f}, %{customdata[2]} runs<extra></extra>",
   }];
   if (paper.some((value) => value !== null)) {
     traces.push({

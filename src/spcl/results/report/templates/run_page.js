@@ -14,8 +14,9 @@ function taskTable({ names, classes, timeline, tasks }) {
   const row = (name, task) => {
     const { at_end: atEnd, final } = tasks?.[name] ?? { at_end: null, final: null };
     const change = atEnd === null || final === null ? null : final - atEnd;
-    const cells = [classes[task], ...timeline[task], fixed(atEnd), fixed(final), signed(change)];
-    const values = [classes[task], ...timeline[task], atEnd, final, change];
+    const counts = [classes[task] ?? null, ...(timeline[task] ?? [null, null])];
+    const cells = [...counts.map((count) => count ?? "–"), fixed(atEnd), fixed(final), signed(change)];
+    const values = [...counts, atEnd, final, change];
     return make("tr", {}, make("th", { scope: "row" }, name),
       ...cells.map((text, index) => make("td", { class: "number", "data-value": values[index] ?? "" }, text)));
   };
@@ -73,6 +74,7 @@ const figure = (element, caption) => make("figure", {}, element, make("figcaptio
 // Each section is returned with the charts to draw in it once it is on the page: pairs of element and function.
 
 function tasksSection(found) {
+  if (!found.timeline.length) return [make("section", {}, make("h2", {}, "Tasks"), taskTable(found)), []];
   const timeline = chart(`Timeline of ${found.names.length} tasks; the steps are in the table below`, 70 + 26 * (found.names.length + 1));
   const section = make("section", {}, make("h2", {}, "Tasks"),
     figure(timeline, "Which task trains when; the memory (hatched) starts when the first task has ended."), taskTable(found));

@@ -1,0 +1,139 @@
+"""How runs differ from those of the paper's tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spcl.data.presets import PRESETS
+from spcl.results.formatting import format_ranges, format_value
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.tables.methods import display_name
+from spcl.results.tables.paper import PaperResult, paper_benchmarks, paper_result
+from spcl.runs.identity import BOOKKEEPING
+from spcl.runs.settings import RunSettings
+
+__all__ = ["comparable_paper_result", "paper_note"]
+
+CONFIGURATIONS = tuple(range(9))
+"""The configurations of every benchmark of the paper: three label sets with three timelines each."""
+
+WITHOUT_BATCH_NORM = frozenset({"mlp"})
+
+NOT_COMPARED = frozenset(
+    {
+        *("benchmark", "preset", "scenario", "method", "config", "seed", "tasks"),
+        *("protocol", "protocol_seed", "fit", "paradigm", "validation"),
+        "precision",
+    }
+)
+"""Settings that are not compared by value, or, as the precision, not stated by the paper."""
+
+
+def comparable_paper_result(run: RunRecord) -> PaperResult | None:
+    """Return the paper's result of the run's method; None where it has none, or the run solves another problem."""
+    if _other_problem(run):
+        return None
+    return paper_result(run.scenario, _benchmark(run), run.method)
+
+
+def paper_note(runs: Sequence[RunRecord]) -> str:
+    """Return why the paper has no values for runs on one benchmark, or how they differ from its runs; empty if neither.
+
+    >>> from pathlib import Path
+    >>> settings = {"benchmark": "ps-emnist", "scenario": "task", "method": {"name": "er"}, "config": 0, "seed": 0}
+    >>> settings |= {"paradigm": "parallel", "validation": 0.0, "tasks": 3}
+    >>> paper_note([RunRecord(Path(), settings, None)])
+    'The paper has no values for ps-emnist with tasks=3 (paper: 5).'
+    >>> paper_note([RunRecord(Path(), settings | {"tasks": 5, "batch_size": 8, "fit": True}, None)])
+    'Unlike in the paper, ps-emnist was run with timelines rescaled to the data and batch_size=8 (paper: 128).'
+    """
+    name = runs[0].benchmark
+    if _benchmark(runs[0]) not in paper_benchmarks():
+        return f"The paper has no values for {name}."
+    sentences = []
+    if others := dict.fromkeys(text for run in runs if (text := _other_problem(run))):
+        sentences.append(f"The paper has no values for {name} with {_joined(list(others), 'or')}.")
+    same = [run for run in runs if not _other_problem(run)]
+    if any(comparable_paper_result(run) for run in same):
+        if differences := _differences(same):
+            sentences.append(f"Unlike in the paper, {name} was run with {_joined(differences, 'and')}.")
+    elif same:
+        methods = list(dict.fromkeys(display_name(run.method) for run in same))
+        sentences.append(f"The paper has no values for {_joined(methods, 'and')} on {name}.")
+    return " ".join(sentences)
+
+
+def _benchmark(run: RunRecord) -> str:
+    """Return the benchmark as in the settings, where custom data has a path whatever its name."""
+    return str(run.settings["benchmark"])
+
+
+def _other_problem(run: RunRecord) -> str:
+    """Return what makes the run's problem another one than the paper's altogether; empty if nothing does."""
+    if run.paradigm != "parallel":
+        return f"paradigm={run.paradigm}"
+    if run.settings["validation"]:
+        return f"validation={format_value(run.settings['validation'])}"
+    preset, tasks = PRESETS.get(_benchmark(run)), _tasks(run)
+    if preset is None or tasks in (None, preset["paper"].tasks):
+        return ""
+    return f"tasks={tasks} (paper: {preset['paper'].tasks})"
+
+
+def _tasks(run: RunRecord) -> int | None:
+    """Return the number of tasks, which a protocol file decides where there is one; None if unknown."""
+    if run.settings.get("protocol") is None:
+        return run.settings.get("tasks")
+    return len(run.result.tasks) if run.result else None
+
+
+def _differences(runs: Sequence[RunRecord]) -> list[str]:
+    """Return what tells the runs from the paper's: label sets and timelines, configurations and other settings."""
+    drawn = any(run.settings.get("protocol", "") is None for run in runs)
+    rescaled = any(run.settings.get("fit") for run in runs)
+    reference = _paper_settings(_benchmark(runs[0]))
+    return [
+        *(["drawn label sets and timelines"] if drawn else []),
+        *(["timelines rescaled to the data"] if rescaled else []),
+        *_differing_configurations(complete_runs(runs)),
+        *(text for name, value in reference.items() if (text := _differing_values(runs, name, value))),
+    ]
+
+
+def _paper_settings(benchmark: str) -> Mapping[str, Any]:
+    """Return the settings of the benchmark's preset ``paper``, and the defaults of those it does not have."""
+    preset = PRESETS[benchmark]["paper"].model_dump()
+    unused = {"batch_norm_momentum"} if preset["backbone"] in WITHOUT_BATCH_NORM else set()
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in RunSettings.model_fields.items()}
+    return {
+        name: preset.get(name, default)
+        for name, default in defaults.items()
+        if name not in BOOKKEEPING | NOT_COMPARED | unused
+    }
+
+
+def _differing_configurations(runs: Sequence[CompleteRun]) -> list[str]:
+    found = sorted({run.config for run in runs})
+    if not found or tuple(found) == CONFIGURATIONS:
+        return []
+    noun = "configuration" if len(found) == 1 else "configurations"
+    return [f"{noun} {format_ranges(found)} (paper: {format_ranges(CONFIGURATIONS)})"]
+
+
+def _differing_values(runs: Sequence[RunRecord], name: str, reference: Any) -> str:
+    """Return the values of a setting other than the paper's; empty if there are none."""
+    values = [run.settings[name] for run in runs if name in run.settings]
+    others = dict.fromkeys(format_value(value) for value in values if value != reference)
+    if not others:
+        return ""
+    some = " in some runs" if any(value == reference for value in values) else ""
+    return f"{name}={_joined(list(others), 'or')}{some} (paper: {format_value(reference)})"
+
+
+def _joined(parts: Sequence[str], word: str) -> str:
+    """Return an enumeration.
+
+    >>> _joined(["a", "b", "c"], "and")
+    'a, b and c'
+    """
+    *first, last = parts
+    return f"{', '.join(first)} {word} {last}" if first else last
