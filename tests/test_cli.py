@@ -1,4 +1,4 @@
-"""What a user sees of mistakes, of an output that takes nothing, and of a terminal with few characters."""
+"""Error messages, output errors and terminal encodings."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ PROGRAM = [sys.executable, "-c", "from spcl.cli import main; main()"]
 SMALL = ["--device", "cpu", *(word for name in ("tasks=3", "batch_size=8", "threads=1") for word in ("--set", name))]
 
 
-def told(*arguments: object) -> str:
+def error_of(*arguments: object) -> str:
     """The one line that the command ends with."""
     outcome = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert isinstance(outcome.exception, SpclError), outcome.output
@@ -43,7 +43,7 @@ def told(*arguments: object) -> str:
 def test_numbers_that_no_run_can_have_are_refused(
     benchmark: Path, tmp_path: Path, assignment: str, message: str
 ) -> None:
-    said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", "--set", assignment)
+    said = error_of("run", "--benchmark", benchmark, "--out", tmp_path / "run", "--set", assignment)
     assert message in said
     assert not (tmp_path / "run").exists()
 
@@ -53,7 +53,7 @@ def test_the_largest_seed_runs(benchmark: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
-def test_a_run_that_is_there_already_is_told(benchmark: Path, tmp_path: Path) -> None:
+def test_a_complete_run_is_reported_and_not_repeated(benchmark: Path, tmp_path: Path) -> None:
     words = ["run", "--benchmark", str(benchmark), "--out", str(tmp_path / "run"), *SMALL]
     first, second = (CliRunner().invoke(app, words).output for _ in range(2))
     assert "complete already" not in first
@@ -71,7 +71,7 @@ def test_a_run_ends_with_the_commands_that_show_it(benchmark: Path, tmp_path: Pa
 def test_a_missing_apple_gpu_is_named_in_a_line(benchmark: Path, tmp_path: Path, device: str) -> None:
     if torch.backends.mps.is_available():
         pytest.skip("there is one here")
-    said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
+    said = error_of("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
     reason = "there is none on this machine; choose another, such as cpu (--device cpu)"
     assert said == f"cannot use device '{device}': {reason}"
 
@@ -84,14 +84,14 @@ def test_a_timeline_that_does_not_fit_is_answered_with_the_flag(benchmark: Path,
     words = [command, "--benchmark", benchmark, "--protocol", file, "--set", "batch_size=4"]
     words += [] if command == "timeline" else ["--out", tmp_path / "out"]
     words += ["--search", "method.sigma=log:1:10"] if command == "tune" else []
-    said = told(*words)
+    said = error_of(*words)
     assert "the timeline does not fit the data at batch size 4" in said
     assert said.endswith("(--fit)")
 
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "nonsense"])
 def test_a_device_that_cannot_compute_is_named(benchmark: Path, tmp_path: Path, device: str) -> None:
-    said = told("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
+    said = error_of("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
     assert f"cannot use device '{device}'" in said
     assert "choose another, such as cpu (--device cpu)" in said
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spcl.errors import SpclError
-from spcl.runs.timeline import draw_timeline
+from spcl.runs.timeline_drawing import draw_timeline
 from spcl.streams import Timeline
 
 PROTOCOLS = Path(__file__).resolve().parents[2] / "shared" / "protocols"

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -28,9 +28,12 @@ __all__ = [
     "Seeds",
     "expand_flags",
     "naming_flags",
+    "parse_flag",
     "parsed_assignments",
     "settings_from",
 ]
+
+T = TypeVar("T")
 
 Preset = Annotated[str | None, typer.Option(help="default, or paper (network details as published).")]
 Protocol = Annotated[Path | None, typer.Option(help="A file of label sets and timelines; see 'spcl protocol'.")]
@@ -100,6 +103,12 @@ def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
     expanded_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded_command
+
+
+def parse_flag(flag: str, parse: Callable[[str], T], text: str) -> T:
+    """Parse the text of a flag; a user error names the flag."""
+    with naming_flags({SpclError: flag}):
+        return parse(text)
 
 
 def settings_from(**flags: Any) -> dict[str, Any]:

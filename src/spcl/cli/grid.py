@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from spcl.cli.consoles import plain_console, print_next
-from spcl.cli.flags import Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags
+from spcl.cli.flags import Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags, parse_flag
 from spcl.errors import MissingDataError, SpclError, TimelineError
 from spcl.grids import (
     GridState,
@@ -51,10 +51,10 @@ def grid(
     planned = plan_grid(
         out,
         {"threads": threads_per_job(jobs)} | flags.given() | flags.assigned(),
-        methods=parse_methods(methods),
+        methods=parse_flag("--methods", parse_methods, methods),
         scenarios=[scenario.strip() for scenario in scenarios.split(",")],
-        configs=parse_numbers(configs),
-        seeds=parse_numbers(seeds),
+        configs=parse_flag("--configs", parse_numbers, configs),
+        seeds=parse_flag("--seeds", parse_numbers, seeds),
         sweeps=swept,
     )
     console = plain_console()

@@ -9,7 +9,7 @@ from spcl.cli.consoles import plain_console
 from spcl.cli.flags import Assignments, DataDir, Fit, Protocol, naming_flags, parsed_assignments, settings_from
 from spcl.errors import TimelineError
 from spcl.runs import make_problem, resolve_settings
-from spcl.runs.timeline import draw_timeline
+from spcl.runs.timeline_drawing import draw_timeline
 
 __all__ = ["timeline"]
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from spcl.cli.consoles import plain_console
-from spcl.cli.flags import METHOD, SCENARIO, Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags
+from spcl.cli.flags import METHOD, SCENARIO, Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags, parse_flag
 from spcl.errors import SpclError, TimelineError
 from spcl.grids import (
     LiveGridView,
@@ -56,8 +56,8 @@ def tune(
         base=fixed | flags.given() | flags.assigned(),
         method=method,
         scenario=scenario,
-        configs=parse_numbers(configs),
-        seeds=parse_numbers(seeds),
+        configs=parse_flag("--configs", parse_numbers, configs),
+        seeds=parse_flag("--seeds", parse_numbers, seeds),
         search=dimensions,
     )
     console = plain_console()

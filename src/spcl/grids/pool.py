@@ -25,7 +25,7 @@ PROGRAM = "from spcl.grids.worker import main; main()"
 
 
 def threads_per_job(jobs: int) -> int:
-    """Return the CPU threads for each of so many runs at once; more threads than cores would slow down all of them."""
+    """Return the CPU threads of each of ``jobs`` parallel runs; more threads than cores would slow down all."""
     return max(1, torch.get_num_threads() // jobs)
 
 

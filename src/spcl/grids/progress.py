@@ -11,7 +11,7 @@ __all__ = ["GridState", "GridView", "Running"]
 
 @dataclass
 class Running:
-    """The progress of one run: its step of so many, once known."""
+    """The progress of one run: its step and the number of steps, once known."""
 
     step: int = 0
     steps: int | None = None

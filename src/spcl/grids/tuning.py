@@ -45,7 +45,7 @@ def tune(
     on_progress: Callable[[Trial], None] = lambda trial: None,
     seed: int = 0,
 ) -> Trial:
-    """Search in so many trials, at least as many as the folder has, and return the best.
+    """Run ``trials`` trials, or as many as the folder has if these are more, and return the best.
 
     Every trial is a folder of ordinary runs, ``trial-000`` and so on, and the search continues from these folders
     alone: after it was stopped or killed, it resumes the trial it was at and proposes what it would have proposed. The
@@ -64,7 +64,7 @@ def tune(
             on_progress(made[-1])
         best = max((trial for trial in made if trial.accuracy is not None), key=_accuracy, default=None)
         if best is None:
-            raise SpclError(f"none of the {trials} trials in {out} succeeded; failure.json in their runs says why")
+            raise SpclError(f"none of the {len(made)} trials in {out} succeeded; failure.json in their runs says why")
         write_json(out / "best.json", asdict(best))
         _write_plots(optuna, study, out / "plots")
     return best

@@ -34,6 +34,7 @@ from typing import Any
 
 from spcl.methods.base import (
     CURRENT,
+    FAMILIES,
     MEMORY,
     Gradients,
     LookAhead,
@@ -51,6 +52,7 @@ from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
 __all__ = [
     "CURRENT",
+    "FAMILIES",
     "MEMORY",
     "METHODS",
     "Cost",

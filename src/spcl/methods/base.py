@@ -17,6 +17,7 @@ from spcl.validation import validated
 
 __all__ = [
     "CURRENT",
+    "FAMILIES",
     "MEMORY",
     "Gradients",
     "LookAhead",
@@ -34,6 +35,9 @@ __all__ = [
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Reduction = Literal["none", "mean", "sum"]
+
+FAMILIES = {"MTL": "Multi-task learning", "SCL": "Serial continual learning", "PCL": "Parallel continual learning"}
+"""The families of methods, in the order of lists and tables."""
 
 MEMORY = "memory"
 """The name of the gradient of the replayed samples; no task may have it."""

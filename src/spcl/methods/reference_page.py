@@ -8,7 +8,7 @@ from textwrap import wrap
 
 from pydantic.fields import FieldInfo
 
-from spcl.methods.base import Method, MethodSettings
+from spcl.methods.base import FAMILIES, Method, MethodSettings
 from spcl.methods.costs import cost_of
 from spcl.methods.registry import METHODS
 from spcl.methods.torchjd import TorchJD, aggregators
@@ -16,7 +16,6 @@ from spcl.methods.torchjd import TorchJD, aggregators
 __all__ = ["reference_page"]
 
 COMMENT = "<!-- Made from the docstrings of spcl.methods by: spcl methods --format markdown > docs/methods.md -->"
-FAMILIES = {"MTL": "Multi-task learning", "SCL": "Serial continual learning", "PCL": "Parallel continual learning"}
 WIDTH = 120
 JOINED = "\0"  # stands for a space at which a line must not be broken
 

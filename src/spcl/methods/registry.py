@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.methods.base import Method
+from spcl.methods.base import FAMILIES, Method
 from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
 from spcl.suggestions import did_you_mean
 
@@ -20,7 +20,6 @@ __all__ = ["GROUP", "METHODS", "make_method", "method_modules"]
 GROUP = "spcl.methods"
 """Group of the entry points by which other packages add methods: each names a module or a subclass of Method."""
 
-FAMILIES = {"MTL": 0, "SCL": 1, "PCL": 2}
 DECLARED = ("name", "family", "summary", "reference")
 
 
@@ -138,7 +137,9 @@ def _check_declarations(method: type[Method]) -> None:
 
 def _in_order(methods: Iterable[type[Method]]) -> list[type[Method]]:
     """Sort by family, then by the ``order`` that a class declares in its family (without one: last), then by name."""
-    return sorted(methods, key=lambda method: (FAMILIES[method.family], vars(method).get("order", inf), method.name))
+    return sorted(
+        methods, key=lambda method: (list(FAMILIES).index(method.family), vars(method).get("order", inf), method.name)
+    )
 
 
 def _path(method: type[Method]) -> str:

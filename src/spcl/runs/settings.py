@@ -51,10 +51,10 @@ class RunSettings(Preset, _ProblemSettings):
     )
 
     evaluate: Literal["ended", "seen"] = Field("seen", description="when a task ends: it alone, or every task seen")
-    evaluate_every: int | None = Field(None, ge=1, description="evaluate also every so many steps")
-    record_every: int = Field(1, ge=1, description="write losses and stability every so many steps")
+    evaluate_every: int | None = Field(None, ge=1, description="also evaluate every this many steps")
+    record_every: int = Field(1, ge=1, description="write losses and stability every this many steps")
     stability: bool = Field(True, description="measure κ, conflicts and magnitude similarity for every method")
-    checkpoint_seconds: float = Field(60.0, ge=0.0, description="save at least so often; 0 saves every step")
+    checkpoint_seconds: float = Field(60.0, ge=0.0, description="longest time between checkpoints; 0 saves every step")
     device: str = Field("auto", description="auto, cpu, cuda, …")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward and backward passes")
     capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")

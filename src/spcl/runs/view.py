@@ -14,7 +14,7 @@ from spcl.learner import StepReport
 from spcl.runs.problem import Problem
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
-from spcl.runs.timeline import draw_timeline
+from spcl.runs.timeline_drawing import draw_timeline
 
 __all__ = ["LiveView", "PlainView", "SilentView", "View", "title"]
 

@@ -74,7 +74,7 @@ def _partial_data(runs: Iterable[CompleteRun]) -> str:
         published, data = DATA_SETS.get(run.benchmark), run.result.data
         if published is None or data is None:
             continue
-        if run.settings["validation"]:  # then the test samples are held-out training samples
+        if run.settings.get("validation"):  # then the test samples are held-out training samples
             count = data.train + data.test
             if count != published.train:
                 return f"{count:,} training samples, not {published.train:,}"
@@ -115,7 +115,7 @@ def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
 
 def _comparable(column: Column) -> Iterable[list[str]]:
     """Return the labels in groups of comparable ones: accuracies on held-out training data are not test accuracies."""
-    return group_by(column, lambda label: column[label][0].settings["validation"]).values()
+    return group_by(column, lambda label: column[label][0].settings.get("validation")).values()
 
 
 def _ranked(cells: Mapping[str, Cell], labels: Sequence[str]) -> dict[str, Cell]:

@@ -1,11 +1,9 @@
 """Families, display names and order of methods in tables and figures."""
 
-from spcl.methods import METHODS
+from spcl.methods import FAMILIES, METHODS
 from spcl.results.tables.paper import paper_methods
 
 __all__ = ["display_name", "family_of", "method_order"]
-
-FAMILIES = ("MTL", "SCL", "PCL")
 
 
 def display_name(label: str) -> str:
@@ -25,11 +23,11 @@ def family_of(method: str) -> str:
     """Return ``MTL``, ``SCL`` or ``PCL`` as in the paper's tables; ``TorchJD`` for the aggregators of that library.
 
     >>> family_of("er"), family_of("torchjd:UPGrad"), family_of("mine")
-    ('SCL', 'TorchJD', 'own')
+    ('SCL', 'TorchJD', 'other')
     """
     if method in METHODS:
         return METHODS[method].family
-    return "TorchJD" if method.startswith("torchjd:") else "own"
+    return "TorchJD" if method.startswith("torchjd:") else "other"
 
 
 def method_order(method: str) -> tuple[int, int, str]:
@@ -40,7 +38,7 @@ def method_order(method: str) -> tuple[int, int, str]:
     """
     family, known = family_of(method), paper_methods()
     return (
-        FAMILIES.index(family) if family in FAMILIES else len(FAMILIES),
+        list(FAMILIES).index(family) if family in FAMILIES else len(FAMILIES),
         known.index(method) if method in known else len(known),
         method,
     )

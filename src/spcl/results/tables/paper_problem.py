@@ -71,7 +71,7 @@ def _other_problem(run: RunRecord) -> str:
     """Return what makes the run's problem another one than the paper's altogether; empty if nothing does."""
     if run.paradigm != "parallel":
         return f"paradigm={run.paradigm}"
-    if run.settings["validation"]:
+    if run.settings.get("validation"):
         return f"validation={format_value(run.settings['validation'])}"
     preset, tasks = PRESETS.get(_benchmark(run)), _tasks(run)
     if preset is None or tasks in (None, preset["paper"].tasks):

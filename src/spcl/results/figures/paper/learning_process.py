@@ -41,7 +41,7 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(figure, 5)
     lines = [group for methods in shown.values() for group in methods.values()]
-    held_out = any(run.settings["validation"] for group in lines for run in group)
+    held_out = any(run.settings.get("validation") for group in lines for run in group)
     return figure, (
         f"{'Accuracies are of held-out training data. ' if held_out else ''}"
         f"Mean of {format_count(map(len, lines), 'run')} a line.{not_shown_note(usable, shown.values())}"
