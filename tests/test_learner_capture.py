@@ -269,6 +269,24 @@ def test_a_backbone_that_replaces_its_buffers_is_run_eagerly_with_the_reason() -
     assert_same(eager, captured, 2e-3)
 
 
+@needs_gpu
+def test_a_backbone_without_buffers_is_captured_without_a_warning() -> None:
+    learners = [
+        make("soro", "task", nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU()).to(GPU), capture=capture)
+        for capture in (False, True)
+    ]
+    learners[1].model.backbone.load_state_dict(learners[0].model.backbone.state_dict())
+    generator = torch.Generator().manual_seed(1)
+    for learner in learners:
+        learner.add_task("a", classes=3)
+        learner.add_task("b", classes=3)
+    for _ in range(30):
+        x, y = torch.randn(2, 8, 12, generator=generator).to(GPU), torch.randint(0, 3, (2, 8), generator=generator)
+        for learner in learners:
+            learner.step({"a": (x[0], y[0]), "b": (x[1], y[1])})
+    assert_same(*learners, 1e-3)
+
+
 def test_a_part_set_to_evaluation_later_is_noticed() -> None:
     eager, replayed = (make("soro", "task", small_backbone()) for _ in range(2))
     capture_without_graphs(replayed)
