@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""As in the foreground: what a shell starts in the background ignores SIGINT."""
+
 MAIN = "from spcl.cli import main; main()"
 SLOW = """
 import time
@@ -33,7 +36,7 @@ def interrupt(program: str, path: Path) -> tuple[int, str]:
     """Send SIGINT when the program prints its first line; return its status and what it prints on standard error."""
     known = os.environ.get("PYTHONPATH", "")
     process = subprocess.Popen(
-        [sys.executable, "-c", program, "timeline"],
+        [sys.executable, "-c", INTERRUPTIBLE + program, "timeline"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -42,7 +45,11 @@ def interrupt(program: str, path: Path) -> tuple[int, str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
     return process.returncode, errors
 
 

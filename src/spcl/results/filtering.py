@@ -19,7 +19,7 @@ def parse_conditions(texts: Sequence[str]) -> dict[str, list[Any]]:
     """Parse conditions ``name=value`` or ``name=value,value,…``; the values of one name are alternatives.
 
     >>> parse_conditions(["method=soro,er", "method.sigma=1e2", "seed=0", "seed=1"])
-    {'method': ['soro', 'er'], 'method.sigma': [100.0], 'seed': [0, 1]}
+    {'method.name': ['soro', 'er'], 'method.sigma': [100.0], 'seed': [0, 1]}
     """
     conditions: dict[str, list[Any]] = {}
     for text in texts:
