@@ -15,7 +15,7 @@ from spcl.checkpoint import read_newest
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
-from spcl.runs.build import make_backbone, make_learner, pick_device
+from spcl.runs.build import learner_parts, make_learner, pick_device
 from spcl.runs.environment import current_environment
 from spcl.runs.evaluation import average_accuracy, confusion_accuracy, confusions, convolution_statistics, forgetting
 from spcl.runs.folder import RunFolder
@@ -25,9 +25,9 @@ from spcl.runs.provenance import Provenance
 from spcl.runs.result import DataSummary, RunResult, TaskResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.signals import stop_requested
-from spcl.runs.trackers import Tracker
 from spcl.runs.view import View
 from spcl.streams import Moment
+from spcl.trackers import Tracker
 
 __all__ = ["InterruptedRunError", "TrainingRun"]
 
@@ -87,6 +87,8 @@ class TrainingRun:
             self._train()
             result = self._result()
             write_json(self.folder.result, result.model_dump(mode="json"))
+            for tracker in self.trackers:
+                tracker.result(result.accuracy, result.forgetting)
             self.folder.remove_checkpoints()
             self.view.end(result)
             return result
@@ -100,8 +102,12 @@ class TrainingRun:
         saved = read_newest(self.folder.checkpoint)
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
-        backbone = make_backbone(self.settings, self.problem.data, self.device)
-        return Learner.load(saved, backbone=backbone, stream=self.problem.stream, progress=self.progress)
+        return Learner.load(
+            saved,
+            **learner_parts(self.settings, self.problem.data, self.device),
+            stream=self.problem.stream,
+            progress=self.progress,
+        )
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration
