@@ -133,7 +133,7 @@ def _check_probabilities(owner: str, y: Tensor) -> None:
         row = int(wrong.nonzero()[0])
         raise TaskError(
             f"{owner}: the probabilities of {int(wrong.sum())} of {len(y)} samples are negative or do not add up to 1 "
-            f"(the first is sample {row}: sum {float(sums[row]):.6g}, minimum {float(y[row].min()):.6g}); normalise them"
+            f"(first: sample {row}, sum {float(sums[row]):.6g}, minimum {float(y[row].min()):.6g}); normalise them"
         )
 
 
