@@ -287,9 +287,7 @@ class Learner(Predictor):
         Args:
             checkpoint: the file, or its content as :func:`spcl.checkpoint.read_checkpoint` returns it.
             backbone: a module of the same architecture, which gets the saved weights.
-            method: needed only if it is not one of ``spcl.methods``.
-            optimizer: needed only if it is not one of ``torch.optim``.
-            memory: needed only if it is not one of ``spcl.memory``.
+            method, optimizer, memory: needed only if not of ``spcl.methods``, ``torch.optim`` and ``spcl.memory``.
             heads: head and loss of every task that was added with its own, by name.
             losses: the loss of every classifier that was added with one other than a ``CrossEntropy``, by name.
             sources: what was saved along, each restored by its ``load_state_dict``. A schedule needs the loaded
