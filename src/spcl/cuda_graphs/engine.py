@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from spcl.batches import Inputs
+from spcl.batches import Inputs, sample_kind
 from spcl.cuda_graphs.backbone import BackboneGraphs
 from spcl.cuda_graphs.cache import GraphCache
 from spcl.cuda_graphs.capture import GraphCapture
@@ -107,7 +107,9 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
-        return self.model.outputs(samples, inputs, self._backbone)
+        # of several shapes, all forward passes precede the backward passes, while graphs share the memory in between
+        of_one_kind = len({sample_kind(x) for x in inputs}) == 1
+        return self.model.outputs(samples, inputs, self._backbone if of_one_kind else None)
 
     @override
     def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:

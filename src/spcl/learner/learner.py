@@ -226,7 +226,7 @@ class Learner(Predictor):
             checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``.
             every: seconds between checkpoints; 0 saves after every moment.
             on_start: adds a task that starts, given its name. By default a task that was not added before gets the
-                number of classes in ``stream.classes``.
+                number or names of classes in ``stream.classes``.
             on_step: receives the report of every step, e.g. to advance a schedule.
             sources: schedules and whatever else is to be saved along, as with :meth:`save`.
         """
