@@ -218,7 +218,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "another type": ({"backbone": TinyResNet().double()}, r"float64\[8, 4, 3, 3\] here, float32\[8, 4, 3, 3\]"),
     "frozen": (
         {"backbone": TinyResNet().requires_grad_(False)},
-        r"groups of \[12, 4\] parameters, .* of \[0, 4\]",
+        r"groups of \[12, 2\] parameters, .* of \[0, 2\]",
     ),
     "unknown source": ({"camera": small_stream()}, r"holds no source 'camera'; it has \['stream'\]"),
     "another stream": ({"stream": small_stream(48)}, r"position 3 of 6 moments does not fit this stream of 12"),
