@@ -284,7 +284,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_backbone_trainable_as_it_was(
 def test_frozen_parts_are_captured_as_the_eager_engine_trains_them(method: str) -> None:
     learners = []
     for capture in (False, True):
-        optimizer = partial(torch.optim.Adam, lr=0.01, fused=True, capturable=True)
+        optimizer = partial(torch.optim.Adam, lr=0.01, eps=1e-3, fused=True, capturable=True)
         memory = Reservoir(20, dtype=torch.float32)
         backbone = TinyResNet().cuda()
         learner = Learner(backbone, make_method(method), optimizer=optimizer, memory=memory, capture=capture)

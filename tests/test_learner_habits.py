@@ -323,7 +323,7 @@ def test_work_for_the_meantime_is_done_once_in_a_step_of_several_updates() -> No
 # -- checkpoints
 
 HABITS: dict[str, Any] = {
-    "schedule": Cosine(10, warmup=0.2),
+    "schedule": Cosine(40, warmup=0.2),
     "clip_norm": 0.5,
     "average": 0.9,
     "augment": SHIFTS,
@@ -411,15 +411,15 @@ def test_a_schedule_that_gives_no_factor_is_refused_before_anything_changes(fact
 
 # -- on a GPU
 
-ADAM = partial(torch.optim.Adam, lr=0.01, fused=True, capturable=True)
+ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3, fused=True, capturable=True)  # eps: rounding must not decide
 
 
 def on_a_gpu(capture: bool, **habits: Any) -> Learner:
     torch.manual_seed(0)
     learner = Learner(TinyResNet().cuda(), SORO(), optimizer=ADAM, memory=Reservoir(20), capture=capture, **habits)
     learner.add_task("a", classes=3)
-    for step in range(30):
-        if step == 12:
+    for step in range(20):
+        if step == 8:
             learner.add_task("b", classes=200)  # more classes than there was room for: the heads move
         learner.step({name: tuple(part.cuda() for part in batch(8, 3, step)) for name in learner.tasks})
     return learner
@@ -432,20 +432,20 @@ def test_captured_habits_are_those_of_the_eager_engine(habits: dict[str, Any]) -
     assert captured._engine._capture.unsupported is None
     x = images(6, 77).cuda()
     for task in ("a", "b"):
-        torch.testing.assert_close(captured.logits(x, task), eager.logits(x, task), rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(captured.logits(x, task), eager.logits(x, task), rtol=5e-3, atol=5e-3)
     for mine, theirs in zip(captured.model.backbone.parameters(), eager.model.backbone.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=5e-3)
 
 
 @needs_gpu
 def test_a_schedule_does_not_capture_the_update_again() -> None:
     habits = HABITS | {"updates": 1}
-    constant, scheduled = (on_a_gpu(True, **habits | {"schedule": s}) for s in (lambda _: 1.0, Cosine(30)))
+    constant, scheduled = (on_a_gpu(True, **habits | {"schedule": s}) for s in (lambda _: 1.0, Cosine(40)))
     counts = [len(learner._engine._update._cache._counts) for learner in (constant, scheduled)]
     assert counts[0] == counts[1] < 6
     assert scheduled._engine._update._cache._replays
     rates = [group["lr"] for group in scheduled.optimizer.param_groups]
-    assert all(rate.is_cuda and float(rate) == pytest.approx(0.01 * Cosine(30)(29)) for rate in rates)
+    assert all(rate.is_cuda and float(rate) == pytest.approx(0.01 * Cosine(40)(19)) for rate in rates)
 
 
 @needs_gpu

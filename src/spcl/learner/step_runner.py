@@ -92,7 +92,8 @@ class StepRunner:
     def _keep_statistics(self) -> None:
         """Put frozen normalisation layers into evaluation mode: what a frozen part computes must not drift."""
         for layer in self._frozen_normalisations:
-            layer.eval()
+            if layer.training:
+                layer.eval()
 
     def _undo(self, update: Update, draws: bool = True) -> None:
         self._rollback.restore(draws)
