@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from spcl.data.archives import file_states
 from spcl.data.cache import cached
 from spcl.data.custom import from_arrays
 from spcl.data.image_data import ImageData
 from spcl.data.pictures import Mode, decode_picture
 from spcl.data.progress import track
-from spcl.data.sources import file_states
 from spcl.errors import DataError
 
 __all__ = ["from_folder"]
