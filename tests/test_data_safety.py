@@ -27,7 +27,7 @@ from data_files import (
     write_zip,
 )
 from spcl.data import ImageData, load_data
-from spcl.data import sources as sources_module
+from spcl.data import archives as archives_module
 from spcl.data.archives import open_archive
 from spcl.data.cifar_binary import read_cifar100_binary
 from spcl.data.emnist import read_emnist
@@ -95,7 +95,7 @@ def test_archives_are_not_unpacked_to_disk(tmp_path: Path) -> None:
 
 
 def test_archives_that_unpack_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources_module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(archives_module, "MAX_BYTES", 1000)
     write_tar(tmp_path / "a.tar.gz", "top", {"one": bytes(600), "two": bytes(600)})
     write_zip(tmp_path / "a.zip", "top", {"big": bytes(1001)})
     with pytest.raises(DataError, match="would unpack to 1200 bytes"):
