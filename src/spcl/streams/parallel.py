@@ -173,9 +173,6 @@ class ParallelStream:
             )
         self._position = position
 
-    def _batch(self, task: int, number: int) -> tuple[Any, Tensor]:
-        return self._tasks[task].batch(number, self.batch_size)
-
 
 def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batch_size: int, epochs: int = 1) -> None:
     """Raise a `TimelineError` naming the tasks for which the timeline is too long or too short, and by how much.
