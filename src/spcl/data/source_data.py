@@ -201,5 +201,5 @@ def _check_values(what: str, kind: Kind, y: Tensor, classes: int) -> None:
             raise DataError(
                 f"{what}: soft labels of {y.shape[1]} classes, but {classes} class names; give one per class"
             )
-        if bool((y < 0).any()) or bool(((y.sum(dim=1) - 1).abs() > 1e-3).any()):
+        if bool((y < 0).any()) or bool(((y.sum(dim=1) - 1).abs() > 1e-4).any()):
             raise DataError(f"{what}: soft labels must be probabilities that add up to 1 for every sample")

@@ -5,6 +5,7 @@ from spcl.models.cnn import SmallCNN
 from spcl.models.mlp import MLP
 from spcl.models.normalise import Normalise
 from spcl.models.resnet import ResNet18, ResNet34
+from spcl.models.text import TextTransformer
 from spcl.models.vit import VisionTransformer
 
-__all__ = ["MLP", "Backbone", "Normalise", "ResNet18", "ResNet34", "SmallCNN", "VisionTransformer"]
+__all__ = ["MLP", "Backbone", "Normalise", "ResNet18", "ResNet34", "SmallCNN", "TextTransformer", "VisionTransformer"]
