@@ -40,7 +40,7 @@ def test_unknown_tokens_and_empty_texts_have_features(model: TextTransformer) ->
 
 
 def test_texts_that_are_too_long_are_refused(model: TextTransformer) -> None:
-    with pytest.raises(SpclError, match="texts of 11 tokens, but the model takes 10"):
+    with pytest.raises(SpclError, match="texts have 11 tokens, but the model takes at most 10"):
         model(torch.ones(1, 11, dtype=torch.int64))
     with pytest.raises(SpclError, match="the width a multiple of the heads"):
         TextTransformer(20, 10, width=10, heads=4)

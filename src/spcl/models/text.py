@@ -33,8 +33,8 @@ class TextTransformer(nn.Module):
         super().__init__()
         if vocabulary < 1 or length < 1 or width % heads:
             raise SpclError(
-                f"a vocabulary of {vocabulary}, a length of {length} and tokens of {width} in {heads} heads: vocabulary "
-                f"and length must be at least 1, and the width a multiple of the heads"
+                f"a vocabulary of {vocabulary}, texts of {length} tokens, a width of {width} in {heads} heads: "
+                f"give a vocabulary and a length of at least 1, and the width a multiple of the heads"
             )
         self.feature_dim = width
         self.vocabulary = vocabulary

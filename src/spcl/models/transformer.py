@@ -9,6 +9,7 @@ __all__ = ["TransformerBlock", "initialise_transformer"]
 class TransformerBlock(nn.Module):
     """A pre-norm block: x + attention(norm(x)), then x + perceptron(norm(x)).
 
+    >>> import torch
     >>> TransformerBlock(width=8, heads=2)(torch.zeros(3, 5, 8)).shape
     torch.Size([3, 5, 8])
     """
