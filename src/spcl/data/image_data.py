@@ -50,6 +50,16 @@ class ImageData:
         return tuple(self.train_x.shape[1:])
 
     @property
+    def train_samples(self) -> int:
+        """Number of training samples."""
+        return len(self.train_x)
+
+    @property
+    def test_samples(self) -> int:
+        """Number of test samples."""
+        return len(self.test_x)
+
+    @property
     def classes(self) -> int:
         """Number of classes."""
         return len(self.class_names)

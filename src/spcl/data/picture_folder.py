@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from PIL import Image
@@ -39,8 +40,10 @@ def from_folder(
     name = name or root.name
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder with one sub-folder of pictures per class")
-    if size < 1:
-        raise DataError(f"{name}: size is {size}; give the width and height of the pictures, at least 1")
+    if not isinstance(size, int) or size < 1:
+        raise DataError(f"{name}: size is {size!r}; give the width and height of the pictures, at least 1")
+    if mode not in get_args(Mode):
+        raise DataError(f"{name}: mode is {mode!r}; choose one of {', '.join(get_args(Mode))}")
     folders = _split_folders(root) or [root]
     with _unreadable_files_reported(root):
         splits = {folder: _picture_files(folder) for folder in folders}

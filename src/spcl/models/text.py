@@ -54,7 +54,7 @@ class TextTransformer(nn.Module):
         mask = mask | ~mask.any(dim=1, keepdim=True)  # an empty text attends to its padding, not to nothing
         if tokens.shape[1] > self.positions.shape[1]:
             raise SpclError(
-                f"texts of {tokens.shape[1]} tokens, but the model takes {self.positions.shape[1]}; cut them"
+                f"texts have {tokens.shape[1]} tokens, but the model takes at most {self.positions.shape[1]}; cut them"
             )
         hidden = self.embedding(tokens.clamp(max=self.vocabulary)) + self.positions[:, : tokens.shape[1]]
         for block in self.blocks:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from spcl.data import ImageData
+from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Memory, Reservoir
@@ -25,7 +25,7 @@ class DeviceError(SpclError):
     """A device that is unknown or cannot compute here."""
 
 
-def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -> Learner:
+def make_learner(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> Learner:
     """Make the learner before its first step; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
     name, options = _split_method(settings.method)
@@ -44,7 +44,7 @@ def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -
     )
 
 
-def make_backbone(settings: RunSettings, data: ImageData, device: torch.device) -> nn.Module:
+def make_backbone(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> nn.Module:
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data."""
     backbone = _network(settings, data).to(device)
     if device.type == "cuda":
@@ -90,7 +90,7 @@ def _make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> to
     return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True, capturable=on_cuda)
 
 
-def _network(settings: RunSettings, data: ImageData) -> nn.Module:
+def _network(settings: RunSettings, data: ImageData | SourceData) -> nn.Module:
     if settings.backbone == "mlp":
         return MLP(int(np.prod(data.shape)))
     if len(data.shape) != 3:

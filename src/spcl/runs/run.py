@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from spcl.data import ImageData, SourceData
 from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
 from spcl.runs.folder import FolderError, RunFolder
+from spcl.runs.loading import check_data
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.trackers import Tracker
@@ -27,17 +29,27 @@ def execute(
     resume: bool = False,
     view: View | None = None,
     trackers: Sequence[Tracker] = (),
+    data: ImageData | SourceData | None = None,
 ) -> RunResult:
     """Train and evaluate as the settings say, write everything to the folder ``out`` and return the result.
 
     The run can be interrupted after every step and resumed exactly. A complete run is not repeated: its result is
     returned.
 
+    Args:
+        settings: the settings, complete; of data from Python those of ``resolve_settings(…, data=data)``.
+        out: the folder.
+        resume: continue an unfinished run in the folder.
+        view: receives the progress of the run.
+        trackers: receive its metrics.
+        data: data from Python, used instead of that which the settings name; needed again to resume.
+
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
         FolderError: if the folder holds a run with other settings, or an unfinished one of other data.
         InterruptedRunError: if SIGINT or SIGTERM stopped the run after it was saved.
     """
+    check_data(settings, data)
     folder = RunFolder(out)
     with folder.locked():
         result, begun = folder.read_result(), folder.has_checkpoint()
@@ -50,7 +62,7 @@ def execute(
         if not (begun and folder.settings.exists()):
             write_json(folder.settings, settings.model_dump(mode="json"))
         with _memory_errors():
-            return TrainingRun(settings, folder, view or SilentView(), trackers).complete()
+            return TrainingRun(settings, folder, view or SilentView(), trackers, data).complete()
 
 
 @contextmanager
