@@ -6,11 +6,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from spcl.data.image_data import TOKEN_TYPES, ImageData
 from spcl.data.source_data import SourceData
+from spcl.registry import Named
 from spcl.streams import Inputs, parts_of
 
-__all__ = ["PRESETS", "BackboneName", "Preset", "PresetName", "preset_for"]
+__all__ = ["PRESETS", "Preset", "PresetName", "preset_for"]
 
-BackboneName = Literal["mlp", "cnn", "resnet18", "resnet34", "vit", "text"]
 PresetName = Literal["default", "paper"]
 
 MIN_STEPS = 20
@@ -35,7 +35,7 @@ class Preset(BaseModel):
     tasks: int = Field(5, ge=1, description="number of tasks that the classes are split into")
     batch_size: int = Field(128, ge=1, description="samples of a task per step")
     memory_budget: int = Field(0, ge=0, description="samples kept for replay in all; 0 disables replay")
-    backbone: BackboneName = Field("cnn", description="shared network: mlp, cnn, resnet18, resnet34, vit or text")
+    backbone: Named = Field("cnn", description="shared network: its name, and its own options")
     learning_rate: float = Field(1e-3, gt=0.0, description="learning rate of the optimiser")
     batch_norm_momentum: float = Field(
         0.1, gt=0.0, le=1.0, description="momentum of batch-norm's running averages, in PyTorch's convention"
@@ -95,7 +95,7 @@ def _preset_of_sources(data: SourceData) -> Preset:
     )
 
 
-def _fitting_backbone(x: Inputs) -> BackboneName:
+def _fitting_backbone(x: Inputs) -> str:
     """Return the backbone for samples such as these: tokens, images or other features."""
     first = parts_of(x)[0]
     if first.dtype in TOKEN_TYPES:

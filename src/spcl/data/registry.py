@@ -8,5 +8,5 @@ from spcl.registry import Registry
 
 __all__ = ["DATA"]
 
-DATA = Registry[Callable[..., ImageData | SourceData]]("data set")
+DATA: Registry[Callable[..., ImageData | SourceData]] = Registry("data set", keywords=("data_dir",))
 """Factories of data sets; their parameters are options, but for ``data_dir``, which is the folder of data files."""

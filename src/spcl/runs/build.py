@@ -1,22 +1,32 @@
 """The learner of a run from its settings: device, backbone, memory and optimiser."""
 
-from collections.abc import Mapping
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.learner import Learner
-from spcl.memory import BalancedCoreset, Memory, Reservoir
+from spcl.memory import MEMORIES, Memory
 from spcl.methods import make_method
-from spcl.models import MLP, Backbone, Normalise, ResNet18, ResNet34, SmallCNN, VisionTransformer
+from spcl.models import BACKBONES, Backbone, Inputs, Normalise
+from spcl.optimizers import OPTIMIZERS
+from spcl.registry import named_options
 from spcl.runs.settings import RunSettings
 
-__all__ = ["DeviceError", "make_backbone", "make_learner", "make_memory", "pick_device"]
+__all__ = [
+    "DeviceError",
+    "learner_parts",
+    "make_backbone",
+    "make_learner",
+    "make_memory",
+    "make_optimizer",
+    "pick_device",
+]
 
 SAMPLES_FOR_NORMALISATION = 10_000
 
@@ -28,13 +38,8 @@ class DeviceError(SpclError):
 def make_learner(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> Learner:
     """Make the learner before its first step; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
-    name, options = _split_method(settings.method)
-    method = make_method(name, **options)
     return Learner(
-        make_backbone(settings, data, device),
-        method,
-        optimizer=partial(_make_optimizer, settings),
-        memory=make_memory(settings, method.edits_memory, device),
+        **learner_parts(settings, data, device),
         scenario=settings.scenario,
         memory_batch=settings.batch_size,
         autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
@@ -44,14 +49,33 @@ def make_learner(settings: RunSettings, data: ImageData | SourceData, device: to
     )
 
 
+def learner_parts(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> dict[str, Any]:
+    """Make the parts of a learner that settings name, as arguments of ``Learner`` and ``Learner.load``."""
+    name, options = named_options(settings.method, "method")
+    method = make_method(name, **options)
+    return {
+        "backbone": make_backbone(settings, data, device),
+        "method": method,
+        "optimizer": partial(make_optimizer, settings),
+        "memory": make_memory(settings, method.edits_memory, device),
+    }
+
+
 def make_backbone(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> nn.Module:
-    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data."""
-    backbone = _network(settings, data).to(device)
+    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data.
+
+    Where sources have samples of several shapes or types, bytes reach the network as they are.
+    """
+    samples = [source.train_x for source in data.sources] if isinstance(data, SourceData) else [data.train_x]
+    inputs, momentum = reduce(or_, map(Inputs.of, samples)), settings.batch_norm_momentum
+    backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if data.train_x.dtype != torch.uint8:
+    images = [x for x in samples if isinstance(x, Tensor) and x.dtype == torch.uint8]
+    if len(images) < len(samples) or len({x.shape[1:] for x in images}) > 1:
         return backbone
-    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
+    every = max(1, sum(map(len, images)) // SAMPLES_FOR_NORMALISATION)
+    sample = torch.cat([x[::every] for x in images]).to(device)
     std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
     return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
 
@@ -60,9 +84,11 @@ def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Me
     """Make the replay memory, or None for a budget of 0; memory whose samples a method edits stores floats."""
     if not settings.memory_budget:
         return None
-    policy = BalancedCoreset if settings.memory == "balanced" else Reservoir
     dtype = torch.float32 if edited else None
-    return policy(settings.memory_budget, seed=settings.seed, device=device, dtype=dtype)
+    memory: Memory = MEMORIES.make(
+        settings.memory, settings.memory_budget, seed=settings.seed, device=device, dtype=dtype
+    )
+    return memory
 
 
 def pick_device(name: str) -> torch.device:
@@ -79,28 +105,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _split_method(method: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    return method["name"], {name: value for name, value in method.items() if name != "name"}
-
-
-def _make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)
-    on_cuda = parameters[0].is_cuda
-    return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True, capturable=on_cuda)
-
-
-def _network(settings: RunSettings, data: ImageData | SourceData) -> nn.Module:
-    if settings.backbone == "mlp":
-        return MLP(int(np.prod(data.shape)))
-    if len(data.shape) != 3:
-        raise SpclError(
-            f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp"
-        )
-    channels, height, width = data.shape
-    if settings.backbone == "cnn":
-        return SmallCNN(channels, (height, width))
-    if settings.backbone == "vit":
-        return VisionTransformer(channels, (height, width))
-    network = ResNet18 if settings.backbone == "resnet18" else ResNet34
-    return network(channels, settings.batch_norm_momentum)
+def make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> Optimizer:
+    """Make the optimiser of these parameters."""
+    optimizer: Optimizer = OPTIMIZERS.make(settings.optimizer, parameters, lr=settings.learning_rate)
+    return optimizer

@@ -56,8 +56,8 @@ def check_data(settings: RunSettings, data: ImageData | SourceData | None) -> No
     """Raise an error unless the data is that which the settings name, or they name data that can be loaded."""
     if data is None and not is_named_data(settings.benchmark) and not Path(settings.benchmark).exists():
         raise DataError(
-            f"the data {settings.benchmark!r} is no known benchmark, no path and no data set of a plug-in; if it came from "
-            f"Python, pass it again as data="
+            f"the data {settings.benchmark!r} is no known benchmark, no path and no data set of a plug-in; if it came "
+            f"from Python, pass it again as data="
         )
     if data is not None and data.name != settings.benchmark:
         raise DataError(

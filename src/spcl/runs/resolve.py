@@ -7,9 +7,11 @@ from typing import Any
 from spcl.data import PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method
+from spcl.plugins import load_plugins
 from spcl.runs.folder import FolderError, RunFolder
-from spcl.runs.loading import load_benchmark
-from spcl.runs.settings import RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.runs.loading import check_data, is_named_data, load_benchmark
+from spcl.runs.settings import NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.trackers import TRACKERS
 from spcl.validation import validated
 
 __all__ = ["resolve_settings", "resume_settings"]
@@ -30,11 +32,12 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     ...
     spcl.errors.SpclError: settings: there is no setting 'scenarios'; did you mean 'scenario'?
     """
-    default_method = {"method": RunSettings.model_fields["method"].default}
+    defaults = {name: RunSettings.model_fields[name].default for name in ("method", *NAMED)}
     named = {} if data is None else {"benchmark": data.name}
-    given = absolute_paths(named | merge_settings(default_method, *layers))
+    given = absolute_paths(named | merge_settings(*layers))
     if data is not None and Path(given["benchmark"]) == Path(data.name).resolve():
         given |= named  # a folder of the same name is not meant
+    given["plugins"] = load_plugins(given.get("plugins", ()))
     first = validated(RunSettings, given, "settings")
     if data is not None:
         check_data(first, data)
@@ -44,7 +47,11 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     preset = preset_for(first.benchmark, first.preset, data, tasks=tasks).model_dump()
     if first.protocol is not None and "batch_size" not in given:
         preset["batch_size"] = load_protocol(Path(first.protocol)).batch_size
-    settings = validated(RunSettings, preset | given, "settings")
+    settings = validated(RunSettings, merge_settings(defaults, preset, given), "settings")
+    for name, registry in NAMED.items():
+        registry.check(getattr(settings, name))
+    for tracker in settings.trackers:
+        TRACKERS.check(tracker)
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 

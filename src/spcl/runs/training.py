@@ -16,7 +16,7 @@ from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
-from spcl.runs.build import make_backbone, make_learner, pick_device
+from spcl.runs.build import learner_parts, make_learner, pick_device
 from spcl.runs.environment import current_environment
 from spcl.runs.evaluation import Evaluation, average_accuracy, convolution_statistics, evaluate, forgetting
 from spcl.runs.folder import RunFolder
@@ -27,9 +27,9 @@ from spcl.runs.result import DataSummary, RunResult, TaskResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.signals import stop_requested
 from spcl.runs.tasks import add_task, make_heads
-from spcl.runs.trackers import Tracker
 from spcl.runs.view import View
 from spcl.streams import Moment
+from spcl.trackers import Tracker
 
 __all__ = ["InterruptedRunError", "TrainingRun"]
 
@@ -104,6 +104,8 @@ class TrainingRun:
             self._train()
             result = self._result()
             write_json(self.folder.result, result.model_dump(mode="json"))
+            for tracker in self.trackers:
+                tracker.result(result.accuracy, result.forgetting)
             self.folder.remove_checkpoints()
             self.view.end(result)
             return result
@@ -117,9 +119,9 @@ class TrainingRun:
         saved = read_newest(self.folder.checkpoint)
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
-        backbone = make_backbone(self.settings, self.problem.data, self.device)
-        heads = make_heads(self.problem.tasks.values(), backbone, self.settings.seed)
-        return Learner.load(saved, backbone=backbone, heads=heads, stream=self.problem.stream, progress=self.progress)
+        parts = learner_parts(self.settings, self.problem.data, self.device)
+        heads = make_heads(self.problem.tasks.values(), parts["backbone"], self.settings.seed)
+        return Learner.load(saved, **parts, heads=heads, stream=self.problem.stream, progress=self.progress)
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration
