@@ -510,7 +510,7 @@ def test_few_steps_are_warned_of(tmp_path: Path) -> None:
     settings = resolve_settings({"benchmark": str(benchmark), "batch_size": 128})
     message = (
         r"^a task of own trains for only 1 step at batch_size = 128; "
-        "choose a smaller batch_size or fewer tasks, or give more samples$"
+        "choose a smaller batch_size, more epochs or fewer tasks, or give more samples$"
     )
     with pytest.warns(UserWarning, match=message):
         make_problem(settings, torch.device("cpu"))

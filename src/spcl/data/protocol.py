@@ -177,7 +177,7 @@ def draw_timeline(durations: Sequence[int], index: int, seed: int, *, overlap: f
     """Return timeline `index` of nine that are drawn for tasks of given lengths, where there is no label set to draw.
 
     >>> [draw_timeline((30, 30), index, seed=0).spans for index in (0, 8)]
-    [((0, 29), (13, 42)), ((0, 29), (17, 46))]
+    [((0, 29), (8, 37)), ((0, 29), (28, 57))]
     """
     check_configuration(index, DRAWN_CONFIGURATIONS)
     seeds = np.random.SeedSequence(seed).generate_state(DRAWN_CONFIGURATIONS).tolist()

@@ -3,7 +3,15 @@
 import re
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from spcl.data import ImageData, SourceData
 from spcl.runs.tasks import Metric
@@ -65,6 +73,12 @@ class TaskResult(_Record):
     at_end: float = Field(strict=True)  # accepts no text and no boolean
     final: float = Field(strict=True)
     metric: Metric = "accuracy"
+
+    @model_serializer(mode="wrap")
+    def _without_accuracy(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Name the metric only where it is not accuracy, as in records of earlier versions."""
+        content: dict[str, Any] = serialise(self)
+        return content if self.metric != "accuracy" else {name: content[name] for name in content if name != "metric"}
 
 
 class Environment(_Record):
