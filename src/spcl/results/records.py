@@ -24,7 +24,8 @@ class RunRecord:
     Attributes:
         path: its folder.
         settings: the content of ``settings.json``.
-        result: the content of ``result.json`` without confusion tables and class names; None while the run is not complete.
+        result: the content of ``result.json`` without confusion tables and class names; None while the run is not
+            complete.
         variant: the settings, by dotted name, that tell it from other runs on this benchmark: those of its method
             that vary, and all others that do; also a paradigm other than ``parallel``, and an evaluation on held-out
             training data.
