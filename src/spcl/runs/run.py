@@ -38,13 +38,8 @@ def execute(
     The run can be interrupted after every step and resumed exactly. A complete run is not repeated: its result is
     returned.
 
-    Args:
-        settings: the settings, complete; of data from Python those of ``resolve_settings(…, data=data)``.
-        out: the folder.
-        resume: continue an unfinished run in the folder.
-        view: receives the progress of the run.
-        trackers: receive its metrics.
-        data: data from Python, used instead of that which the settings name; needed again to resume.
+    ``data`` from Python replaces that which the settings name; they are then those of ``resolve_settings(…,
+    data=data)``, and the same data is needed to resume.
 
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
