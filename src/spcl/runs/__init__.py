@@ -2,7 +2,8 @@
 
 from spcl.runs.build import DeviceError, make_learner
 from spcl.runs.folder import FolderError, FolderInUseError, RunFolder
-from spcl.runs.problem import Problem, load_benchmark, make_problem
+from spcl.runs.loading import load_benchmark
+from spcl.runs.problem import Problem, make_problem
 from spcl.runs.resolve import resolve_settings, resume_settings
 from spcl.runs.result import DataSummary, Environment, RunResult, TaskResult
 from spcl.runs.run import UnfinishedRunError, execute

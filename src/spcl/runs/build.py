@@ -1,13 +1,14 @@
 """The learner of a run from its settings: device, backbone, memory and optimiser."""
 
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spcl.data import ImageData
+from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.memory import MEMORIES, Memory
@@ -34,7 +35,7 @@ class DeviceError(SpclError):
     """A device that is unknown or cannot compute here."""
 
 
-def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -> Learner:
+def make_learner(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> Learner:
     """Make the learner before its first step; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
     return Learner(
@@ -48,7 +49,7 @@ def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -
     )
 
 
-def learner_parts(settings: RunSettings, data: ImageData, device: torch.device) -> dict[str, Any]:
+def learner_parts(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> dict[str, Any]:
     """Make the parts of a learner that settings name, as arguments of ``Learner`` and ``Learner.load``."""
     name, options = named_options(settings.method, "method")
     method = make_method(name, **options)
@@ -60,15 +61,21 @@ def learner_parts(settings: RunSettings, data: ImageData, device: torch.device) 
     }
 
 
-def make_backbone(settings: RunSettings, data: ImageData, device: torch.device) -> nn.Module:
-    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data."""
-    inputs, momentum = Inputs.of(data.train_x), settings.batch_norm_momentum
+def make_backbone(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> nn.Module:
+    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data.
+
+    Where sources have samples of several shapes or types, bytes reach the network as they are.
+    """
+    samples = [source.train_x for source in data.sources] if isinstance(data, SourceData) else [data.train_x]
+    inputs, momentum = reduce(or_, map(Inputs.of, samples)), settings.batch_norm_momentum
     backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if data.train_x.dtype != torch.uint8:
+    images = [x for x in samples if isinstance(x, Tensor) and x.dtype == torch.uint8]
+    if len(images) < len(samples) or len({x.shape[1:] for x in images}) > 1:
         return backbone
-    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
+    every = max(1, sum(map(len, images)) // SAMPLES_FOR_NORMALISATION)
+    sample = torch.cat([x[::every] for x in images]).to(device)
     std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
     return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
 
