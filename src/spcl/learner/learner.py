@@ -237,8 +237,18 @@ class Learner(Predictor):
                 raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
         write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
 
+    def model_state(self) -> dict[str, Any]:
+        """Return the model as plain data and tensors: backbone, tasks with their heads, and method.
+
+        :meth:`load` makes a learner of it that predicts the same; its optimiser is new and its memory empty.
+        """
+        return {"learner": self._settings()} | states.model_state(self._parts())
+
     def _state(self) -> dict[str, Any]:
-        settings = {
+        return {"learner": self._settings()} | states.parts_state(self._parts())
+
+    def _settings(self) -> dict[str, Any]:
+        return {
             "scenario": self.scenario,
             "memory_batch": self.memory_batch,
             "autocast": self.model.autocast is not None,
@@ -248,7 +258,6 @@ class Learner(Predictor):
             "steps": self.steps,
             "feature_dim": self.model.feature_dim,
         }
-        return {"learner": settings} | states.parts_state(self._parts())
 
     def _parts(self) -> states.Parts:
         return states.Parts(self.model, self.optimizer, self.method, self.memory)
@@ -271,7 +280,8 @@ class Learner(Predictor):
         The backbone is changed only when all of the checkpoint fits.
 
         Args:
-            checkpoint: the file, or its content as :func:`spcl.checkpoint.read_checkpoint` returns it.
+            checkpoint: the file, or its content as :func:`spcl.checkpoint.read_checkpoint` returns it, or what
+                :meth:`model_state` returned.
             backbone: a module of the same architecture, which gets the saved weights.
             method: needed only if it is not one of ``spcl.methods``.
             optimizer: needed only if it is not one of ``torch.optim``.
@@ -286,8 +296,8 @@ class Learner(Predictor):
         learner = cls(
             backbone,
             states.saved_method(state["method"], method),
-            optimizer=optimizer or saved_optimizer(state["optimizer"]),
-            memory=states.saved_memory(state["memory"]) if memory is None else memory,
+            optimizer=optimizer or (saved_optimizer(state["optimizer"]) if "optimizer" in state else None),
+            memory=states.saved_memory(state.get("memory")) if memory is None else memory,
             autocast=torch.bfloat16 if settings["autocast"] else None,
             **{name: settings[name] for name in ("scenario", "memory_batch", "measure_stability", "capture", "seed")},
         )

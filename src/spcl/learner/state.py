@@ -11,7 +11,7 @@ import spcl.memory
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
 from spcl.learner.admission import check_method
-from spcl.learner.optimizer import optimizer_state, restore_optimizer
+from spcl.learner.optimizer import add_head, optimizer_state, restore_optimizer
 from spcl.learner.random_state import random_state, set_random_state
 from spcl.memory import Memory
 from spcl.methods import make_method
@@ -22,6 +22,7 @@ __all__ = [
     "Parts",
     "Stateful",
     "check_state",
+    "model_state",
     "parts_state",
     "restore_parts",
     "saved_memory",
@@ -31,7 +32,8 @@ __all__ = [
 
 Heads = Mapping[str, tuple[nn.Module, Loss]]
 
-PARTS = frozenset({"learner", "tasks", "backbone", "optimizer", "method", "memory", "random", "sources"})
+MODEL = frozenset({"learner", "tasks", "backbone", "method"})
+TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
 
 
 class Stateful(Protocol):
@@ -47,13 +49,15 @@ class Stateful(Protocol):
 
 
 def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable[str]) -> None:
-    """Refuse a state that is not that of a learner with this backbone and these sources."""
-    if missing := sorted(PARTS - state.keys()):
-        raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
+    """Refuse a state that is not that of a learner, or of its model, with this backbone and these sources."""
+    missing = (MODEL | TRAINING) - state.keys()
+    if missing and missing != TRAINING:
+        raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(sorted(missing))}")
     _check_fits("the backbone", uncompiled(backbone), state["backbone"])
+    saved = state.get("sources", {})
     for name in sources:
-        if name not in state["sources"]:
-            raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(state['sources'])}")
+        if name not in saved:
+            raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(saved)}")
 
 
 class Parts(NamedTuple):
@@ -67,30 +71,52 @@ class Parts(NamedTuple):
 
 def parts_state(parts: Parts) -> dict[str, Any]:
     """Return the state of a learner's parts, and of the global random number generators."""
-    return {
-        "tasks": [_task_state(task) for task in parts.model.tasks.values()],
-        "backbone": uncompiled(parts.model.backbone).state_dict(),
+    return model_state(parts) | {
         "optimizer": optimizer_state(parts.optimizer),
-        "method": _method_state(parts.method),
         "memory": _memory_state(parts.memory),
         "random": random_state(),
     }
 
 
+def model_state(parts: Parts) -> dict[str, Any]:
+    """Return the state of the parts that make up the model: tasks with their heads, backbone and method."""
+    return {
+        "tasks": [_task_state(task) for task in parts.model.tasks.values()],
+        "backbone": uncompiled(parts.model.backbone).state_dict(),
+        "method": _method_state(parts.method),
+    }
+
+
 def restore_parts(parts: Parts, state: Mapping[str, Any], heads: Heads, sources: Mapping[str, Stateful]) -> None:
-    """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit."""
+    """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit.
+
+    Where the state is that of a model alone, the optimiser is new and the memory empty.
+    """
     model = parts.model
     model.tasks.update(_restored_tasks(state["tasks"], heads, model.backbone, model.device))
     if state["learner"]["feature_dim"] is not None:
         model.build_heads(state["learner"]["feature_dim"])
     _restore_heads(model.tasks, state["tasks"])
-    restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
+    if state.keys() >= TRAINING:
+        restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
+        _restore_memory(parts.memory, state["memory"])
+    else:
+        _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
-    _restore_memory(parts.memory, state["memory"])
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     uncompiled(model.backbone).load_state_dict(state["backbone"])
-    set_random_state(state["random"])
+    if "random" in state:
+        set_random_state(state["random"])
+
+
+def _admit_tasks(parts: Parts) -> None:
+    """Add the heads of restored tasks to a new optimiser, and start the unfinished ones in an empty memory."""
+    for task in parts.model.tasks.values():
+        if task.head is not None:
+            add_head(parts.optimizer, task)
+        if parts.memory is not None and not task.finished:  # a finished one would get a share of the budget
+            parts.memory.start(task.name, task.classes)
 
 
 # -- modules

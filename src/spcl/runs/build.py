@@ -1,6 +1,6 @@
 """The learner of a run from its settings: device, backbone, memory and optimiser."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,19 @@ from spcl.data import ImageData
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, Memory, Reservoir
-from spcl.methods import make_method
-from spcl.models import MLP, Backbone, Normalise, ResNet18, ResNet34, SmallCNN, VisionTransformer
+from spcl.methods import Method, make_method
+from spcl.models import MLP, Backbone, Inputs, Normalise, ResNet18, ResNet34, SmallCNN, VisionTransformer
 from spcl.runs.settings import RunSettings
 
-__all__ = ["DeviceError", "make_backbone", "make_learner", "make_memory", "pick_device"]
+__all__ = [
+    "DeviceError",
+    "make_backbone",
+    "make_learner",
+    "make_memory",
+    "pick_device",
+    "restore_learner",
+    "untrained_backbone",
+]
 
 SAMPLES_FOR_NORMALISATION = 10_000
 
@@ -28,8 +36,7 @@ class DeviceError(SpclError):
 def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -> Learner:
     """Make the learner before its first step; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
-    name, options = _split_method(settings.method)
-    method = make_method(name, **options)
+    method = _make_method(settings)
     return Learner(
         make_backbone(settings, data, device),
         method,
@@ -44,16 +51,40 @@ def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -
     )
 
 
+def restore_learner(settings: RunSettings, inputs: Inputs, state: Mapping[str, Any], device: torch.device) -> Learner:
+    """Make the learner of a model that was trained on such samples, with a new optimiser and an empty memory."""
+    method = _make_method(settings)
+    with torch.random.fork_rng(devices=[]):
+        backbone = untrained_backbone(settings, inputs, device)
+    return Learner.load(
+        state,
+        backbone=backbone,
+        method=method,
+        optimizer=partial(_make_optimizer, settings),
+        memory=make_memory(settings, method.edits_memory, device),
+    )
+
+
 def make_backbone(settings: RunSettings, data: ImageData, device: torch.device) -> nn.Module:
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data."""
-    backbone = _network(settings, data).to(device)
+    backbone = untrained_backbone(settings, Inputs.of(data.train_x), device)
+    if isinstance(backbone, Backbone) and isinstance(normalise := backbone[0], Normalise):
+        sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
+        std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
+        normalise.mean.copy_(mean)
+        normalise.std.copy_(std.clamp(min=1e-3))
+    return backbone
+
+
+def untrained_backbone(settings: RunSettings, inputs: Inputs, device: torch.device) -> nn.Module:
+    """Make the shared network for such samples on its device, without the statistics that normalise bytes."""
+    backbone = _network(settings, inputs.shape).to(device)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if data.train_x.dtype != torch.uint8:
+    if inputs.dtype != torch.uint8:
         return backbone
-    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
-    std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
-    return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
+    channels = inputs.shape[0]
+    return Backbone(Normalise([0.0] * channels, [1.0] * channels).to(device), backbone)
 
 
 def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Memory | None:
@@ -79,8 +110,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _split_method(method: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    return method["name"], {name: value for name, value in method.items() if name != "name"}
+def _make_method(settings: RunSettings) -> Method:
+    return make_method(settings.method["name"], **{k: v for k, v in settings.method.items() if k != "name"})
 
 
 def _make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -90,14 +121,12 @@ def _make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> to
     return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True, capturable=on_cuda)
 
 
-def _network(settings: RunSettings, data: ImageData) -> nn.Module:
+def _network(settings: RunSettings, shape: Sequence[int]) -> nn.Module:
     if settings.backbone == "mlp":
-        return MLP(int(np.prod(data.shape)))
-    if len(data.shape) != 3:
-        raise SpclError(
-            f"backbone {settings.backbone!r} needs images, but {data.name} has samples of {data.shape}; use mlp"
-        )
-    channels, height, width = data.shape
+        return MLP(int(np.prod(shape)))
+    if len(shape) != 3:
+        raise SpclError(f"backbone {settings.backbone!r} needs images, but the samples are {tuple(shape)}; use mlp")
+    channels, height, width = shape
     if settings.backbone == "cnn":
         return SmallCNN(channels, (height, width))
     if settings.backbone == "vit":

@@ -6,18 +6,14 @@ from pathlib import Path
 
 from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
-from spcl.runs.folder import FolderError, RunFolder
+from spcl.runs.folder import RunFolder, UnfinishedRunError
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.trackers import Tracker
 from spcl.runs.training import TrainingRun
 from spcl.runs.view import SilentView, View
 
-__all__ = ["UnfinishedRunError", "execute"]
-
-
-class UnfinishedRunError(FolderError):
-    """A folder that holds an unfinished run, which only resuming may continue."""
+__all__ = ["execute"]
 
 
 def execute(

@@ -60,6 +60,7 @@ class RunSettings(Preset, _ProblemSettings):
     capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's choice if not given")
     data_dir: str | None = Field(None, description="where the publishers' files are")
+    keep_model: bool = Field(True, description="keep the trained model in model.safetensors")
 
 
 def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from spcl.checkpoint import read_newest
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
+from spcl.models import Inputs
 from spcl.runs.build import make_backbone, make_learner, pick_device
 from spcl.runs.environment import current_environment
 from spcl.runs.evaluation import average_accuracy, confusion_accuracy, confusions, convolution_statistics, forgetting
 from spcl.runs.folder import RunFolder
 from spcl.runs.metrics import MetricsFile, Recorder
+from spcl.runs.model import save_model
 from spcl.runs.problem import make_problem
 from spcl.runs.provenance import Provenance
 from spcl.runs.result import DataSummary, RunResult, TaskResult
@@ -86,6 +88,8 @@ class TrainingRun:
                 self._record_start()
             self._train()
             result = self._result()
+            if self.settings.keep_model:
+                save_model(self.folder, self.learner, Inputs.of(self.problem.data.train_x), self._class_names())
             write_json(self.folder.result, result.model_dump(mode="json"))
             self.folder.remove_checkpoints()
             self.view.end(result)
@@ -192,6 +196,13 @@ class TrainingRun:
             raise InterruptedRunError(f"stopped after step {steps} and saved")
 
     # -- result
+
+    def _class_names(self) -> dict[str, list[str]]:
+        names, stream = self.problem.data.class_names, self.problem.stream
+        return {
+            task: [names[label] for label in classes]
+            for task, classes in zip(stream.names, stream.label_set, strict=True)
+        }
 
     def _result(self) -> RunResult:
         final, at_end = self.progress.latest, self.progress.at_end

@@ -1,0 +1,109 @@
+"""The trained model of a run: written when the run is complete, and loaded as a learner without the data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.errors import CheckpointError
+from spcl.learner import Learner
+from spcl.models import Inputs
+from spcl.runs.build import pick_device, restore_learner
+from spcl.runs.folder import FolderError, RunFolder, UnfinishedRunError
+from spcl.runs.result import RunResult
+from spcl.runs.settings import RunSettings, load_settings_file
+from spcl.validation import validated
+
+__all__ = ["TrainedRun", "load_run", "read_run", "save_model"]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A complete run with its model, as read from its folder.
+
+    Attributes:
+        path: the folder.
+        settings: of the run.
+        result: of the run.
+        inputs: shape and type of the samples that the model was trained on.
+        class_names: the names of the classes of every classification task.
+        state: the learner's :meth:`~spcl.learner.Learner.model_state`.
+    """
+
+    path: Path
+    settings: RunSettings
+    result: RunResult
+    inputs: Inputs
+    class_names: Mapping[str, Sequence[str]]
+    state: Mapping[str, Any]
+
+    def learner(self, device: str = "auto") -> Learner:
+        """Return a learner with the trained model, a new optimiser and an empty memory."""
+        try:
+            return restore_learner(self.settings, self.inputs, self.state, pick_device(device))
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"the model of the run in {self.path} does not fit its settings.json, which may have been changed: "
+                f"{error}"
+            ) from error
+
+
+def load_run(path: str | Path, *, device: str = "auto") -> Learner:
+    """Load the trained model of a complete run as a learner, which can predict and be trained further.
+
+    Neither the data nor the checkpoints of the run are needed. The optimiser is new, the memory empty.
+
+    Args:
+        path: the folder of the run.
+        device: ``cpu``, ``cuda``, …; ``auto`` is a GPU if there is one.
+
+    Raises:
+        UnfinishedRunError: if the run is not complete.
+        FolderError: if there is no run in the folder, or none that kept its model.
+        CheckpointError: if the model is damaged, or the settings have changed.
+    """
+    return read_run(path).learner(device)
+
+
+def read_run(path: str | Path) -> TrainedRun:
+    """Read settings, result and model of a complete run; raises the errors of :func:`load_run`."""
+    folder = RunFolder(Path(path).expanduser())
+    if not folder.settings.is_file():
+        raise FolderError(f"there is no run in {folder.path}{_runs_below(folder.path)}")
+    result = folder.read_result()
+    if result is None:
+        raise UnfinishedRunError(f"the run in {folder.path} is not complete; resume it first")
+    content = load_settings_file(folder.settings)
+    settings = validated(RunSettings, content, f"the settings of the run in {folder.path}")
+    # Plug-ins that the settings name are loaded here, before anything of theirs is made.
+    if not folder.model.exists():
+        raise FolderError(f"{_why_no_model(folder, content)}; run its settings again in another folder to get one")
+    try:
+        state = read_checkpoint(folder.model)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; run its settings again in another folder") from error
+    inputs = Inputs.from_state_dict(state["inputs"])
+    return TrainedRun(folder.path, settings, result, inputs, state["class_names"], state)
+
+
+def save_model(folder: RunFolder, learner: Learner, inputs: Inputs, class_names: Mapping[str, Sequence[str]]) -> None:
+    """Write the model of a learner, and what rebuilds it without the data, to ``model.safetensors``."""
+    folder.model.unlink(missing_ok=True)  # of a run that was stopped before it wrote its result
+    more = {"inputs": inputs.state_dict(), "class_names": {task: list(names) for task, names in class_names.items()}}
+    write_checkpoint(folder.model, learner.model_state() | more)
+
+
+def _runs_below(path: Path) -> str:
+    """Return what is in a folder without a run, as the end of a sentence."""
+    if not path.is_dir():
+        return ", which does not exist; give the folder of a run"
+    below = next(path.rglob("settings.json"), None)
+    return "; give the folder of a run" + (f", such as {below.parent}" if below else "")
+
+
+def _why_no_model(folder: RunFolder, settings: Mapping[str, Any]) -> str:
+    missing = f"the run in {folder.path} has no model"
+    if "keep_model" not in settings:
+        return f"{missing}, because an earlier version made it"
+    return f"{missing}: {folder.model.name} was removed" if settings["keep_model"] else f"{missing} (keep_model=false)"
