@@ -67,6 +67,10 @@ class RunFlags:
     fit: Fit = False
     device: Device = None
     data_dir: DataDir = None
+    keep_model: Annotated[
+        bool | None,
+        typer.Option("--keep-model/--no-model", help="Keep the trained model; 'tune' does not unless told to."),
+    ] = None
     assignments: Assignments = None
 
     def given(self) -> dict[str, Any]:
