@@ -153,7 +153,7 @@ def test_an_exported_onnx_model_computes_the_same(trained: Trained, tmp_path: Pa
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     reference = pytest.importorskip("onnx.reference", reason="onnx is not installed")
     file = tmp_path / "model.onnx"
-    export_run(read_run(trained.path), file, "task-0", "onnx")
+    export_run(read_run(trained.path), file, "task-0")
     (found,) = reference.ReferenceEvaluator(str(file)).run(None, {"x": trained.x[:5]})
     expected = trained.learner.logits(trained.x[:5], "task-0").numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)

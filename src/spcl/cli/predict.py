@@ -19,6 +19,10 @@ from spcl.runs.prediction import Row, check_task, predict_files
 
 __all__ = ["predict"]
 
+WIDE = 400  # the width of lines where the output is no terminal
+NUMBERS = ("index", "rank", "probability", "outputs")
+UNSAID = {"index": None, "rank": 1}  # a column of the table that holds nothing else is left out
+
 
 def predict(
     run: RunPath,
@@ -50,13 +54,14 @@ def _print_table(rows: Iterable[Row]) -> None:
     shown = list(rows)
     if not shown:
         return
-    columns = [name for name in shown[0] if any(row[name] is not None for row in shown)]
+    columns = [name for name in shown[0] if not all(row[name] == UNSAID.get(name, "") for row in shown)]
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in ("index", "rank", "probability", "outputs") else "left")
+        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
     for row in shown:
         table.add_row(*(_cell(row[name]) for name in columns))
-    plain_console().print(table)
+    console = plain_console()
+    (console if console.is_terminal else plain_console(width=WIDE)).print(table)
 
 
 def _cell(value: Any) -> str:

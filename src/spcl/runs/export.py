@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,7 @@ from spcl.models import Inputs
 from spcl.runs.model import TrainedRun
 from spcl.runs.prediction import check_task
 
-__all__ = ["DESCRIPTION", "ExportFormat", "describe_export", "export_run"]
-
-ExportFormat = Literal["torch", "onnx"]
+__all__ = ["DESCRIPTION", "describe_export", "export_run"]
 
 DESCRIPTION = "spcl.json"
 """The name of the description among the extra files of a PyTorch program."""
@@ -32,25 +30,27 @@ TRACED, CHECKED = 2, 3  # batch sizes; a program that is specialised to the firs
 Compute = Callable[[Any], Tensor]
 
 
-def export_run(run: TrainedRun, path: Path, task: str | None = None, form: ExportFormat = "torch") -> None:
-    """Write the model of a run, with any batch size, to a file, and its description as JSON to ``<file>.json``.
+def export_run(run: TrainedRun, path: Path, task: str | None = None) -> None:
+    """Write the model of a run, for batches of any size, to a file, and its description to ``<file>.json``.
 
-    A PyTorch program is loaded with ``torch.export.load(path).module()`` and needs nothing of this package. Its outputs
-    are compared with the model's before the file is put in place.
+    A PyTorch program (``.pt2``) is loaded with ``torch.export.load(path).module()`` and needs nothing of this package.
+    ONNX (``.onnx``) needs the packages onnx and onnxscript to be written. Outputs are compared with the model's before
+    the file is put in place.
 
     Args:
         run: the run.
-        path: the file.
+        path: the file, whose suffix is the format.
         task: whose head to export; None, class-incremental, exports the logits of all classes seen.
-        form: ``torch``, or ``onnx``, which needs the packages onnx and onnxscript.
     """
     check_task(run, task)
+    write = FORMATS.get(path.suffix)
+    if write is None:
+        raise SpclError(f"cannot export to {path}; give a file that ends in {' or '.join(FORMATS)}")
     learner = run.learner("cpu")
     module = learner.module(task)
     description = describe_export(run, learner, task)
     with user_errors(path), scratch_path(path) as scratch:
         with _export_errors(run):
-            write = _write_onnx if form == "onnx" else _write_program
             program = write(module, run.inputs, scratch, description)
         _check(module, program, run.inputs)
         scratch.replace(path)
@@ -76,7 +76,8 @@ def _write_program(module: nn.Module, inputs: Inputs, path: Path, description: M
     program = torch.export.export(module, (_example(inputs, TRACED),), dynamic_shapes=(_any_batch_size(inputs),))
     with path.open("xb") as file:
         torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
-    return torch.export.load(path).module()
+    with path.open("rb") as file:  # the suffix of the temporary file would be refused
+        return torch.export.load(file).module()
 
 
 def _write_onnx(module: nn.Module, inputs: Inputs, path: Path, description: Mapping[str, Any]) -> Compute:
@@ -153,3 +154,6 @@ def _export_errors(run: TrainedRun) -> Iterator[None]:
         raise SpclError(f"the model of the run in {run.path} cannot be exported: {reason}") from error
     finally:
         exporters.setLevel(level)
+
+
+FORMATS = {".pt2": _write_program, ".onnx": _write_onnx}

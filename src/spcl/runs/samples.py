@@ -92,10 +92,10 @@ def _read_arrays(path: Path, expected: dict[str, Inputs]) -> dict[str, np.ndarra
 
 def _load(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     try:
-        loaded = np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None)
-        if isinstance(loaded, np.ndarray):
-            return {"x": loaded}
-        with loaded:
+        if path.suffix.lower() == ".npy":
+            return {"x": np.load(path, mmap_mode="r")}
+        with path.open("rb") as file:
+            loaded = np.load(file)
             return {name: loaded[name] for name in names if name in loaded}
     except OSError as error:
         reason = error.strerror or "it is damaged"
