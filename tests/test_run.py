@@ -180,13 +180,18 @@ class Diary:
     def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
         self.told.append({"kind": "evaluation", "step": step, "accuracy": dict(accuracies)})
 
+    def result(self, accuracy: float, forgetting: float) -> None:
+        self.final = (accuracy, forgetting)
+
     def close(self) -> None:
         self.closed = True
 
 
 def test_every_step_is_recorded_and_tracked_as_it_was_reported(benchmark: Path, tmp_path: Path) -> None:
     witness, diary = Witness(), Diary()
-    execute(small_settings(benchmark, evaluate_every=7), tmp_path / "run", view=witness, trackers=(diary,))
+    settings = small_settings(benchmark, evaluate_every=7)
+    result = execute(settings, tmp_path / "run", view=witness, trackers=(diary,))
+    assert diary.final == (result.accuracy, result.forgetting)
     lines = metrics_of(tmp_path / "run")
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == len(witness.reports)

@@ -23,8 +23,6 @@ from spcl.runs import (
     DataSummary,
     LiveView,
     PlainView,
-    TensorBoardTracker,
-    WandbTracker,
     execute,
     load_benchmark,
     make_problem,
@@ -32,6 +30,7 @@ from spcl.runs import (
 )
 from spcl.runs.build import make_backbone, pick_device
 from spcl.runs.view import REFRESH_SECONDS
+from spcl.trackers import TRACKERS
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -95,17 +94,21 @@ def test_a_slow_terminal_is_drawn_on_less_often(benchmark: Path) -> None:
 def test_tensorboard_gets_every_number(benchmark: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = execute(small_settings(benchmark), tmp_path / "run", trackers=(TensorBoardTracker(tmp_path / "events"),))
-    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    settings = small_settings(benchmark, trackers=["tensorboard"])
+    result = execute(settings, tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert events.Scalars("A")[-1].value == pytest.approx(result.accuracy, rel=1e-5)
+    assert events.Scalars("F")[-1].value == pytest.approx(result.forgetting, rel=1e-5)
+    assert any("hparams" in name for name in events.summary_metadata)
     names = events.Tags()["scalars"]
     assert {"losses/task-0", "losses/memory", "weights/task-0", "before/condition_number"} <= set(names)
     assert events.Scalars("accuracy/task-2")[-1].value == pytest.approx(result.tasks["task-2"].final, rel=1e-5)
 
 
-def test_a_tracker_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(SpclError, match=r'pip install "spcl\[wandb\]"'):
-        WandbTracker("project", {})
+        TRACKERS.make({"name": "wandb", "project": "x"}, tmp_path, {})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,17 @@ MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 MOST_LINES = 350
 MOST_FUNCTION_LINES = 40
-SLOW_OR_OPTIONAL = {"optuna", "wandb", "onnx", "torch.utils.tensorboard", "plotly", "matplotlib", "scipy"}
+SLOW_OR_OPTIONAL = {
+    "timm",
+    "transformers",
+    "optuna",
+    "wandb",
+    "onnx",
+    "torch.utils.tensorboard",
+    "plotly",
+    "matplotlib",
+    "scipy",
+}
 
 by_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 

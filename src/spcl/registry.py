@@ -12,7 +12,16 @@ from typing import Any, Generic, TypeVar
 from spcl.errors import SpclError
 from spcl.suggestions import did_you_mean
 
-__all__ = ["GROUP", "Named", "Registry", "UnknownNameError", "announce", "load_installed", "named_options", "on_plugin"]
+__all__ = [
+    "GROUP",
+    "Named",
+    "Registry",
+    "UnknownNameError",
+    "add_plugin",
+    "load_installed",
+    "named_options",
+    "on_plugin",
+]
 
 GROUP = "spcl.plugins"
 """Group of the entry points by which installed packages add things: each names a module."""
@@ -31,8 +40,11 @@ class Registry(Mapping[str, F], Generic[F]):
 
     Args:
         kind: what the factories make, for error messages.
+        makes: the class of what they return, which is checked; None for anything.
+        positional: how many arguments the caller of :meth:`make` passes by position.
+        keywords: the names of those it passes by keyword, to factories that take them; all others are options.
 
-    >>> OPTIMIZERS = Registry[Callable[..., str]]("optimizer")
+    >>> OPTIMIZERS = Registry[Callable[..., str]]("optimizer", positional=1)
     >>> @OPTIMIZERS.register("sgd")
     ... def sgd(parameters, lr=0.1):
     ...     return f"SGD of {parameters} with {lr}"
@@ -48,9 +60,15 @@ class Registry(Mapping[str, F], Generic[F]):
     spcl.errors.SpclError: optimizer 'sgd' has no option 'rate'; choose one of lr
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(
+        self, kind: str, makes: type | None = None, *, positional: int = 0, keywords: tuple[str, ...] = ()
+    ) -> None:
         self.kind = kind
+        self._makes = makes or object
+        self._positional = positional
+        self._keywords = frozenset({*keywords, "model"})
         self._factories: dict[str, F] = {}
+        on_plugin(self._count_of)
 
     def register(self, name: str) -> Callable[[F], F]:
         """Return a decorator that adds a factory under this name."""
@@ -70,23 +88,38 @@ class Registry(Mapping[str, F], Generic[F]):
     def make(self, setting: Named, *arguments: Any, **keywords: Any) -> Any:
         """Make the thing that a setting names: call its factory with these arguments and the setting's options.
 
-        Keywords of the caller that the factory does not take are left out, and options precede them.
+        Keywords that the factory does not take are left out.
         """
-        name, options = named_options(setting, self.kind)
+        name, options = self.check(setting)
         factory = self[name]
-        self._check_options(name, options, len(arguments))
         taken = {key: value for key, value in keywords.items() if _takes(factory, key)}
         try:
-            return factory(*arguments, **taken | options)
+            made = factory(*arguments, **taken, **options)
         except (TypeError, ValueError) as error:
             if isinstance(error, SpclError):
                 raise
             raise SpclError(f"{self.kind} {name!r} cannot be made with {options}: {error}") from error
+        if not isinstance(made, self._makes):
+            wanted = f"{self._makes.__module__}.{self._makes.__qualname__}"
+            raise SpclError(f"{self.kind} {name!r} must make a {wanted}, but makes {made!r:.80}")
+        return made
 
-    def options(self, name: str, fixed: int = 0) -> dict[str, inspect.Parameter]:
-        """Return the parameters of a factory that are options: all after the first ``fixed``."""
-        parameters = list(inspect.signature(self[name]).parameters.values())[fixed:]
-        return {each.name: each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+    def check(self, setting: Named) -> tuple[str, dict[str, Any]]:
+        """Return name and options of a setting, or raise an error if there is no such name or option."""
+        name, options = named_options(setting, self.kind)
+        known = self.options(name)
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(self[name]).parameters.values())
+        for option in options:
+            if option in self._keywords or (option not in known and not takes_any):
+                hint = did_you_mean(option, known) if known else "it has none"
+                raise SpclError(f"{self.kind} {name!r} has no option {option!r}; {hint}")
+        return name, options
+
+    def options(self, name: str) -> dict[str, inspect.Parameter]:
+        """Return the parameters of a factory that are options."""
+        parameters = list(inspect.signature(self[name]).parameters.values())[self._positional :]
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return {each.name: each for each in parameters if each.kind in kinds and each.name not in self._keywords}
 
     def __getitem__(self, name: str) -> F:
         load_installed()
@@ -106,13 +139,9 @@ class Registry(Mapping[str, F], Generic[F]):
         load_installed()
         return len(self._factories)
 
-    def _check_options(self, name: str, options: Mapping[str, Any], fixed: int) -> None:
-        known = self.options(name, fixed)
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(self[name]).parameters.values())
-        for option in options:
-            if option not in known and not takes_any:
-                hint = did_you_mean(option, known) if known else "it has none"
-                raise SpclError(f"{self.kind} {name!r} has no option {option!r}; {hint}")
+    def _count_of(self, module: ModuleType) -> int:
+        """Count the factories that a module, or one inside it, has registered."""
+        return sum(f"{_path(factory)}.".startswith(f"{module.__name__}.") for factory in self._factories.values())
 
 
 class UnknownNameError(SpclError, KeyError):
@@ -135,18 +164,22 @@ def named_options(setting: Named, kind: str) -> tuple[str, dict[str, Any]]:
 
 
 _installed = False
-_listeners: list[Callable[[ModuleType], None]] = []
+_listeners: list[Callable[[ModuleType], int]] = []
 
 
-def on_plugin(listener: Callable[[ModuleType], None]) -> None:
-    """Call the listener with the module of every plug-in that is loaded, e.g. to find the methods that it defines."""
+def on_plugin(listener: Callable[[ModuleType], int]) -> None:
+    """Call the listener with the module of every plug-in that is loaded; it returns how many things it found there."""
     _listeners.append(listener)
 
 
-def announce(module: ModuleType) -> None:
-    """Tell the listeners that the module is a plug-in."""
-    for listener in _listeners:
-        listener(module)
+def add_plugin(module: ModuleType) -> None:
+    """Add what an imported module defines, or raise an error if it defines nothing that has a name here."""
+    found = [listener(module) for listener in _listeners]
+    if not any(found):
+        raise SpclError(
+            "it defines nothing that can be used by name; add a subclass of spcl.methods.Method with a name, or "
+            "a function with a decorator of spcl.plugins, such as @backbone"
+        )
 
 
 def load_installed() -> None:
@@ -168,8 +201,8 @@ def load_installed() -> None:
 
 
 def _load(entry: EntryPoint) -> None:
-    module = entry.load()
-    announce(module if isinstance(module, ModuleType) else sys.modules[entry.module])
+    entry.load()
+    add_plugin(sys.modules[entry.module])
 
 
 def _takes(factory: Callable[..., Any], keyword: str) -> bool:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from spcl.errors import SpclError
-from spcl.runs.settings import absolute_paths, parse_assignments
+from spcl.plugins import PluginError, load_plugins
+from spcl.runs.settings import absolute_paths, load_settings_file, merge_settings, parse_assignments
 
 __all__ = [
     "METHOD",
@@ -50,6 +51,9 @@ Seeds = Annotated[str, typer.Option(help="Seeds, e.g. 0-2.")]
 Jobs = Annotated[int, typer.Option(min=1, help="How many runs at once; they share the CPU's threads.")]
 
 
+DIRECT = ("benchmark", "preset", "protocol", "device", "data_dir", "keep_model")
+"""The flags that are settings of the same name."""
+
 METHOD = typer.Option(help="See 'spcl methods'.")
 SCENARIO = typer.Option(help="task or class (incremental).")
 
@@ -71,16 +75,29 @@ class RunFlags:
         bool | None,
         typer.Option("--keep-model/--no-model", help="Keep the trained model; 'tune' does not unless told to."),
     ] = None
+    settings: Annotated[Path | None, typer.Option(help="A YAML or JSON file of settings.")] = None
+    plugin: Annotated[
+        list[str] | None, typer.Option(help="A Python file or module that adds methods, backbones, …; may be repeated.")
+    ] = None
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False
+    wandb: Annotated[str | None, typer.Option(help="Report to this Weights & Biases project.")] = None
     assignments: Assignments = None
 
-    def given(self) -> dict[str, Any]:
-        """Return the flags that were given, apart from ``--set``, as settings."""
-        flags = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assignments"}
-        return settings_from(**flags | {"fit": self.fit or None})
+    def layers(self) -> list[dict[str, Any]]:
+        """Return the settings of the file, of the flags and of ``--set``, in the order of precedence; load plug-ins."""
+        file = load_settings_file(self.settings) if self.settings else {}
+        plugins = merge_settings(file, {"plugins": self.plugin or []})["plugins"]
+        with naming_flags({PluginError: "--plugin"}):
+            loaded = [plugin.model_dump() for plugin in load_plugins(plugins)]
+        file = {name: value for name, value in file.items() if name != "plugins"}
+        return [file, self._given() | ({"plugins": loaded} if loaded else {}), parsed_assignments(self.assignments)]
 
-    def assigned(self) -> dict[str, Any]:
-        """Return the settings given by ``--set``."""
-        return parsed_assignments(self.assignments)
+    def _given(self) -> dict[str, Any]:
+        """Return the flags that were given, apart from files of settings, plug-ins and ``--set``, as settings."""
+        flags = {name: getattr(self, name) for name in DIRECT}
+        trackers: list[Any] = ["tensorboard"] if self.tensorboard else []
+        trackers += [{"name": "wandb", "project": self.wandb}] if self.wandb else []
+        return settings_from(**flags, fit=self.fit or None, trackers=trackers or None)
 
 
 def expand_flags(command: Callable[..., None]) -> Callable[..., None]:

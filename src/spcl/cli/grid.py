@@ -25,6 +25,7 @@ from spcl.grids import (
     threads_per_job,
 )
 from spcl.runs import FolderError
+from spcl.runs.settings import merge_settings
 
 __all__ = ["grid"]
 
@@ -50,7 +51,7 @@ def grid(
         swept = [parse_sweep(sweep) for sweep in sweeps or []]
     planned = plan_grid(
         out,
-        {"threads": threads_per_job(jobs)} | flags.given() | flags.assigned(),
+        merge_settings({"threads": threads_per_job(jobs)}, *flags.layers()),
         methods=parse_flag("--methods", parse_methods, methods),
         scenarios=[scenario.strip() for scenario in scenarios.split(",")],
         configs=parse_flag("--configs", parse_numbers, configs),

@@ -19,13 +19,9 @@ from spcl.runs import (
     PlainView,
     RunFolder,
     RunSettings,
-    TensorBoardTracker,
-    Tracker,
     UnfinishedRunError,
     View,
-    WandbTracker,
     execute,
-    load_settings_file,
     resolve_settings,
     resume_settings,
 )
@@ -49,25 +45,19 @@ def run(
     config: Annotated[int | None, typer.Option(help="Which label set and timeline, 0 to 8.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and memory.")] = None,
     paradigm: Annotated[str | None, typer.Option(help="parallel, joint (MTL) or serial (SCL).")] = None,
-    settings: Annotated[Path | None, typer.Option(help="A YAML or JSON file of settings.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,
-    wandb: Annotated[str | None, typer.Option(help="Report to this Weights & Biases project.")] = None,
 ) -> None:
     """Train and evaluate one method on one configuration of a benchmark."""
-    given = flags.given() | settings_from(scenario=scenario, config=config, seed=seed, paradigm=paradigm)
-    layers = [
-        load_settings_file(settings) if settings else {},
-        given | ({"method": {"name": method}} if method else {}),
-        flags.assigned(),
-    ]
+    file, given, assigned = flags.layers()
+    given |= settings_from(scenario=scenario, config=config, seed=seed, paradigm=paradigm, method=method)
+    layers = [file, given, assigned]
     chosen = _resumed(out, layers) if resume else resolve_settings(*layers)
     console = plain_console()
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
     was_complete = RunFolder(out).read_result() is not None
     with naming_flags(FLAGS):
         try:
-            result = execute(chosen, out, resume=resume, view=view, trackers=_trackers(out, chosen, tensorboard, wandb))
+            result = execute(chosen, out, resume=resume, view=view)
         except InterruptedRunError as stopped:
             command = shlex.join(["spcl", "run", "--out", str(out), "--resume"])
             console.print(f"{stopped}; continue with: {command}", soft_wrap=True)
@@ -86,12 +76,3 @@ def _resumed(out: Path, layers: Sequence[Mapping[str, Any]]) -> RunSettings:
         )
     with naming_flags({FolderError: "without --resume"}):
         return resume_settings(out)
-
-
-def _trackers(out: Path, settings: RunSettings, tensorboard: bool, wandb: str | None) -> list[Tracker]:
-    trackers: list[Tracker] = []
-    if tensorboard:
-        trackers.append(TensorBoardTracker(out / "tensorboard"))
-    if wandb:
-        trackers.append(WandbTracker(wandb, settings.model_dump(mode="json")))
-    return trackers

@@ -24,6 +24,7 @@ from spcl.grids import (
 from spcl.grids import tune as search_settings
 from spcl.runs import FolderError
 from spcl.runs.identity import flat_settings
+from spcl.runs.settings import merge_settings
 
 __all__ = ["run_command", "tune"]
 
@@ -54,7 +55,7 @@ def tune(
         dimensions = [parse_search(text) for text in search]
     fixed = {"benchmark": BENCHMARK, "validation": validation, "threads": threads_per_job(jobs), "keep_model": False}
     tuning = Tuning(
-        base=fixed | flags.given() | flags.assigned(),
+        base=merge_settings(fixed, *flags.layers()),
         method=method,
         scenario=scenario,
         configs=parse_flag("--configs", parse_numbers, configs),

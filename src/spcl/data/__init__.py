@@ -7,7 +7,7 @@ from spcl.data.inventory import DatasetStatus, check_data, get_data, list_data
 from spcl.data.npz_file import from_npz
 from spcl.data.paths import cache_dir
 from spcl.data.picture_folder import from_folder
-from spcl.data.presets import PRESETS, BackboneName, Preset, PresetName, preset_for
+from spcl.data.presets import PRESETS, Preset, PresetName, preset_for
 from spcl.data.protocol import (
     Configuration,
     Paradigm,
@@ -24,7 +24,6 @@ from spcl.data.splits import hold_out
 __all__ = [
     "DATA_NAMES",
     "PRESETS",
-    "BackboneName",
     "Configuration",
     "DatasetStatus",
     "ImageData",

@@ -5,10 +5,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from spcl.data.image_data import ImageData
+from spcl.registry import Named
 
-__all__ = ["PRESETS", "BackboneName", "Preset", "PresetName", "preset_for"]
+__all__ = ["PRESETS", "Preset", "PresetName", "preset_for"]
 
-BackboneName = Literal["mlp", "cnn", "resnet18", "resnet34", "vit"]
 PresetName = Literal["default", "paper"]
 
 MIN_STEPS = 20
@@ -30,7 +30,7 @@ class Preset(BaseModel):
     tasks: int = Field(5, ge=1, description="number of tasks that the classes are split into")
     batch_size: int = Field(128, ge=1, description="samples of a task per step")
     memory_budget: int = Field(0, ge=0, description="samples kept for replay in all; 0 disables replay")
-    backbone: BackboneName = Field("cnn", description="shared network: mlp, cnn, resnet18, resnet34 or vit")
+    backbone: Named = Field("cnn", description="shared network: its name, and its own options")
     learning_rate: float = Field(1e-3, gt=0.0, description="learning rate of the optimiser")
     batch_norm_momentum: float = Field(
         0.1, gt=0.0, le=1.0, description="momentum of batch-norm's running averages, in PyTorch's convention"
@@ -65,7 +65,7 @@ def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None, 
     """
     if benchmark in PRESETS or data is None:
         return PRESETS[benchmark][name]
-    backbone: BackboneName = "cnn" if len(data.shape) == 3 else "mlp"
+    backbone = "cnn" if len(data.shape) == 3 else "mlp"
     tasks = tasks or max(1, min(5, data.classes // 2))
     custom = Preset(
         tasks=tasks,

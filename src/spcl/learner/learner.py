@@ -280,8 +280,7 @@ class Learner(Predictor):
         The backbone is changed only when all of the checkpoint fits.
 
         Args:
-            checkpoint: the file, or its content as :func:`spcl.checkpoint.read_checkpoint` returns it, or what
-                :meth:`model_state` returned.
+            checkpoint: the file, its content as of :func:`spcl.checkpoint.read_checkpoint`, or a :meth:`model_state`.
             backbone: a module of the same architecture, which gets the saved weights.
             method: needed only if it is not one of ``spcl.methods``.
             optimizer: needed only if it is not one of ``torch.optim``.

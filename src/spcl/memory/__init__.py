@@ -7,7 +7,8 @@ other policies.
 
 from spcl.memory.balanced import BalancedCoreset
 from spcl.memory.base import Memory, ReplayBatch
+from spcl.memory.registry import MEMORIES
 from spcl.memory.reservoir import Reservoir
 from spcl.memory.task_buffer import TaskBuffer
 
-__all__ = ["BalancedCoreset", "Memory", "ReplayBatch", "Reservoir", "TaskBuffer"]
+__all__ = ["MEMORIES", "BalancedCoreset", "Memory", "ReplayBatch", "Reservoir", "TaskBuffer"]

@@ -26,8 +26,8 @@ from PyTorch's global generator. Checkpoints hold the state of both, so a resume
 stability, the default of ``spcl run``, takes every gradient by itself.
 
 **Another method** is a subclass of :class:`spcl.methods.Method` with a ``name``, ``family``, ``summary`` and
-``reference``, in a file of this package or in another installed package whose entry point of the group ``spcl.methods``
-names the module or the class. It needs no other registration: commands, tables and this page find it.
+``reference``, in a file of this package or of a plug-in (:mod:`spcl.plugins`). It needs no other registration:
+commands, tables and this page find it.
 """
 
 from typing import Any

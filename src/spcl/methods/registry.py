@@ -1,11 +1,9 @@
-"""Methods by name: those in the files of ``spcl.methods`` and those of installed packages."""
+"""Methods by name: those in the files of ``spcl.methods``, of plug-ins and of installed packages."""
 
 import pkgutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from math import inf
 from types import ModuleType
 from typing import Any
@@ -13,29 +11,42 @@ from typing import Any
 from spcl.errors import SpclError
 from spcl.methods.base import FAMILIES, Method
 from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
+from spcl.registry import load_installed, on_plugin
 from spcl.suggestions import did_you_mean
 
-__all__ = ["GROUP", "METHODS", "make_method", "method_modules"]
-
-GROUP = "spcl.methods"
-"""Group of the entry points by which other packages add methods: each names a module or a subclass of Method."""
+__all__ = ["METHODS", "make_method", "method_modules"]
 
 DECLARED = ("name", "family", "summary", "reference")
 
 
-class _Registry(Mapping[str, type[Method]]):
-    """Read-only mapping that is filled on first use, so that a package with methods may import ``spcl.methods``."""
+class _Methods(Mapping[str, type[Method]]):
+    """Read-only mapping of this package's methods, and of those that the modules of plug-ins define."""
+
+    def __init__(self) -> None:
+        self._others: dict[str, type[Method]] = {}
+        on_plugin(self._add_module)
 
     @cached_property
+    def _own(self) -> dict[str, type[Method]]:
+        return {method.name: method for method in _in_order(_own_methods())}
+
+    @property
     def _methods(self) -> dict[str, type[Method]]:
-        found: dict[str, type[Method]] = {}
-        for method in [*_in_order(_own_methods()), *_in_order(_installed_methods())]:
-            if found.setdefault(method.name, method) is not method:
+        load_installed()
+        return self._own | {method.name: method for method in _in_order(self._others.values())}
+
+    def _add_module(self, module: ModuleType) -> int:
+        """Add the methods that a plug-in's module has; return how many are its own."""
+        methods = [method for method in _methods_in(module) if self._own.get(method.name) is not method]
+        for method in methods:
+            _check_declarations(method)
+            known = self._own.get(method.name) or self._others.get(method.name)
+            if known is not None and _path(known) != _path(method):
                 raise SpclError(
-                    f"two methods are named {method.name!r}, {_path(found[method.name])} and {_path(method)}; "
-                    f"rename one of them or uninstall its package"
+                    f"two methods are named {method.name!r}, {_path(known)} and {_path(method)}; rename one of them"
                 )
-        return found
+            self._others[method.name] = method
+        return len(methods)
 
     def __getitem__(self, name: str) -> type[Method]:
         return self._methods[name]
@@ -47,8 +58,8 @@ class _Registry(Mapping[str, type[Method]]):
         return len(self._methods)
 
 
-METHODS: Mapping[str, type[Method]] = _Registry()
-"""Every method by name: first those of this package, then those of others, each by family (MTL, SCL, PCL)."""
+METHODS: Mapping[str, type[Method]] = _Methods()
+"""Every method by name: first those of this package, then those of plug-ins, each by family (MTL, SCL, PCL)."""
 
 
 def make_method(name: str, **settings: Any) -> Method:
@@ -88,37 +99,6 @@ def _methods_in(module: ModuleType) -> list[type[Method]]:
 
 def _own_methods() -> list[type[Method]]:
     methods = [method for module in method_modules() for method in _methods_in(module)]
-    for method in methods:
-        _check_declarations(method)
-    return methods
-
-
-def _installed_methods() -> list[type[Method]]:
-    """Load the methods of other packages; a package whose methods cannot be used is named in a warning."""
-    methods: list[type[Method]] = []
-    for entry in entry_points(group=GROUP):
-        try:
-            methods += _methods_of(entry)
-        except Exception as error:  # a package may fail in any way, and must not keep the others from working
-            package = entry.dist.name if entry.dist is not None else "unknown"
-            warnings.warn(
-                f"the entry point '{entry.name} = {entry.value}' of package {package!r} gives no methods "
-                f"({type(error).__name__}: {error}); repair, update or uninstall that package",
-                stacklevel=2,
-            )
-    return methods
-
-
-def _methods_of(entry: EntryPoint) -> list[type[Method]]:
-    target = entry.load()
-    if isinstance(target, type) and issubclass(target, Method):
-        methods = [target]
-    elif isinstance(target, ModuleType):
-        methods = _methods_in(target)
-    else:
-        raise SpclError(f"it must be a module or a subclass of Method, but is {target!r}")
-    if not methods:
-        raise SpclError("the module has no subclass of Method with a name of its own")
     for method in methods:
         _check_declarations(method)
     return methods

@@ -3,9 +3,22 @@
 from spcl.models.backbone import Backbone
 from spcl.models.cnn import SmallCNN
 from spcl.models.inputs import Inputs
+from spcl.models.libraries import FeatureExtractor
 from spcl.models.mlp import MLP
 from spcl.models.normalise import Normalise
+from spcl.models.registry import BACKBONES
 from spcl.models.resnet import ResNet18, ResNet34
 from spcl.models.vit import VisionTransformer
 
-__all__ = ["MLP", "Backbone", "Inputs", "Normalise", "ResNet18", "ResNet34", "SmallCNN", "VisionTransformer"]
+__all__ = [
+    "BACKBONES",
+    "MLP",
+    "Backbone",
+    "FeatureExtractor",
+    "Inputs",
+    "Normalise",
+    "ResNet18",
+    "ResNet34",
+    "SmallCNN",
+    "VisionTransformer",
+]

@@ -8,7 +8,6 @@ from spcl.runs.resolve import resolve_settings, resume_settings
 from spcl.runs.result import DataSummary, Environment, RunResult, TaskResult
 from spcl.runs.run import execute
 from spcl.runs.settings import RunSettings, load_settings_file, parse_assignments
-from spcl.runs.trackers import TensorBoardTracker, Tracker, WandbTracker
 from spcl.runs.training import InterruptedRunError
 from spcl.runs.view import LiveView, PlainView, SilentView, View
 

@@ -1,29 +1,30 @@
 """The learner of a run from its settings: device, backbone, memory and optimiser."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from spcl.data import ImageData
 from spcl.errors import SpclError
 from spcl.learner import Learner
-from spcl.memory import BalancedCoreset, Memory, Reservoir
-from spcl.methods import Method, make_method
-from spcl.models import MLP, Backbone, Inputs, Normalise, ResNet18, ResNet34, SmallCNN, VisionTransformer
+from spcl.memory import MEMORIES, Memory
+from spcl.methods import make_method
+from spcl.models import BACKBONES, Backbone, Inputs, Normalise
+from spcl.optimizers import OPTIMIZERS
+from spcl.registry import named_options
 from spcl.runs.settings import RunSettings
 
 __all__ = [
     "DeviceError",
+    "learner_parts",
     "make_backbone",
     "make_learner",
     "make_memory",
+    "make_optimizer",
     "pick_device",
-    "restore_learner",
-    "untrained_backbone",
 ]
 
 SAMPLES_FOR_NORMALISATION = 10_000
@@ -36,12 +37,8 @@ class DeviceError(SpclError):
 def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -> Learner:
     """Make the learner before its first step; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
-    method = _make_method(settings)
     return Learner(
-        make_backbone(settings, data, device),
-        method,
-        optimizer=partial(_make_optimizer, settings),
-        memory=make_memory(settings, method.edits_memory, device),
+        **learner_parts(settings, data, device),
         scenario=settings.scenario,
         memory_batch=settings.batch_size,
         autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
@@ -51,49 +48,48 @@ def make_learner(settings: RunSettings, data: ImageData, device: torch.device) -
     )
 
 
-def restore_learner(settings: RunSettings, inputs: Inputs, state: Mapping[str, Any], device: torch.device) -> Learner:
-    """Make the learner of a model that was trained on such samples, with a new optimiser and an empty memory."""
-    method = _make_method(settings)
-    with torch.random.fork_rng(devices=[]):
-        backbone = untrained_backbone(settings, inputs, device)
-    return Learner.load(
-        state,
-        backbone=backbone,
-        method=method,
-        optimizer=partial(_make_optimizer, settings),
-        memory=make_memory(settings, method.edits_memory, device),
-    )
+def learner_parts(settings: RunSettings, data: ImageData | Inputs, device: torch.device) -> dict[str, Any]:
+    """Make the parts of a learner that settings name, as arguments of ``Learner`` and ``Learner.load``.
+
+    For a learner that is loaded, the :class:`~spcl.models.Inputs` are enough, since its state has the statistics of the
+    training data.
+    """
+    name, options = named_options(settings.method, "method")
+    method = make_method(name, **options)
+    return {
+        "backbone": make_backbone(settings, data, device),
+        "method": method,
+        "optimizer": partial(make_optimizer, settings),
+        "memory": make_memory(settings, method.edits_memory, device),
+    }
 
 
-def make_backbone(settings: RunSettings, data: ImageData, device: torch.device) -> nn.Module:
+def make_backbone(settings: RunSettings, data: ImageData | Inputs, device: torch.device) -> nn.Module:
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data."""
-    backbone = untrained_backbone(settings, Inputs.of(data.train_x), device)
-    if isinstance(backbone, Backbone) and isinstance(normalise := backbone[0], Normalise):
-        sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
-        std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
-        normalise.mean.copy_(mean)
-        normalise.std.copy_(std.clamp(min=1e-3))
-    return backbone
-
-
-def untrained_backbone(settings: RunSettings, inputs: Inputs, device: torch.device) -> nn.Module:
-    """Make the shared network for such samples on its device, without the statistics that normalise bytes."""
-    backbone = _network(settings, inputs.shape).to(device)
+    inputs = data if isinstance(data, Inputs) else Inputs.of(data.train_x)
+    momentum = settings.batch_norm_momentum
+    backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if inputs.dtype != torch.uint8:
         return backbone
-    channels = inputs.shape[0]
-    return Backbone(Normalise([0.0] * channels, [1.0] * channels).to(device), backbone)
+    if isinstance(data, Inputs):
+        channels = inputs.shape[0]
+        return Backbone(Normalise([0.0] * channels, [1.0] * channels).to(device), backbone)
+    sample = data.train_x[:: max(1, len(data.train_x) // SAMPLES_FOR_NORMALISATION)].to(device)
+    std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
+    return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
 
 
 def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Memory | None:
     """Make the replay memory, or None for a budget of 0; memory whose samples a method edits stores floats."""
     if not settings.memory_budget:
         return None
-    policy = BalancedCoreset if settings.memory == "balanced" else Reservoir
     dtype = torch.float32 if edited else None
-    return policy(settings.memory_budget, seed=settings.seed, device=device, dtype=dtype)
+    memory: Memory = MEMORIES.make(
+        settings.memory, settings.memory_budget, seed=settings.seed, device=device, dtype=dtype
+    )
+    return memory
 
 
 def pick_device(name: str) -> torch.device:
@@ -110,26 +106,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _make_method(settings: RunSettings) -> Method:
-    return make_method(settings.method["name"], **{k: v for k, v in settings.method.items() if k != "name"})
-
-
-def _make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.learning_rate, fused=True)
-    on_cuda = parameters[0].is_cuda
-    return torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True, capturable=on_cuda)
-
-
-def _network(settings: RunSettings, shape: Sequence[int]) -> nn.Module:
-    if settings.backbone == "mlp":
-        return MLP(int(np.prod(shape)))
-    if len(shape) != 3:
-        raise SpclError(f"backbone {settings.backbone!r} needs images, but the samples are {tuple(shape)}; use mlp")
-    channels, height, width = shape
-    if settings.backbone == "cnn":
-        return SmallCNN(channels, (height, width))
-    if settings.backbone == "vit":
-        return VisionTransformer(channels, (height, width))
-    network = ResNet18 if settings.backbone == "resnet18" else ResNet34
-    return network(channels, settings.batch_norm_momentum)
+def make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> Optimizer:
+    """Make the optimiser of these parameters."""
+    optimizer: Optimizer = OPTIMIZERS.make(settings.optimizer, parameters, lr=settings.learning_rate)
+    return optimizer

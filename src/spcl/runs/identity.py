@@ -18,6 +18,7 @@ BOOKKEEPING = frozenset(
         "record_every",
         "stability",
         "threads",
+        "trackers",
     }
 )
 """Settings of how a run is executed and recorded, which do not tell it from another run."""
@@ -49,16 +50,30 @@ def nested_settings(name: str, value: Any) -> dict[str, Any]:
 
 
 def decisive_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that identify a run, by dotted name; files count by name alone, since they may be moved.
+    """Return the settings that identify a run: those of its method by dotted name, options of others as text.
+
+    Files count by name alone, since they may be moved, and plug-ins by name and checksum.
 
     >>> decisive_settings({"seed": 0, "device": "cuda", "protocol": "/somewhere/ps-emnist.json"})
     {'seed': 0, 'protocol': 'ps-emnist.json'}
+    >>> decisive_settings({"method": {"name": "er"}, "optimizer": {"name": "sgd", "momentum": 0.9}})
+    {'method.name': 'er', 'optimizer': 'sgd(momentum=0.9)'}
     """
-    return {
-        name: Path(value).name if name in FILES and isinstance(value, str) else value
-        for name, value in flat_settings(settings).items()
-        if name not in BOOKKEEPING
-    }
+    written = {name: value if name == "method" else _written(name, value) for name, value in settings.items()}
+    return {name: value for name, value in flat_settings(written).items() if name not in BOOKKEEPING}
+
+
+def _written(name: str, value: Any) -> Any:
+    if name in FILES and isinstance(value, str):
+        return Path(value).name
+    if name == "plugins":
+        return ", ".join(f"{Path(plugin['name']).name} ({plugin['sha256'][:12]})" for plugin in value)
+    if isinstance(value, list | tuple):
+        return [_written("", item) for item in value]
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key}={item}" for key, item in value.items() if key != "name")
+        return f"{value['name']}({options})" if "name" in value else options
+    return value
 
 
 def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from spcl.learner import StepReport
 from spcl.runs.folder import FolderError
-from spcl.runs.trackers import Tracker
 from spcl.stability import Stability, summaries
+from spcl.trackers import Tracker
 
 __all__ = ["MetricsFile", "Recorder", "finite_or_none"]
 

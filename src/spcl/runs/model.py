@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError
 from spcl.learner import Learner
 from spcl.models import Inputs
-from spcl.runs.build import pick_device, restore_learner
+from spcl.plugins import load_plugins
+from spcl.runs.build import learner_parts, pick_device
 from spcl.runs.folder import FolderError, RunFolder, UnfinishedRunError
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings, load_settings_file
@@ -41,7 +44,9 @@ class TrainedRun:
     def learner(self, device: str = "auto") -> Learner:
         """Return a learner with the trained model, a new optimiser and an empty memory."""
         try:
-            return restore_learner(self.settings, self.inputs, self.state, pick_device(device))
+            with torch.random.fork_rng(devices=[]):
+                parts = learner_parts(self.settings, self.inputs, pick_device(device))
+            return Learner.load(self.state, **parts)
         except CheckpointError as error:
             raise CheckpointError(
                 f"the model of the run in {self.path} does not fit its settings.json, which may have been changed: "
@@ -61,6 +66,7 @@ def load_run(path: str | Path, *, device: str = "auto") -> Learner:
     Raises:
         UnfinishedRunError: if the run is not complete.
         FolderError: if there is no run in the folder, or none that kept its model.
+        PluginError: if a plug-in of the run is missing or has changed.
         CheckpointError: if the model is damaged, or the settings have changed.
     """
     return read_run(path).learner(device)
@@ -76,7 +82,7 @@ def read_run(path: str | Path) -> TrainedRun:
         raise UnfinishedRunError(f"the run in {folder.path} is not complete; resume it first")
     content = load_settings_file(folder.settings)
     settings = validated(RunSettings, content, f"the settings of the run in {folder.path}")
-    # Plug-ins that the settings name are loaded here, before anything of theirs is made.
+    load_plugins(settings.plugins)
     if not folder.model.exists():
         raise FolderError(f"{_why_no_model(folder, content)}; run its settings again in another folder to get one")
     try:

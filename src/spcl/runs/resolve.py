@@ -7,9 +7,11 @@ from typing import Any
 from spcl.data import PRESETS, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method
+from spcl.plugins import load_plugins
 from spcl.runs.folder import FolderError, RunFolder
 from spcl.runs.problem import load_benchmark
-from spcl.runs.settings import RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.runs.settings import NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.trackers import TRACKERS
 from spcl.validation import validated
 
 __all__ = ["resolve_settings", "resume_settings"]
@@ -28,15 +30,20 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     ...
     spcl.errors.SpclError: settings: there is no setting 'scenarios'; did you mean 'scenario'?
     """
-    default_method = {"method": RunSettings.model_fields["method"].default}
-    given = absolute_paths(merge_settings(default_method, *layers))
+    defaults = {name: RunSettings.model_fields[name].default for name in ("method", *NAMED)}
+    given = absolute_paths(merge_settings(*layers))
+    given["plugins"] = load_plugins(given.get("plugins", ()))
     first = validated(RunSettings, given, "settings")
     data = None if first.benchmark in PRESETS else load_benchmark(first.benchmark, first.data_dir)
     tasks = first.tasks if "tasks" in given else None
     preset = preset_for(first.benchmark, first.preset, data, tasks=tasks).model_dump()
     if first.protocol is not None and "batch_size" not in given:
         preset["batch_size"] = load_protocol(Path(first.protocol)).batch_size
-    settings = validated(RunSettings, preset | given, "settings")
+    settings = validated(RunSettings, merge_settings(defaults, preset, given), "settings")
+    for name, registry in NAMED.items():
+        registry.check(getattr(settings, name))
+    for tracker in settings.trackers:
+        TRACKERS.check(tracker)
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 

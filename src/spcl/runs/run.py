@@ -6,12 +6,14 @@ from pathlib import Path
 
 from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
+from spcl.plugins import load_plugins
 from spcl.runs.folder import RunFolder, UnfinishedRunError
+from spcl.runs.identity import flat_settings
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
-from spcl.runs.trackers import Tracker
 from spcl.runs.training import TrainingRun
 from spcl.runs.view import SilentView, View
+from spcl.trackers import TRACKERS, Tracker
 
 __all__ = ["execute"]
 
@@ -34,7 +36,8 @@ def execute(
         FolderError: if the folder holds a run with other settings, or an unfinished one of other data.
         InterruptedRunError: if SIGINT or SIGTERM stopped the run after it was saved.
     """
-    folder = RunFolder(out)
+    load_plugins(settings.plugins)
+    folder, recorded = RunFolder(out), settings.model_dump(mode="json")
     with folder.locked():
         result, begun = folder.read_result(), folder.has_checkpoint()
         if begun and result is None and not resume:
@@ -44,9 +47,10 @@ def execute(
         if result is not None:
             return result
         if not (begun and folder.settings.exists()):
-            write_json(folder.settings, settings.model_dump(mode="json"))
+            write_json(folder.settings, recorded)
         with _memory_errors():
-            return TrainingRun(settings, folder, view or SilentView(), trackers).complete()
+            made = [TRACKERS.make(tracker, out, flat_settings(recorded)) for tracker in settings.trackers]
+            return TrainingRun(settings, folder, view or SilentView(), [*trackers, *made]).complete()
 
 
 @contextmanager

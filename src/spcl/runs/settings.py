@@ -5,22 +5,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from spcl.data.presets import PRESETS, Preset, PresetName
 from spcl.data.protocol import Paradigm
 from spcl.errors import SpclError
 from spcl.learner import Scenario
+from spcl.memory import MEMORIES
+from spcl.models import BACKBONES
+from spcl.optimizers import OPTIMIZERS
+from spcl.plugins import Plugin
+from spcl.registry import Named, Registry
 from spcl.runs.identity import nested_settings
 
 __all__ = ["RunSettings", "absolute_paths", "load_settings_file", "merge_settings", "parse_assignments"]
 
 PATHS = ("benchmark", "protocol", "data_dir")
 
+NAMED: dict[str, Registry[Any]] = {"backbone": BACKBONES, "optimizer": OPTIMIZERS, "memory": MEMORIES}
+"""Settings that name a thing, or give its name and options, and where these things are."""
+
 
 class _ProblemSettings(BaseModel):
     """Settings of what is trained: benchmark, scenario, method, label set and timeline."""
 
+    plugins: tuple[Plugin, ...] = Field((), description="Python files or modules that add methods, backbones and more")
     benchmark: str = Field("ps-glyphs", description="a known benchmark, a folder of pictures or an .npz file")
     preset: PresetName = Field("default", description="default, or paper: network details as published")
     scenario: Scenario = Field("task", description="task- or class-incremental")
@@ -44,8 +53,8 @@ class RunSettings(Preset, _ProblemSettings):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    optimizer: Literal["adam", "sgd"] = Field("adam", description="adam or sgd")
-    memory: Literal["balanced", "reservoir"] = Field("balanced", description="which samples are kept for replay")
+    optimizer: Named = Field("adam", description="adam, adamw, sgd, …: its name, and its own options")
+    memory: Named = Field("balanced", description="which samples are kept for replay: balanced, reservoir, …")
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="evaluate on this part of the training data instead of the test data"
     )
@@ -61,12 +70,19 @@ class RunSettings(Preset, _ProblemSettings):
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's choice if not given")
     data_dir: str | None = Field(None, description="where the publishers' files are")
     keep_model: bool = Field(True, description="keep the trained model in model.safetensors")
+    trackers: tuple[Named, ...] = Field((), description="where to report: tensorboard, wandb, …")
+
+    @field_validator(*NAMED)
+    @classmethod
+    def _without_options(cls, value: Named) -> Named:
+        """Record a name without options as the name alone."""
+        return value["name"] if isinstance(value, dict) and value.keys() == {"name"} else value
 
 
 def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge layers of increasing precedence; settings of one method are not passed on to another.
+    """Merge layers of increasing precedence; options of one method, backbone, … are not passed on to another.
 
-    A method may be given by its name alone.
+    They may be given by name alone. Plug-ins of all layers are loaded.
 
     >>> merge_settings({"seed": 0, "method": {"name": "soro", "sigma": 1.0}}, {"method": {"alpha": 0.1}})
     {'seed': 0, 'method': {'name': 'soro', 'sigma': 1.0, 'alpha': 0.1}}
@@ -77,9 +93,9 @@ def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for layer in layers:
-        method = layer.get("method")
-        named = {"method": {"name": method}} if isinstance(method, str) else {}
-        merged = _merge(merged, {**layer, **named})
+        named = {name: {"name": layer[name]} for name in ("method", *NAMED) if isinstance(layer.get(name), str)}
+        plugins = {"plugins": _union(merged.get("plugins"), layer["plugins"])} if "plugins" in layer else {}
+        merged = _merge(merged, {**layer, **named, **plugins})
     return merged
 
 
@@ -120,9 +136,16 @@ def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     {'benchmark': 'ps-glyphs', 'data_dir': '/x', 'seed': 0}
     """
     paths = {name: Path(given[name]).expanduser() for name in PATHS if isinstance(given.get(name), str | Path)}
+    if isinstance(plugins := given.get("plugins"), list | tuple):
+        given = {**given, "plugins": [_absolute_plugin(plugin) for plugin in plugins]}
     if "benchmark" in paths and (given["benchmark"] in PRESETS or not paths["benchmark"].exists()):
         del paths["benchmark"]
     return {**given, **{name: str(path.resolve()) for name, path in paths.items()}}
+
+
+def _absolute_plugin(plugin: Any) -> Any:
+    is_file = isinstance(plugin, str) and plugin.endswith(".py")
+    return str(Path(plugin).expanduser().resolve()) if is_file else plugin
 
 
 class _DuplicateKeyError(yaml.YAMLError):
@@ -153,6 +176,12 @@ def _value(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+
+
+def _union(below: Any, above: Any) -> list[Any]:
+    """Return what is in either list; a text is a list of one."""
+    both = [item for given in (below or [], above or []) for item in ([given] if isinstance(given, str) else given)]
+    return [item for index, item in enumerate(both) if item not in both[:index]]
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
 from spcl.models import Inputs
-from spcl.runs.build import make_backbone, make_learner, pick_device
+from spcl.runs.build import learner_parts, make_learner, pick_device
 from spcl.runs.environment import current_environment
 from spcl.runs.evaluation import average_accuracy, confusion_accuracy, confusions, convolution_statistics, forgetting
 from spcl.runs.folder import RunFolder
@@ -27,9 +27,9 @@ from spcl.runs.provenance import Provenance
 from spcl.runs.result import DataSummary, RunResult, TaskResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.signals import stop_requested
-from spcl.runs.trackers import Tracker
 from spcl.runs.view import View
 from spcl.streams import Moment
+from spcl.trackers import Tracker
 
 __all__ = ["InterruptedRunError", "TrainingRun"]
 
@@ -91,6 +91,8 @@ class TrainingRun:
             if self.settings.keep_model:
                 save_model(self.folder, self.learner, Inputs.of(self.problem.data.train_x), self._class_names())
             write_json(self.folder.result, result.model_dump(mode="json"))
+            for tracker in self.trackers:
+                tracker.result(result.accuracy, result.forgetting)
             self.folder.remove_checkpoints()
             self.view.end(result)
             return result
@@ -104,8 +106,12 @@ class TrainingRun:
         saved = read_newest(self.folder.checkpoint)
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
-        backbone = make_backbone(self.settings, self.problem.data, self.device)
-        return Learner.load(saved, backbone=backbone, stream=self.problem.stream, progress=self.progress)
+        return Learner.load(
+            saved,
+            **learner_parts(self.settings, self.problem.data, self.device),
+            stream=self.problem.stream,
+            progress=self.progress,
+        )
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration

@@ -1,12 +1,13 @@
 """Trackers: reporting a run to TensorBoard or Weights & Biases."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from spcl.errors import SpclError
+from spcl.registry import Registry
 
-__all__ = ["TensorBoardTracker", "Tracker", "WandbTracker"]
+__all__ = ["TRACKERS", "TensorBoardTracker", "Tracker", "WandbTracker"]
 
 
 class Tracker(Protocol):
@@ -20,20 +21,33 @@ class Tracker(Protocol):
         """Report accuracies in per cent."""
         ...
 
+    def result(self, accuracy: float, forgetting: float) -> None:
+        """Report A and F of the complete run."""
+        ...
+
     def close(self) -> None:
         """Write what is left and close the connection."""
         ...
 
 
-class TensorBoardTracker:
-    """Write TensorBoard event files to a folder."""
+TRACKERS: Registry[Callable[..., Tracker]] = Registry("tracker", positional=2)
+"""Classes of trackers, or functions ``make(folder, settings, **options)`` of one.
 
-    def __init__(self, folder: Path) -> None:
+``folder`` is that of the run, ``settings`` are its settings by dotted name.
+"""
+
+
+@TRACKERS.register("tensorboard")
+class TensorBoardTracker:
+    """Write TensorBoard event files to the folder ``tensorboard`` of the run, with its settings as hyper-parameters."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise SpclError('TensorBoard is not installed; run: pip install "spcl[tensorboard]"') from error
-        self._writer = SummaryWriter(str(folder))
+        self._settings = settings
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Report the losses, weights and stability of a training step."""
@@ -45,20 +59,26 @@ class TensorBoardTracker:
         for task, value in accuracies.items():
             self._writer.add_scalar(f"accuracy/{task}", value, step)
 
+    def result(self, accuracy: float, forgetting: float) -> None:
+        """Write the settings with A and F, for the page of hyper-parameters."""
+        simple = {name: value for name, value in self._settings.items() if isinstance(value, bool | int | float | str)}
+        self._writer.add_hparams(simple, {"A": accuracy, "F": forgetting}, run_name=".")
+
     def close(self) -> None:
         """Write what is left and close the connection."""
         self._writer.close()
 
 
+@TRACKERS.register("wandb")
 class WandbTracker:
     """Report to a project of Weights & Biases."""
 
-    def __init__(self, project: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], *, project: str) -> None:
         try:
             import wandb
         except ImportError as error:
             raise SpclError('Weights & Biases is not installed; run: pip install "spcl[wandb]"') from error
-        self._run = wandb.init(project=project, config=dict(settings))
+        self._run = wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Report the losses, weights and stability of a training step."""
@@ -67,6 +87,10 @@ class WandbTracker:
     def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
         """Report accuracies in per cent."""
         self._run.log({f"accuracy/{task}": value for task, value in accuracies.items()}, step=step)
+
+    def result(self, accuracy: float, forgetting: float) -> None:
+        """Report A and F of the complete run in its summary."""
+        self._run.summary.update({"A": accuracy, "F": forgetting})
 
     def close(self) -> None:
         """Write what is left and close the connection."""

@@ -1,0 +1,266 @@
+"""Plug-ins: files and modules that add things by name, in commands, workers and when a run is resumed."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from small_benchmark import small_settings, write_benchmark
+from spcl.errors import SpclError
+from spcl.models import BACKBONES, Inputs
+from spcl.optimizers import OPTIMIZERS
+from spcl.plugins import PluginError, load_plugins
+from spcl.runs import FolderError, execute, resolve_settings, resume_settings
+
+SPCL = [sys.executable, "-W", "error", "-c", "from spcl.cli import main; main()"]
+
+PLUGIN = '''
+"""Things of my own."""
+
+import json
+
+import torch
+from torch import nn
+
+from spcl.memory import Reservoir
+from spcl.methods import Method, Weights
+from spcl.plugins import backbone, memory, optimizer, tracker
+
+
+class Doubled(Method):
+    """Twice the sum of the gradients."""
+
+    name = "doubled"
+    family = "MTL"
+    summary = "twice the sum"
+    reference = "nobody"
+
+    def weigh(self, gradients):
+        return Weights(torch.full((len(gradients.names),), 2.0))
+
+
+@backbone("two-layers")
+def two_layers(inputs, width=16):
+    """Two layers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs.shape[0], width), nn.Tanh(), nn.Linear(width, width))
+
+
+@memory("first-come")
+class FirstCome(Reservoir):
+    """Keeps the first samples."""
+
+    def rank(self, arrivals):
+        return arrivals.astype(float)
+
+
+@optimizer("sign")
+class SignSGD(torch.optim.Optimizer):
+    """Steps along the sign of the gradient."""
+
+    def __init__(self, parameters, lr=0.01, scale=1.0):
+        super().__init__(parameters, {"lr": lr, "scale": scale})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * group["scale"] * parameter.grad.sign()
+
+
+@tracker("diary")
+class Diary:
+    """Writes the result to a file."""
+
+    def __init__(self, folder, settings):
+        self.folder, self.settings = folder, settings
+
+    def step(self, step, values): ...
+
+    def evaluation(self, step, accuracies): ...
+
+    def result(self, accuracy, forgetting):
+        (self.folder / "diary.json").write_text(json.dumps([self.settings["backbone.name"], accuracy]))
+
+    def close(self): ...
+'''
+
+THINGS = {
+    "method": "doubled",
+    "backbone": {"name": "two-layers", "width": 12},
+    "memory": "first-come",
+    "optimizer": {"name": "sign", "scale": 0.5},
+    "trackers": ["diary"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "my_things.py").write_text(PLUGIN)
+    write_benchmark(folder / "data.npz")
+    return folder
+
+
+def spcl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SPCL, *map(str, arguments)], cwd=folder, capture_output=True, text=True)
+
+
+def test_everything_a_file_defines_works_by_name_and_resumes(folder: Path, tmp_path: Path) -> None:
+    plugin = folder / "my_things.py"
+    settings = small_settings(folder / "data.npz", plugins=[str(plugin)], **THINGS)
+    result = execute(settings, tmp_path / "run")
+    recorded = json.loads((tmp_path / "run" / "settings.json").read_text())
+    assert recorded["plugins"] == [{"name": str(plugin), "sha256": settings.plugins[0].sha256}]
+    assert recorded["backbone"] == {"name": "two-layers", "width": 12}
+    assert recorded["memory"] == "first-come"
+    assert json.loads((tmp_path / "run" / "diary.json").read_text()) == ["two-layers", result.accuracy]
+    assert resume_settings(tmp_path / "run") == settings
+
+
+def test_a_run_in_another_process_is_killed_and_resumes_exactly(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(
+        json.dumps(THINGS | {"benchmark": str(folder / "data.npz"), "tasks": 3, "batch_size": 8, "device": "cpu"})
+    )
+    kill = tmp_path / "kill.py"
+    kill.write_text(
+        PLUGIN.replace("def step(self, step, values): ...", "def step(self, step, values):\n        self.die(step)")
+        + "\n\n    def die(self, step):\n        import os\n"
+        "        if step > 12 and not (self.folder / 'died').exists():\n"
+        "            (self.folder / 'died').touch()\n            os.kill(os.getpid(), 9)\n"
+    )
+    flags = ["--settings", tmp_path / "settings.yaml", "--plugin", kill, "--set", "checkpoint_seconds=0"]
+    assert spcl(tmp_path, "run", *flags, "--out", "killed").returncode == -9
+    assert not (tmp_path / "killed" / "result.json").exists()
+    resumed = spcl(tmp_path, "run", "--resume", "--out", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "died").touch()
+    whole = spcl(tmp_path, "run", *flags, "--out", "whole")
+    assert whole.returncode == 0, whole.stderr
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "whole")]
+    assert results[0]["tasks"] == results[1]["tasks"]
+    kill.write_text(kill.read_text() + "\n# changed\n")
+    changed = spcl(tmp_path, "run", "--resume", "--out", "killed")
+    assert re.search(r"error: the plug-in .*kill\.py has changed since it was recorded", changed.stderr)
+
+
+def test_workers_of_a_grid_load_the_plugin_and_tables_show_its_method(folder: Path, tmp_path: Path) -> None:
+    flags = ["--benchmark", folder / "data.npz", "--plugin", folder / "my_things.py", "--device", "cpu"]
+    sets = [word for value in ("tasks=3", "batch_size=8", "backbone=two-layers") for word in ("--set", value)]
+    grid = ["grid", *flags, *sets, "--methods", "doubled,er", "--scenarios", "task", "--configs", "0", "--seeds", "0-1"]
+    made = spcl(tmp_path, *grid, "--jobs", "2", "--out", "grid")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "4 of 4 runs are complete" in made.stdout
+    table = spcl(tmp_path, "table", "grid", "--format", "markdown")
+    assert "| doubled |" in table.stdout, table.stderr
+
+
+# -- settings
+
+
+def test_options_of_one_thing_are_not_passed_on_to_another() -> None:
+    layers = {"optimizer": {"name": "sgd", "momentum": 0.9}}, {"optimizer": "adamw"}, {"optimizer": {"weight_decay": 1}}
+    assert resolve_settings(*layers).optimizer == {"name": "adamw", "weight_decay": 1}
+    assert resolve_settings({"optimizer": {"name": "adam"}}).optimizer == "adam"
+    assert resolve_settings({"optimizer": {"eps": 1e-7}}).optimizer == {"name": "adam", "eps": 1e-7}
+    assert resolve_settings({"backbone": {"hidden": [8]}}).backbone == {"name": "mlp", "hidden": [8]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"backbone": "resnet19"}, r"there is no backbone 'resnet19'; did you mean 'resnet18'\?"),
+        ({"backbone": {"name": "mlp", "hiden": 3}}, r"backbone 'mlp' has no option 'hiden'; did you mean 'hidden'\?"),
+        ({"optimizer": {"lr": 3}}, r"optimizer 'adam' has no option 'lr'"),
+        ({"optimizer": "lbfgs"}, r"there is no optimizer 'lbfgs'"),
+        ({"memory": {"name": "reservoir", "seed": 1}}, r"memory 'reservoir' has no option 'seed'; it has none"),
+        ({"trackers": ["tensorbord"]}, r"there is no tracker 'tensorbord'; did you mean 'tensorboard'\?"),
+        ({"plugins": ["nothing_here.py"]}, r"the plug-in .*nothing_here\.py does not exist"),
+        ({"plugins": ["no_such_module"]}, r"there is no plug-in 'no_such_module'"),
+    ],
+)
+def test_unknown_names_and_options_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SpclError, match=message):
+        resolve_settings(settings)
+
+
+def test_a_plugin_that_fails_is_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = 1\n1 / x - x\ny = x / 0\n")
+    with pytest.raises(PluginError, match=r"broken\.py cannot be used in line 3: ZeroDivisionError: division by zero"):
+        load_plugins([str(tmp_path / "broken.py")])
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(PluginError, match=r"empty\.py cannot be used: it defines nothing that can be used by name"):
+        load_plugins([str(tmp_path / "empty.py")])
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    source = "from spcl.plugins import backbone\n@backbone('mlp')\ndef mine(inputs): ...\n"
+    (tmp_path / "twin.py").write_text(source)
+    with pytest.raises(PluginError, match=r"two things of the kind backbone are named 'mlp'"):
+        load_plugins([str(tmp_path / "twin.py")])
+
+
+def test_a_thing_of_another_kind_is_refused(tmp_path: Path) -> None:
+    source = "from spcl.plugins import backbone\n@backbone('no-module')\ndef mine(inputs): return 7\n"
+    (tmp_path / "wrong.py").write_text(source)
+    load_plugins([str(tmp_path / "wrong.py")])
+    with pytest.raises(SpclError, match=r"backbone 'no-module' must make a torch\.nn\..*Module, but makes 7"):
+        BACKBONES.make("no-module", Inputs((4,), torch.float32))
+
+
+def test_plugins_of_a_file_and_of_flags_are_both_loaded(folder: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(
+            f"from torch import nn\nfrom spcl.plugins import backbone\n@backbone('{name}')\n"
+            "def make(inputs): return nn.Flatten()\n"
+        )
+    layers = {"plugins": str(tmp_path / "one.py")}, {"plugins": [str(tmp_path / "two.py")]}
+    settings = resolve_settings(*layers)
+    assert [Path(plugin.name).name for plugin in settings.plugins] == ["one.py", "two.py"]
+    assert {"one", "two"} <= set(BACKBONES)
+
+
+def test_a_run_of_another_version_of_a_plugin_is_another_run(folder: Path, tmp_path: Path) -> None:
+    source = "from torch import nn\nfrom spcl.plugins import backbone\n@backbone('versioned')\n"
+    plugin = tmp_path / "versioned.py"
+    plugin.write_text(source + "def make(inputs): return nn.Linear(8, 4)\n")
+    execute(small_settings(folder / "data.npz", plugins=[str(plugin)], backbone="versioned"), tmp_path / "run")
+    plugin.write_text(source + "def make(inputs): return nn.Linear(8, 5)\n")
+    with pytest.raises(FolderError, match=r"holds a run with plugins = versioned\.py \(\w{12}\), not versioned\.py"):
+        execute(small_settings(folder / "data.npz", plugins=[str(plugin)], backbone="versioned"), tmp_path / "run")
+
+
+# -- optimisers and modules
+
+
+def test_every_optimiser_of_torch_takes_a_step() -> None:
+    for name in OPTIMIZERS:
+        if name in ("sparseadam", "muon"):
+            continue
+        weight = nn.Parameter(torch.ones(2))
+        optimizer = OPTIMIZERS.make(name, [weight], lr=0.1)
+        weight.square().sum().backward()
+        optimizer.step()
+        assert bool((weight < 1).all()), name
+
+
+def test_a_package_is_a_plugin_with_the_checksum_of_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "nets_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("from nets_of_mine import small\n")
+    source = "from torch import nn\nfrom spcl.plugins import backbone\n@backbone('of-mine')\ndef f(inputs): ...\n"
+    (package / "small.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    (first,) = load_plugins(["nets_of_mine"])
+    assert "of-mine" in BACKBONES
+    (package / "small.py").write_text(source + "# changed\n")
+    with pytest.raises(PluginError, match="has changed since it was recorded"):
+        load_plugins([first])
