@@ -241,7 +241,7 @@ def test_a_run_of_another_version_of_a_plugin_is_another_run(folder: Path, tmp_p
 
 def test_every_optimiser_of_torch_takes_a_step() -> None:
     for name in OPTIMIZERS:
-        if name in ("sparseadam", "muon"):
+        if name == "sign":  # of the plug-in above
             continue
         weight = nn.Parameter(torch.ones(2))
         optimizer = OPTIMIZERS.make(name, [weight], lr=0.1)

@@ -13,8 +13,7 @@ from spcl.registry import Registry
 __all__ = ["OPTIMIZERS"]
 
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer", Optimizer, positional=1, keywords=("lr",))
-"""Functions ``make(parameters, lr=…, **options)`` of an optimiser: ``adam``, ``adamw``, ``sgd`` and the others of
-torch.optim whose step needs no closure.
+"""Functions ``make(parameters, lr=…, **options)`` of an optimiser: those of torch.optim in lower case, and plug-ins'.
 
 >>> weight = nn.Parameter(torch.zeros(1))
 >>> OPTIMIZERS.make({"name": "sgd", "momentum": 0.9}, [weight], lr=0.1).defaults["momentum"]
@@ -22,24 +21,30 @@ torch.optim whose step needs no closure.
 """
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-NEEDS_CLOSURE = (torch.optim.LBFGS,)
+OTHERS = (
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adamax, torch.optim.ASGD),
+    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop),
+)
+IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused", "maximize")
+"""Parameters that choose an implementation, not a result; they are not options."""
 
 
 def _factory(kind: type[Optimizer]) -> Callable[..., Optimizer]:
-    parameters_of_kind = inspect.signature(kind).parameters
+    """Return a function that makes the optimiser in the fastest implementation for its parameters' device."""
+    signature = inspect.signature(kind)
 
     def make(parameters: list[nn.Parameter], **options: Any) -> Optimizer:
         fast: dict[str, Any] = {"fused": True} if kind in FUSED else {}
-        if "capturable" in parameters_of_kind:
+        if "capturable" in signature.parameters:
             fast["capturable"] = bool(parameters) and parameters[0].is_cuda
-        return kind(parameters, **fast | options)
+        return kind(parameters, **fast, **options)
 
-    make.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    shown = [each for name, each in signature.parameters.items() if name not in IMPLEMENTATION]
+    make.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     make.__doc__ = f"``torch.optim.{kind.__name__}``."
     make.__qualname__ = kind.__name__
     return make
 
 
-for _kind in vars(torch.optim).values():
-    if isinstance(_kind, type) and issubclass(_kind, Optimizer) and _kind not in (Optimizer, *NEEDS_CLOSURE):
-        OPTIMIZERS.register(_kind.__name__.lower())(_factory(_kind))
+for _kind in (*FUSED, *OTHERS):
+    OPTIMIZERS.register(_kind.__name__.lower())(_factory(_kind))

@@ -21,6 +21,8 @@ __all__ = [
     "load_installed",
     "named_options",
     "on_plugin",
+    "path",
+    "same_definition",
 ]
 
 GROUP = "spcl.plugins"
@@ -75,9 +77,9 @@ class Registry(Mapping[str, F], Generic[F]):
 
         def add(factory: F) -> F:
             known = self._factories.get(name)
-            if known is not None and _path(known) != _path(factory):
+            if known is not None and not same_definition(known, factory):
                 raise SpclError(
-                    f"two things of the kind {self.kind} are named {name!r}, {_path(known)} and {_path(factory)}; "
+                    f"two things of the kind {self.kind} are named {name!r}, {path(known)} and {path(factory)}; "
                     f"rename one of them"
                 )
             self._factories[name] = factory
@@ -124,7 +126,7 @@ class Registry(Mapping[str, F], Generic[F]):
     def __getitem__(self, name: str) -> F:
         load_installed()
         prefix, colon, rest = name.partition(":")
-        if name in self._factories and not name.endswith(":"):
+        if name in self._factories:
             return self._factories[name]
         if rest and prefix + colon in self._factories:
             return partial(self._factories[prefix + colon], model=rest)  # type: ignore[return-value]
@@ -141,7 +143,7 @@ class Registry(Mapping[str, F], Generic[F]):
 
     def _count_of(self, module: ModuleType) -> int:
         """Count the factories that a module, or one inside it, has registered."""
-        return sum(f"{_path(factory)}.".startswith(f"{module.__name__}.") for factory in self._factories.values())
+        return sum(f"{path(factory)}.".startswith(f"{module.__name__}.") for factory in self._factories.values())
 
 
 class UnknownNameError(SpclError, KeyError):
@@ -210,5 +212,19 @@ def _takes(factory: Callable[..., Any], keyword: str) -> bool:
     return keyword in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
-def _path(factory: object) -> str:
-    return f"{getattr(factory, '__module__', '')}.{getattr(factory, '__qualname__', repr(factory))}"
+def same_definition(one: object, other: object) -> bool:
+    """Return whether two classes or functions are the same lines of a file, imported under one or two names."""
+    return one is other or (_file(one) == _file(other) is not None and _name(one) == _name(other))
+
+
+def path(thing: object) -> str:
+    """Return the module and name of a class or function."""
+    return f"{getattr(thing, '__module__', '')}.{_name(thing)}"
+
+
+def _name(thing: object) -> str:
+    return getattr(thing, "__qualname__", repr(thing))
+
+
+def _file(thing: object) -> str | None:
+    return getattr(sys.modules.get(getattr(thing, "__module__", "")), "__file__", None)

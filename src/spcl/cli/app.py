@@ -31,6 +31,7 @@ class _Commands(LazyGroup):
         "protocol": "Write a protocol file: label sets and timelines, drawn for a benchmark or converted from YAML.",
         "timeline": "Draw when each task of a configuration trains, and when memory starts.",
         "methods": "List the methods: what they do, where they come from, and what a step costs.",
+        "settings": "List every setting with its meaning, values and default, or those of a method.",
         "data": "List, download and check data sets.",
     }
 

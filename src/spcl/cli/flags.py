@@ -1,7 +1,7 @@
 """The flags that several commands share, how they become settings, and flags in error messages."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from spcl.errors import SpclError
-from spcl.plugins import PluginError, load_plugins
+from spcl.plugins import Plugin, PluginError, load_plugins
 from spcl.runs.settings import absolute_paths, load_settings_file, merge_settings, parse_assignments
 
 __all__ = [
@@ -23,11 +23,13 @@ __all__ = [
     "Device",
     "Fit",
     "Jobs",
+    "Plugins",
     "Preset",
     "Protocol",
     "RunFlags",
     "Seeds",
     "expand_flags",
+    "load_plugin_flags",
     "naming_flags",
     "parse_flag",
     "parsed_assignments",
@@ -48,6 +50,10 @@ Assignments = Annotated[
 ]
 Configs = Annotated[str, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, e.g. 0-2.")]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="A Python file or module that adds methods, backbones, …; may be repeated."),
+]
 Jobs = Annotated[int, typer.Option(min=1, help="How many runs at once; they share the CPU's threads.")]
 
 
@@ -76,9 +82,7 @@ class RunFlags:
         typer.Option("--keep-model/--no-model", help="Keep the trained model; 'tune' does not unless told to."),
     ] = None
     settings: Annotated[Path | None, typer.Option(help="A YAML or JSON file of settings.")] = None
-    plugin: Annotated[
-        list[str] | None, typer.Option(help="A Python file or module that adds methods, backbones, …; may be repeated.")
-    ] = None
+    plugin: Plugins = None
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False
     wandb: Annotated[str | None, typer.Option(help="Report to this Weights & Biases project.")] = None
     assignments: Assignments = None
@@ -87,8 +91,7 @@ class RunFlags:
         """Return the settings of the file, of the flags and of ``--set``, in the order of precedence; load plug-ins."""
         file = load_settings_file(self.settings) if self.settings else {}
         plugins = merge_settings(file, {"plugins": self.plugin or []})["plugins"]
-        with naming_flags({PluginError: "--plugin"}):
-            loaded = [plugin.model_dump() for plugin in load_plugins(plugins)]
+        loaded = [plugin.model_dump() for plugin in load_plugin_flags(plugins)]
         file = {name: value for name, value in file.items() if name != "plugins"}
         return [file, self._given() | ({"plugins": loaded} if loaded else {}), parsed_assignments(self.assignments)]
 
@@ -98,6 +101,12 @@ class RunFlags:
         trackers: list[Any] = ["tensorboard"] if self.tensorboard else []
         trackers += [{"name": "wandb", "project": self.wandb}] if self.wandb else []
         return settings_from(**flags, fit=self.fit or None, trackers=trackers or None)
+
+
+def load_plugin_flags(plugins: Sequence[Any] | None) -> tuple[Plugin, ...]:
+    """Load the plug-ins that ``--plugin`` names."""
+    with naming_flags({PluginError: "--plugin"}):
+        return load_plugins(plugins or ())
 
 
 def expand_flags(command: Callable[..., None]) -> Callable[..., None]:

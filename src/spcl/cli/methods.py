@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.cli.consoles import plain_console
+from spcl.cli.flags import Plugins, load_plugin_flags
 from spcl.methods import METHODS, Method, aggregators, cost_of
 from spcl.methods.reference_page import reference_page
 
@@ -21,12 +22,14 @@ NOTE = (
 
 
 def methods(
+    plugin: Plugins = None,
     form: Annotated[
         Literal["terminal", "markdown"],
         typer.Option("--format", help="terminal, or markdown: a page with formulas and settings."),
     ] = "terminal",
 ) -> None:
     """List the methods: what they do, where they come from, and what a step costs."""
+    load_plugin_flags(plugin)
     if form == "markdown":
         typer.echo(reference_page(), nl=False)
         return

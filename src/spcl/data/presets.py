@@ -17,7 +17,7 @@ MAX_BATCH = 128
 
 
 class Preset(BaseModel):
-    """Default training settings of a benchmark.
+    """Network, batches and memory; the defaults depend on the benchmark.
 
     Backbones and memory budgets are the paper's (§5.2), learning rates and batch sizes those of its code and protocols.
 

@@ -11,7 +11,7 @@ from typing import Any
 from spcl.errors import SpclError
 from spcl.methods.base import FAMILIES, Method
 from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
-from spcl.registry import load_installed, on_plugin
+from spcl.registry import load_installed, on_plugin, path, same_definition
 from spcl.suggestions import did_you_mean
 
 __all__ = ["METHODS", "make_method", "method_modules"]
@@ -41,9 +41,9 @@ class _Methods(Mapping[str, type[Method]]):
         for method in methods:
             _check_declarations(method)
             known = self._own.get(method.name) or self._others.get(method.name)
-            if known is not None and _path(known) != _path(method):
+            if known is not None and not same_definition(known, method):
                 raise SpclError(
-                    f"two methods are named {method.name!r}, {_path(known)} and {_path(method)}; rename one of them"
+                    f"two methods are named {method.name!r}, {path(known)} and {path(method)}; rename one of them"
                 )
             self._others[method.name] = method
         return len(methods)
@@ -107,12 +107,12 @@ def _own_methods() -> list[type[Method]]:
 def _check_declarations(method: type[Method]) -> None:
     missing = [name for name in DECLARED if not isinstance(getattr(method, name, None), str)]
     if missing:
-        raise SpclError(f"{_path(method)} must declare {', '.join(missing)} as text")
+        raise SpclError(f"{path(method)} must declare {', '.join(missing)} as text")
     if method.family not in FAMILIES:
-        raise SpclError(f"{_path(method)} must be of the family {', '.join(FAMILIES)}, but is of {method.family!r}")
+        raise SpclError(f"{path(method)} must be of the family {', '.join(FAMILIES)}, but is of {method.family!r}")
     required = [name for name, field in method.Settings.model_fields.items() if field.is_required()]
     if required:
-        raise SpclError(f"{_path(method)} must have a default for every setting, but {', '.join(required)} has none")
+        raise SpclError(f"{path(method)} must have a default for every setting, but {', '.join(required)} has none")
 
 
 def _in_order(methods: Iterable[type[Method]]) -> list[type[Method]]:
@@ -120,7 +120,3 @@ def _in_order(methods: Iterable[type[Method]]) -> list[type[Method]]:
     return sorted(
         methods, key=lambda method: (list(FAMILIES).index(method.family), vars(method).get("order", inf), method.name)
     )
-
-
-def _path(method: type[Method]) -> str:
-    return f"{method.__module__}.{method.__qualname__}"

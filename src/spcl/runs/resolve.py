@@ -10,8 +10,7 @@ from spcl.methods import make_method
 from spcl.plugins import load_plugins
 from spcl.runs.folder import FolderError, RunFolder
 from spcl.runs.problem import load_benchmark
-from spcl.runs.settings import NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
-from spcl.trackers import TRACKERS
+from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.validation import validated
 
 __all__ = ["resolve_settings", "resume_settings"]
@@ -42,8 +41,9 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     settings = validated(RunSettings, merge_settings(defaults, preset, given), "settings")
     for name, registry in NAMED.items():
         registry.check(getattr(settings, name))
-    for tracker in settings.trackers:
-        TRACKERS.check(tracker)
+    for name, registry in LISTED.items():
+        for setting in getattr(settings, name):
+            registry.check(setting)
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 

@@ -17,6 +17,7 @@ from spcl.optimizers import OPTIMIZERS
 from spcl.plugins import Plugin
 from spcl.registry import Named, Registry
 from spcl.runs.identity import nested_settings
+from spcl.trackers import TRACKERS
 
 __all__ = ["RunSettings", "absolute_paths", "load_settings_file", "merge_settings", "parse_assignments"]
 
@@ -25,9 +26,12 @@ PATHS = ("benchmark", "protocol", "data_dir")
 NAMED: dict[str, Registry[Any]] = {"backbone": BACKBONES, "optimizer": OPTIMIZERS, "memory": MEMORIES}
 """Settings that name a thing, or give its name and options, and where these things are."""
 
+LISTED: dict[str, Registry[Any]] = {"trackers": TRACKERS}
+"""Settings that list such things."""
+
 
 class _ProblemSettings(BaseModel):
-    """Settings of what is trained: benchmark, scenario, method, label set and timeline."""
+    """Problem: data, scenario, method, label set and timeline."""
 
     plugins: tuple[Plugin, ...] = Field((), description="Python files or modules that add methods, backbones and more")
     benchmark: str = Field("ps-glyphs", description="a known benchmark, a folder of pictures or an .npz file")
@@ -45,16 +49,16 @@ class _ProblemSettings(BaseModel):
     gap: int = Field(0, ge=0, description="how many idle steps may come between tasks, when the protocol is drawn")
 
 
-class RunSettings(Preset, _ProblemSettings):
-    """Everything that decides a run; ``settings.json`` of a run folder holds one of these and can be run again.
-
-    The bases are collected from right to left: the settings of the problem, those of its preset, then those below.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class _TrainingSettings(BaseModel):
+    """Training."""
 
     optimizer: Named = Field("adam", description="adam, adamw, sgd, …: its name, and its own options")
     memory: Named = Field("balanced", description="which samples are kept for replay: balanced, reservoir, …")
+
+
+class _ExecutionSettings(BaseModel):
+    """Evaluation, records and hardware."""
+
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="evaluate on this part of the training data instead of the test data"
     )
@@ -71,6 +75,15 @@ class RunSettings(Preset, _ProblemSettings):
     data_dir: str | None = Field(None, description="where the publishers' files are")
     keep_model: bool = Field(True, description="keep the trained model in model.safetensors")
     trackers: tuple[Named, ...] = Field((), description="where to report: tensorboard, wandb, …")
+
+
+class RunSettings(_ExecutionSettings, _TrainingSettings, Preset, _ProblemSettings):
+    """Everything that decides a run; ``settings.json`` of a run folder holds one of these and can be run again.
+
+    The bases are collected from right to left.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator(*NAMED)
     @classmethod
