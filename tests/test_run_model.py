@@ -14,6 +14,8 @@ import torch
 from spcl.checkpoint import read_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
+from spcl.memory import BalancedCoreset
+from spcl.methods import SORO
 from spcl.runs import FolderError, UnfinishedRunError, load_run, read_run
 from spcl.runs.export import export_run
 from spcl.runs.reevaluation import evaluate_run
@@ -226,3 +228,23 @@ def test_changed_settings_are_refused(copied: Path, changes: dict[str, object], 
     (copied / "settings.json").write_text(json.dumps(settings | changes))
     with pytest.raises(SpclError, match=message):
         load_run(copied)
+
+
+def test_a_model_state_holds_heads_of_any_kind() -> None:
+    torch.manual_seed(0)
+    learner = Learner(torch.nn.Linear(4, 8), SORO(), memory=BalancedCoreset(10))
+    learner.add_task("kind", classes=3)
+    learner.add_task("speed", head=torch.nn.Linear(8, 1), loss=torch.nn.functional.mse_loss)
+    x = torch.randn(12, 4)
+    learner.step({"kind": (x, torch.arange(12) % 3), "speed": (x, x[:, :1])})
+    learner.finish_task("kind")
+    heads = {"speed": (torch.nn.Linear(8, 1), torch.nn.functional.mse_loss)}
+    state = learner.model_state()
+    loaded = Learner.load(state, backbone=torch.nn.Linear(4, 8), heads=heads, memory=BalancedCoreset(10))
+    for task in learner.tasks:
+        assert torch.equal(loaded.logits(x, task), learner.logits(x, task))
+    assert loaded.active_tasks == ["speed"]
+    assert loaded.step({"speed": (x, x[:, :1])}).losses["speed"] > 0
+    del state["tasks"]
+    with pytest.raises(CheckpointError, match="is not that of a learner: it has no tasks"):
+        Learner.load(state, backbone=torch.nn.Linear(4, 8))

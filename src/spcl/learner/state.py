@@ -50,9 +50,9 @@ class Stateful(Protocol):
 
 def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable[str]) -> None:
     """Refuse a state that is not that of a learner, or of its model, with this backbone and these sources."""
-    missing = (MODEL | TRAINING) - state.keys()
-    if missing and missing != TRAINING:
-        raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(sorted(missing))}")
+    parts = MODEL | TRAINING if TRAINING & state.keys() else MODEL
+    if missing := sorted(parts - state.keys()):
+        raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
     _check_fits("the backbone", uncompiled(backbone), state["backbone"])
     saved = state.get("sources", {})
     for name in sources:
