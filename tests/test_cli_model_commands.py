@@ -167,9 +167,9 @@ def test_evaluate_prints_recorded_and_new_accuracies(runs: dict[str, Trained]) -
     trained = runs["task"]
     result = json.loads((trained.path / "result.json").read_text())
     lines = [line.split() for line in invoke("evaluate", trained.path, "--device", "cpu").stdout.splitlines()]
-    assert lines[0] == ["task", "recorded", "%", "now", "%"]
+    assert lines[0] == ["task", "metric", "recorded", "%", "now", "%"]
     for task, numbers in result["tasks"].items():
-        assert [task, *[f"{numbers['final']:.2f}"] * 2] in lines
+        assert [task, "accuracy", *[f"{numbers['final']:.2f}"] * 2] in lines
     assert lines[-1] == ["A", *[f"{result['accuracy']:.2f}"] * 2]
 
 

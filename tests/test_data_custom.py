@@ -39,8 +39,10 @@ LABELS = np.arange(20) % 4
     ("change", "message"),
     [
         ({"train_x": torch.zeros(4, 8, 8, dtype=torch.uint8)}, "must be N×C×H×W"),
-        ({"train_x": torch.zeros(4, 3, dtype=torch.int64)}, "uint8 images or floating-point"),
-        ({"train_x": torch.zeros(4)}, "uint8 images or floating-point"),
+        ({"train_x": torch.zeros(4, 3, 2, dtype=torch.int64)}, "token sequences N×L, and images must be uint8"),
+        ({"train_x": torch.zeros(4, 3, dtype=torch.int64) - 1}, "token sequences hold -1"),
+        ({"train_x": torch.zeros(4, 3, dtype=torch.int16)}, "uint8 images, floating-point features or integer"),
+        ({"train_x": torch.zeros(4)}, "uint8 images, floating-point features or integer"),
         ({"train_x": torch.zeros(0, 3)}, "no samples"),
         ({"train_y": torch.tensor([0, 1, 2, 0])}, "must be 0..1, found 2"),
         ({"train_y": torch.tensor([0, 1, -1, 0])}, "must be 0..1, found -1"),
@@ -120,7 +122,7 @@ def test_floats_up_to_the_float32_maximum_are_kept() -> None:
     [
         ({"x": IMAGES.transpose(0, 2, 3, 1)}, "N×C×H×W.*transpose"),
         ({"x": IMAGES[:3]}, "3 samples but 20 labels"),
-        ({"x": IMAGES.astype(np.int32)}, "uint8 images or floating-point"),
+        ({"x": IMAGES.astype(np.int32)}, "token sequences N×L, and images must be uint8"),
         ({"x": np.full((20, 2), np.nan)}, "NaN"),
         ({"x": np.full((20, 2), np.inf)}, "infinite"),
         ({"x": np.linspace(-2.5e300, 1e300, 40).reshape(20, 2)}, r"reach 2\.5e\+300 .*float32 ends at 3\.4e\+38"),
@@ -508,7 +510,7 @@ def test_few_steps_are_warned_of(tmp_path: Path) -> None:
     settings = resolve_settings({"benchmark": str(benchmark), "batch_size": 128})
     message = (
         r"^a task of own trains for only 1 step at batch_size = 128; "
-        "choose a smaller batch_size or fewer tasks, or give more samples$"
+        "choose a smaller batch_size, more epochs or fewer tasks, or give more samples$"
     )
     with pytest.warns(UserWarning, match=message):
         make_problem(settings, torch.device("cpu"))

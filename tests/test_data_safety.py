@@ -27,11 +27,11 @@ from data_files import (
     write_zip,
 )
 from spcl.data import ImageData, load_data
-from spcl.data import sources as sources_module
+from spcl.data import archives as archives_module
+from spcl.data.archives import open_archive
 from spcl.data.cifar_binary import read_cifar100_binary
 from spcl.data.emnist import read_emnist
 from spcl.data.plain_pickle import load_plain_pickle
-from spcl.data.sources import open_source
 from spcl.data.tiny_imagenet import read_tiny_imagenet
 from spcl.errors import DataError
 
@@ -64,7 +64,7 @@ def test_paths_outside_the_archive_are_refused(tmp_path: Path, name: str) -> Non
     before = sorted(tmp_path.parent.rglob("*"))
     for path in (tar, tmp_path / "a.zip"):
         with pytest.raises(DataError, match="points outside the archive"):
-            open_source(path, "top")
+            open_archive(path, "top")
     assert sorted(tmp_path.parent.rglob("*")) == before
 
 
@@ -95,13 +95,13 @@ def test_archives_are_not_unpacked_to_disk(tmp_path: Path) -> None:
 
 
 def test_archives_that_unpack_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources_module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(archives_module, "MAX_BYTES", 1000)
     write_tar(tmp_path / "a.tar.gz", "top", {"one": bytes(600), "two": bytes(600)})
     write_zip(tmp_path / "a.zip", "top", {"big": bytes(1001)})
     with pytest.raises(DataError, match="would unpack to 1200 bytes"):
-        open_source(tmp_path / "a.tar.gz", "top")
+        open_archive(tmp_path / "a.tar.gz", "top")
     with pytest.raises(DataError, match="would unpack to 1001 bytes"):
-        open_source(tmp_path / "a.zip", "top").read("big")
+        open_archive(tmp_path / "a.zip", "top").read("big")
 
 
 def test_checksum_of_a_tar_is_verified(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_checksum_of_a_tar_is_verified(tmp_path: Path) -> None:
     good = path.read_bytes()
     path.write_bytes(good[:-8] + bytes([good[-8] ^ 1]) + good[-7:])
     with pytest.raises(DataError, match="CRC check failed"):
-        open_source(path, "top")
+        open_archive(path, "top")
 
 
 def attempt(function: Callable[[], T]) -> tuple[T | None, str]:
@@ -146,12 +146,12 @@ def test_damage_is_a_data_error_or_harmless(tmp_path: Path, file: str, choice: s
     if not path.exists():
         (write_zip if path.suffix == ".zip" else write_tar)(path, top, make_files())
     good = path.read_bytes()
-    expected = read(open_source(path, top), "good")
+    expected = read(open_archive(path, top), "good")
     cut = choice.draw(st.integers(0, len(good) - 1), label="position")
     flip = choice.draw(st.integers(0, 255), label="flip")
     damaged = tmp_path / f"damaged-{file}"
     damaged.write_bytes(good[:cut] + (bytes([good[cut] ^ flip]) + good[cut + 1 :] if flip else b""))
-    found, message = attempt(lambda: read(open_source(damaged, top), "damaged"))
+    found, message = attempt(lambda: read(open_archive(damaged, top), "damaged"))
     if found is None:
         assert str(damaged) in message
     else:

@@ -336,8 +336,10 @@ def test_run_page_shows_its_record_on_hover(reader: Reader, page: Path, base: Pa
     reader.open(page, f"#/run/{run_number(reader, 'tiny', run)}")
     reader.one("#run .chart .main-svg")
     charts = [f'#run .chart[aria-label="{chart.get_attribute("aria-label")}"]' for chart in reader.all("#run .chart")]
-    timeline, matrix, curves, kappa, *_ = charts
-    assert len(charts) == 6
+    timeline, matrix, curves, kappa, _, _, confusion, _ = charts
+    record = result(run)
+    (name, *_), counts = record["class_names"]["task-0"], record["confusion"]["task-0"][0]
+    assert reader.hover(confusion, (1 / 6, 1 / 6)) == f"{name} as {name}: {counts[0]} of {sum(counts)}"
     (first, last), _ = result(run)["timeline"]
     assert reader.hover(timeline, (0.1, 1 / 6)) == f"task-0: steps {first} to {last}, 3 classes"
     ends = [entry for entry in entries(run, "evaluation") if entry["ended"]]

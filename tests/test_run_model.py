@@ -16,7 +16,7 @@ from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import SORO
-from spcl.runs import FolderError, UnfinishedRunError, load_run, read_run
+from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, load_run, read_run
 from spcl.runs.export import export_run
 from spcl.runs.reevaluation import evaluate_run
 from trained_runs import NAMES, Trained, train
@@ -41,6 +41,10 @@ def trained(request: pytest.FixtureRequest, runs: dict[str, Trained]) -> Trained
 def copied(runs: dict[str, Trained], tmp_path: Path) -> Path:
     """A copy of a complete run, to be damaged."""
     return Path(shutil.copytree(runs["class"].path, tmp_path / "run"))
+
+
+def names_by_task(run: TrainedRun) -> dict[str, tuple[str, ...]]:
+    return {name: task.class_names for name, task in run.tasks.items()}
 
 
 def choices(learner: Learner) -> list[str | None]:
@@ -86,11 +90,11 @@ def test_a_loaded_model_can_be_trained_further(trained: Trained) -> None:
 
 def test_names_of_classes_are_those_of_the_data(trained: Trained) -> None:
     run, learner = read_run(trained.path), trained.learner
-    names = np.array([run.class_names[task][label] for task, label in learner.classes])
+    names = np.array([run.tasks[task].class_names[label] for task, label in learner.classes])
     assert sorted(names) == sorted(NAMES)
     accuracy = json.loads((trained.path / "result.json").read_text())["accuracy"]
     right = []
-    for task, classes in run.class_names.items():
+    for task, classes in names_by_task(run).items():
         members = np.isin(trained.y, classes)
         chosen = None if learner.scenario == "class" else task
         among = names if chosen is None else np.array(classes)
@@ -146,8 +150,8 @@ def test_exported_programs_need_torch_alone(runs: dict[str, Trained], tmp_path: 
             np.testing.assert_allclose(found["one"], expected[:1], rtol=1e-4, atol=1e-5)
         description = json.loads((tmp_path / f"{scenario}.pt2.json").read_text())
         assert (description["input"]["dtype"], description["input"]["shape"]) == ("uint8", [1, 18, 18])
-        named = [(each["task"], each["class"]) for each in description["classes"]]
-        names = read_run(trained.path).class_names
+        named = [(each["task"], each["class"]) for each in description["columns"]]
+        names = names_by_task(read_run(trained.path))
         assert named == [(name, word) for name, words in names.items() for word in words if task in (None, name)]
 
 

@@ -178,7 +178,7 @@ def test_inconsistent_arguments_are_refused() -> None:
     x, labels, timeline = torch.zeros(4), torch.tensor([0, 0, 1, 1]), Timeline(((0, 1), (0, 1)))
     with pytest.raises(DataError, match="4 samples and 3 labels"):
         ParallelStream(x, labels[:3], ((0,), (1,)), timeline, 1, seed=0)
-    with pytest.raises(DataError, match="label set has 1 tasks and the timeline 2"):
+    with pytest.raises(DataError, match="there are 1 tasks, but the timeline has 2"):
         ParallelStream(x, labels, ((0, 1),), timeline, 1, seed=0)
     with pytest.raises(DataError, match=r"task 1 has no sample: its classes \(2,\)"):
         ParallelStream(x, labels, ((0, 1), (2,)), timeline, 1, seed=0)

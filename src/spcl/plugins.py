@@ -25,6 +25,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from spcl.data import DATA
 from spcl.errors import SpclError
 from spcl.memory import MEMORIES
 from spcl.models import BACKBONES
@@ -32,9 +33,10 @@ from spcl.optimizers import OPTIMIZERS
 from spcl.registry import add_plugin
 from spcl.trackers import TRACKERS
 
-__all__ = ["Plugin", "PluginError", "backbone", "load_plugins", "memory", "optimizer", "tracker"]
+__all__ = ["Plugin", "PluginError", "backbone", "data_set", "load_plugins", "memory", "optimizer", "tracker"]
 
 backbone = BACKBONES.register
+data_set = DATA.register
 memory = MEMORIES.register
 optimizer = OPTIMIZERS.register
 tracker = TRACKERS.register

@@ -17,10 +17,11 @@ def evaluate(run: RunPath, device: DeviceName = "auto", data_dir: DataDir = None
         outcome = evaluate_run(read_run(run), device, None if data_dir is None else str(data_dir.resolve()))
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
+    table.add_column("metric")
     for name in ("recorded %", "now %"):
         table.add_column(name, justify="right")
     for task, recorded in outcome.recorded.items():
-        table.add_row(task, f"{recorded:.2f}", f"{outcome.now[task]:.2f}")
+        table.add_row(task, outcome.metrics[task], f"{recorded:.2f}", f"{outcome.now[task]:.2f}")
     table.add_section()
-    table.add_row("A", *(f"{average:.2f}" for average in outcome.averages))
+    table.add_row("A", "", *(f"{average:.2f}" for average in outcome.averages))
     plain_console().print(table)

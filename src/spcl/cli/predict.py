@@ -15,12 +15,13 @@ from spcl.cli.consoles import plain_console
 from spcl.cli.model_flags import DeviceName, RunPath, TaskName, naming_model_flags
 from spcl.errors import DataError
 from spcl.runs import read_run
+from spcl.runs.identity import flat_settings
 from spcl.runs.prediction import Row, check_task, predict_files
 
 __all__ = ["predict"]
 
 WIDE = 400  # the width of lines where the output is no terminal
-NUMBERS = ("index", "rank", "probability", "outputs")
+TEXTS = ("file", "task", "class")
 UNSAID = {"index": None, "rank": 1}  # a column of the table that holds nothing else is left out
 
 
@@ -51,13 +52,13 @@ def predict(
 
 
 def _print_table(rows: Iterable[Row]) -> None:
-    shown = list(rows)
+    shown = list(map(flat_settings, rows))
     if not shown:
         return
     columns = [name for name in shown[0] if not all(row[name] == UNSAID.get(name, "") for row in shown)]
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
+        table.add_column(name, justify="left" if name in TEXTS else "right", overflow="fold")
     for row in shown:
         table.add_row(*(_cell(row[name]) for name in columns))
     console = plain_console()
@@ -65,17 +66,15 @@ def _print_table(rows: Iterable[Row]) -> None:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(map(_cell, value))
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _print_csv(rows: Iterable[Row]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    for number, row in enumerate(rows):
+    for number, row in enumerate(map(flat_settings, rows)):
         if number == 0:
             writer.writerow(row)
-        writer.writerow(" ".join(map(str, value)) if isinstance(value, list) else value for value in row.values())
+        writer.writerow(row.values())
 
 
 def _print_json(rows: Iterable[Row]) -> None:

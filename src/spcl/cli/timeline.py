@@ -31,6 +31,9 @@ def timeline(
     with naming_flags({TimelineError: "--fit"}):
         problem = make_problem(settings, torch.device("cpu"))
     console = plain_console()
-    names = [f"{name} ({n} classes)" for name, n in problem.stream.classes.items()]
+    names = [
+        f"{name} ({task.outputs} classes)" if task.kind == "classification" else f"{name} ({task.kind})"
+        for name, task in problem.tasks.items()
+    ]
     width = max(20, min(100, console.width - 24))
     console.print(draw_timeline(problem.configuration.timeline, width, names=names))

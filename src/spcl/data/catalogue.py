@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from spcl.data.archives import Archive, fingerprint, open_archive
 from spcl.data.cache import cached
 from spcl.data.cifar_binary import read_cifar10_binary, read_cifar100_binary
 from spcl.data.cifar_python import read_cifar10_python, read_cifar100_python
@@ -11,7 +12,6 @@ from spcl.data.emnist import read_emnist
 from spcl.data.glyphs import load_glyphs
 from spcl.data.image_data import ImageData
 from spcl.data.paths import data_dirs, download_dir
-from spcl.data.sources import Source, fingerprint, open_source
 from spcl.data.tiny_imagenet import read_tiny_imagenet
 from spcl.errors import DataError, MissingDataError
 from spcl.suggestions import did_you_mean
@@ -85,7 +85,7 @@ class Layout:
     """
 
     path: str
-    read: Callable[[Source, str], ImageData]
+    read: Callable[[Archive, str], ImageData]
     top: str = ""
     marker: str = ""
     pattern: str = "**/*"
@@ -180,7 +180,9 @@ def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = Fa
         raise MissingDataError(f"{data_set.title} is in none of {folders}; {how_to_get(name, data_dir)}")
     path, layout = located
     identity = [layout.path, fingerprint(path, layout.pattern)]
-    return cached(name, identity, lambda: layout.read(open_source(path, layout.top, layout.pattern), name), renew=renew)
+    return cached(
+        name, identity, lambda: layout.read(open_archive(path, layout.top, layout.pattern), name), renew=renew
+    )
 
 
 def find_data_set(name: str) -> DataSet:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spcl.data.archives import Archive
 from spcl.data.image_data import ImageData
-from spcl.data.sources import Source
 from spcl.errors import DataError
 
 __all__ = ["CIFAR10", "CIFAR100", "PIXELS", "Batch", "Cifar", "assemble"]
@@ -32,22 +32,24 @@ CIFAR100 = Cifar(100, ("train",), "test")
 
 
 def assemble(
-    source: Source, name: str, cifar: Cifar, suffix: str, read_batch: Callable[[str], Batch], class_names: list[str]
+    archive: Archive, name: str, cifar: Cifar, suffix: str, read_batch: Callable[[str], Batch], class_names: list[str]
 ) -> ImageData:
     """Assemble a data set from its batches; some of several training batches may be missing."""
-    present = [batch + suffix for batch in cifar.train if batch + suffix in source.names]
-    train_x, train_y = _split(source, cifar, present or [cifar.train[0] + suffix], read_batch)
-    test_x, test_y = _split(source, cifar, [cifar.test + suffix], read_batch)
+    present = [batch + suffix for batch in cifar.train if batch + suffix in archive.names]
+    train_x, train_y = _split(archive, cifar, present or [cifar.train[0] + suffix], read_batch)
+    test_x, test_y = _split(archive, cifar, [cifar.test + suffix], read_batch)
     names = class_names or [str(label) for label in range(cifar.classes)]
     if len(names) != cifar.classes:
-        raise DataError(f"{source.path}: expected {cifar.classes} class names, found {len(names)}")
+        raise DataError(f"{archive.path}: expected {cifar.classes} class names, found {len(names)}")
     return ImageData(name, train_x, train_y, test_x, test_y, tuple(names))
 
 
-def _split(source: Source, cifar: Cifar, files: list[str], read_batch: Callable[[str], Batch]) -> tuple[Tensor, Tensor]:
+def _split(
+    archive: Archive, cifar: Cifar, files: list[str], read_batch: Callable[[str], Batch]
+) -> tuple[Tensor, Tensor]:
     batches = [read_batch(file) for file in files]
     for file, (pixels, labels) in zip(files, batches, strict=True):
-        _check_batch(f"{source.path}, {file}", pixels, labels, cifar.classes)
+        _check_batch(f"{archive.path}, {file}", pixels, labels, cifar.classes)
     pixels = np.concatenate([pixels for pixels, _ in batches])
     labels = np.concatenate([labels for _, labels in batches])
     return torch.from_numpy(pixels.reshape(-1, 3, 32, 32)), torch.from_numpy(labels.astype(np.int64))

@@ -5,34 +5,34 @@ from typing import Any
 
 import numpy as np
 
+from spcl.data.archives import Archive
 from spcl.data.cifar import CIFAR10, CIFAR100, PIXELS, Batch, Cifar, assemble
 from spcl.data.image_data import ImageData
 from spcl.data.plain_pickle import load_plain_pickle
-from spcl.data.sources import Source
 from spcl.errors import DataError
 
 __all__ = ["read_cifar10_python", "read_cifar100_python"]
 
 
-def read_cifar10_python(source: Source, name: str) -> ImageData:
+def read_cifar10_python(archive: Archive, name: str) -> ImageData:
     """Read ``data_batch_1`` … ``data_batch_5`` (those present) and ``test_batch``."""
-    return _read(source, name, CIFAR10, "labels", "batches.meta", "label_names")
+    return _read(archive, name, CIFAR10, "labels", "batches.meta", "label_names")
 
 
-def read_cifar100_python(source: Source, name: str) -> ImageData:
+def read_cifar100_python(archive: Archive, name: str) -> ImageData:
     """Read ``train`` and ``test`` with their fine labels."""
-    return _read(source, name, CIFAR100, "fine_labels", "meta", "fine_label_names")
+    return _read(archive, name, CIFAR100, "fine_labels", "meta", "fine_label_names")
 
 
-def _read(source: Source, name: str, cifar: Cifar, labels_key: str, meta_file: str, names_key: str) -> ImageData:
-    names = _entries(source, meta_file, names_key)[0] if meta_file in source.names else []
+def _read(archive: Archive, name: str, cifar: Cifar, labels_key: str, meta_file: str, names_key: str) -> ImageData:
+    names = _entries(archive, meta_file, names_key)[0] if meta_file in archive.names else []
     class_names = [entry.decode() if isinstance(entry, bytes) else str(entry) for entry in names]
-    return assemble(source, name, cifar, "", partial(_batch, source, labels_key), class_names)
+    return assemble(archive, name, cifar, "", partial(_batch, archive, labels_key), class_names)
 
 
-def _batch(source: Source, labels_key: str, file: str) -> Batch:
-    pixels, labels = _entries(source, file, "data", labels_key)
-    where = f"{source.path}, {file}"
+def _batch(archive: Archive, labels_key: str, file: str) -> Batch:
+    pixels, labels = _entries(archive, file, "data", labels_key)
+    where = f"{archive.path}, {file}"
     if not (isinstance(pixels, np.ndarray) and pixels.ndim == 2 and pixels.shape[1] == PIXELS):
         found = getattr(pixels, "shape", type(pixels).__name__)
         raise DataError(f"{where}: expected data to be bytes of N×{PIXELS}, found {found}")
@@ -41,9 +41,9 @@ def _batch(source: Source, labels_key: str, file: str) -> Batch:
     return pixels, np.asarray(labels, np.int64)
 
 
-def _entries(source: Source, file: str, *keys: str) -> list[Any]:
-    where = f"{source.path}, {file}"
-    content = load_plain_pickle(source.require(file), where)
+def _entries(archive: Archive, file: str, *keys: str) -> list[Any]:
+    where = f"{archive.path}, {file}"
+    content = load_plain_pickle(archive.require(file), where)
     if not isinstance(content, dict):
         raise DataError(f"{where}: expected a pickled dictionary, found {type(content).__name__}")
     # Python 2 writes the keys as bytes, Python 3 as text.

@@ -14,7 +14,7 @@ from spcl.data.pictures import eight_bit
 from spcl.data.splits import stratified_mask
 from spcl.errors import DataError
 
-__all__ = ["from_arrays", "from_dataset"]
+__all__ = ["as_labels", "as_samples", "from_arrays", "from_dataset", "held_out_mask"]
 
 
 def from_arrays(
@@ -29,9 +29,9 @@ def from_arrays(
 ) -> ImageData:
     """Make a data set of arrays or tensors.
 
-    Samples are uint8 images N×C×H×W (or N×H×W, grey), or floating-point features of any shape; labels are arbitrary
-    integers or strings, which become 0..classes-1 in sorted order. Without test samples, `test_fraction` of every class
-    is held out, chosen by `seed`.
+    Samples are uint8 images N×C×H×W (or N×H×W, grey), floating-point features of any shape, or token sequences N×L of
+    int32 or int64; labels are arbitrary integers or strings, which become 0..classes-1 in sorted order. Without test
+    samples, `test_fraction` of every class is held out, chosen by `seed`.
 
     >>> features = np.random.default_rng(0).normal(size=(10, 4))
     >>> from_arrays(features, ["cat", "dog"] * 5, name="pets")
@@ -40,16 +40,16 @@ def from_arrays(
     if (test_x is None) != (test_y is None):
         found = "labels" if test_x is None else "samples"
         raise DataError(f"{name}: only test {found} are given; give test samples and test labels together, or neither")
-    samples, labels = _samples(x, name), _labels(y, name)
+    samples, labels = as_samples(x, name), as_labels(y, name)
     if len(samples) != len(labels):
         raise DataError(f"{name}: {len(samples)} samples but {len(labels)} labels; give one label per sample")
     if test_x is None:
-        test = _held_out(labels, test_fraction, seed, name)
+        test = held_out_mask(labels, test_fraction, seed, name)
         train = ~test
         return _data_set(
             name, samples[torch.from_numpy(train)], labels[train], samples[torch.from_numpy(test)], labels[test]
         )
-    return _data_set(name, samples, labels, _samples(test_x, name), _labels(test_y, name))
+    return _data_set(name, samples, labels, as_samples(test_x, name), as_labels(test_y, name))
 
 
 def from_dataset(
@@ -74,7 +74,8 @@ def from_dataset(
     return from_arrays(x, y, test_x, test_y, test_fraction=test_fraction, seed=seed, name=name)
 
 
-def _samples(x: Any, name: str) -> Tensor:
+def as_samples(x: Any, name: str) -> Tensor:
+    """Return an array of numbers as a tensor on the CPU: floats as float32, grey images with their channel."""
     try:
         tensor = x.detach().cpu() if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=("C", "W")))
     except (TypeError, ValueError) as error:
@@ -100,7 +101,8 @@ def _finite_floats(tensor: Tensor, name: str) -> Tensor:
     raise DataError(f"{name}: samples hold NaN or infinite values; replace them first")
 
 
-def _labels(y: Any, name: str) -> np.ndarray:
+def as_labels(y: Any, name: str) -> np.ndarray:
+    """Return labels as a vector of integers or text."""
     labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "biuU":
         raise DataError(
@@ -109,7 +111,7 @@ def _labels(y: Any, name: str) -> np.ndarray:
     return labels
 
 
-def _held_out(labels: np.ndarray, fraction: float, seed: int, name: str) -> np.ndarray:
+def held_out_mask(labels: np.ndarray, fraction: float, seed: int, name: str) -> np.ndarray:
     """Return a mask of the test samples: the same fraction of every class, at least one sample and never all."""
     if not 0 < fraction < 1:
         raise DataError(f"{name}: test_fraction is {fraction}; give a number between 0 and 1")

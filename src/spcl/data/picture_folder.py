@@ -3,16 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from PIL import Image
 
+from spcl.data.archives import file_states
 from spcl.data.cache import cached
 from spcl.data.custom import from_arrays
 from spcl.data.image_data import ImageData
 from spcl.data.pictures import Mode, decode_picture
 from spcl.data.progress import track
-from spcl.data.sources import file_states
 from spcl.errors import DataError
 
 __all__ = ["from_folder"]
@@ -39,8 +40,10 @@ def from_folder(
     name = name or root.name
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder with one sub-folder of pictures per class")
-    if size < 1:
-        raise DataError(f"{name}: size is {size}; give the width and height of the pictures, at least 1")
+    if not isinstance(size, int) or size < 1:
+        raise DataError(f"{name}: size is {size!r}; give the width and height of the pictures, at least 1")
+    if mode not in get_args(Mode):
+        raise DataError(f"{name}: mode is {mode!r}; choose one of {', '.join(get_args(Mode))}")
     folders = _split_folders(root) or [root]
     with _unreadable_files_reported(root):
         splits = {folder: _picture_files(folder) for folder in folders}

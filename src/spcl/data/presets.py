@@ -4,8 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from spcl.data.image_data import ImageData
+from spcl.data.image_data import TOKEN_TYPES, ImageData
+from spcl.data.source_data import SourceData
 from spcl.registry import Named
+from spcl.streams import Inputs, parts_of
 
 __all__ = ["PRESETS", "Preset", "PresetName", "preset_for"]
 
@@ -14,6 +16,9 @@ PresetName = Literal["default", "paper"]
 MIN_STEPS = 20
 MIN_BATCH = 4
 MAX_BATCH = 128
+MEMORY_OF_CLASS = 10
+CLASSES_OF_OTHERS = 5
+"""As many classes a source without classes counts for in memory."""
 
 
 class Preset(BaseModel):
@@ -54,26 +59,48 @@ PRESETS: dict[str, dict[PresetName, Preset]] = {
 """The presets of the known benchmarks."""
 
 
-def preset_for(benchmark: str, name: PresetName, data: ImageData | None = None, *, tasks: int | None = None) -> Preset:
+def preset_for(
+    benchmark: str, name: PresetName, data: ImageData | SourceData | None = None, *, tasks: int | None = None
+) -> Preset:
     """Return the preset of a known benchmark, or one for custom data that is split into so many tasks.
 
     Custom data gets at most five tasks of at least two classes unless `tasks` is given, a memory of ten samples per
-    class, and a batch size at which a task of average size has at least twenty steps, from 4 to 128.
+    class, and a batch size at which a task of average size has at least twenty steps, from 4 to 128. The tasks of data
+    of several sources are the sources; the smallest of them decides the batch size, and one without classes adds fifty
+    samples to the memory.
 
     >>> preset_for("ps-emnist", "default").memory_budget
     310
     """
     if benchmark in PRESETS or data is None:
         return PRESETS[benchmark][name]
-    backbone = "cnn" if len(data.shape) == 3 else "mlp"
+    if isinstance(data, SourceData):
+        return _both(_preset_of_sources(data))[name]
     tasks = tasks or max(1, min(5, data.classes // 2))
     custom = Preset(
         tasks=tasks,
         batch_size=_fitting_batch_size(len(data.train_y) // tasks),
-        memory_budget=10 * data.classes,
-        backbone=backbone,
+        memory_budget=MEMORY_OF_CLASS * data.classes,
+        backbone=_fitting_backbone(data.train_x),
     )
     return _both(custom)[name]
+
+
+def _preset_of_sources(data: SourceData) -> Preset:
+    return Preset(
+        tasks=len(data.sources),
+        batch_size=_fitting_batch_size(min(len(source.train_y) for source in data.sources)),
+        memory_budget=sum(MEMORY_OF_CLASS * (source.classes or CLASSES_OF_OTHERS) for source in data.sources),
+        backbone=_fitting_backbone(data.sources[0].train_x),
+    )
+
+
+def _fitting_backbone(x: Inputs) -> str:
+    """Return the backbone for samples such as these: tokens, images or other features."""
+    first = parts_of(x)[0]
+    if first.dtype in TOKEN_TYPES:
+        return "text"
+    return "cnn" if first.ndim == 4 else "mlp"
 
 
 def _fitting_batch_size(samples: int) -> int:

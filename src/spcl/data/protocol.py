@@ -22,6 +22,7 @@ __all__ = [
     "check_configuration",
     "check_fit",
     "draw_protocol",
+    "draw_timeline",
     "fit",
     "in_paradigm",
     "load_protocol",
@@ -170,6 +171,17 @@ def draw_protocol(
         for durations in lengths
     )
     return Protocol(benchmark, batch_size, classes, label_sets, timelines)
+
+
+def draw_timeline(durations: Sequence[int], index: int, seed: int, *, overlap: float = 1.0, gap: int = 0) -> Timeline:
+    """Return timeline `index` of nine that are drawn for tasks of given lengths, where there is no label set to draw.
+
+    >>> [draw_timeline((30, 30), index, seed=0).spans for index in (0, 8)]
+    [((0, 29), (8, 37)), ((0, 29), (28, 57))]
+    """
+    check_configuration(index, DRAWN_CONFIGURATIONS)
+    seeds = np.random.SeedSequence(seed).generate_state(DRAWN_CONFIGURATIONS).tolist()
+    return Timeline.parallel(durations, seeds[index], overlap=overlap, gap=gap)
 
 
 def in_paradigm(configuration: Configuration, paradigm: Paradigm) -> Configuration:

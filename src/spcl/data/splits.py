@@ -2,29 +2,65 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from spcl.data.image_data import ImageData
+from spcl.data.source_data import Source, SourceData
 from spcl.errors import SpclError
+from spcl.streams import map_parts
 
 __all__ = ["hold_out", "stratified_mask"]
 
 Indices = NDArray[np.int64]
 
 
-def hold_out(data: ImageData, fraction: float) -> ImageData:
-    """Replace the test data by a fraction of every class of the training data, chosen by a fixed permutation."""
+@overload
+def hold_out(data: ImageData, fraction: float) -> ImageData: ...
+
+
+@overload
+def hold_out(data: SourceData, fraction: float) -> SourceData: ...
+
+
+def hold_out(data: ImageData | SourceData, fraction: float) -> ImageData | SourceData:
+    """Replace the test data by a fraction of every class of the training data, chosen by a fixed permutation.
+
+    Of a source without classes it is a fraction of all its samples.
+    """
+    if isinstance(data, SourceData):
+        return SourceData(data.name, tuple(_held_out_source(source, fraction) for source in data.sources))
+    held = _held_out(data.train_y, fraction)
     x, y = data.train_x, data.train_y
-    position = np.argsort(np.random.default_rng(0).permutation(len(y)))
-    held = torch.from_numpy(stratified_mask(y.numpy(), fraction, lambda members: members[position[members].argsort()]))
-    if not held.any():
-        raise SpclError(
-            f"validation = {fraction} of {len(y)} samples leaves nothing to validate on; choose a larger fraction"
-        )
     return replace(data, train_x=x[~held], train_y=y[~held], test_x=x[held], test_y=y[held])
+
+
+def _held_out_source(source: Source, fraction: float) -> Source:
+    y = source.train_y
+    labels = y.argmax(dim=1) if source.kind == "classification" and y.ndim == 2 else y
+    held = _held_out(labels if source.kind == "classification" else torch.zeros(len(y), dtype=torch.int64), fraction)
+    return replace(
+        source,
+        train_x=map_parts(source.train_x, lambda part: part[~held]),
+        train_y=y[~held],
+        test_x=map_parts(source.train_x, lambda part: part[held]),
+        test_y=(labels if source.kind == "classification" else y)[held],
+    )
+
+
+def _held_out(labels: Tensor, fraction: float) -> Tensor:
+    """Return a mask of the samples that are held out."""
+    position = np.argsort(np.random.default_rng(0).permutation(len(labels)))
+    mask = stratified_mask(labels.numpy(), fraction, lambda members: members[position[members].argsort()])
+    if not mask.any():
+        raise SpclError(
+            f"validation = {fraction} of {len(labels)} samples leaves nothing to validate on; choose a larger fraction"
+        )
+    return torch.from_numpy(mask)
 
 
 def stratified_mask(

@@ -59,4 +59,4 @@ def check_data(jobs: Iterable[Job]) -> None:
 
 
 def _values(settings: RunSettings, names: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(getattr(settings, name) for name in names)
+    return tuple(repr(getattr(settings, name)) for name in names)  # options are dicts, which have no hash

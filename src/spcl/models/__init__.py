@@ -8,6 +8,7 @@ from spcl.models.mlp import MLP
 from spcl.models.normalise import Normalise
 from spcl.models.registry import BACKBONES
 from spcl.models.resnet import ResNet18, ResNet34
+from spcl.models.text import TextTransformer
 from spcl.models.vit import VisionTransformer
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "ResNet18",
     "ResNet34",
     "SmallCNN",
+    "TextTransformer",
     "VisionTransformer",
 ]

@@ -1,7 +1,7 @@
 """What a backbone is built for: the shape and type of the samples."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -43,6 +43,19 @@ class Inputs:
         parts = {name: Inputs.of(part) for name, part in named.items()}
         first = next(iter(parts.values()))
         return cls(first.shape, first.dtype, first.vocabulary, parts)
+
+    def __or__(self, other: "Inputs") -> "Inputs":
+        """Return the inputs of a network for samples of both: those of the first, with the larger vocabulary.
+
+        >>> texts, others = torch.tensor([[1, 9]]), torch.tensor([[3, 20]])
+        >>> (Inputs.of(texts) | Inputs.of(others)).vocabulary
+        21
+        """
+        parts = None if self.parts is None else dict(self.parts)
+        if parts is not None and other.parts is not None:
+            parts |= {name: parts[name] | part for name, part in other.parts.items() if name in parts}
+        vocabulary = max(self.vocabulary or 0, other.vocabulary or 0) or None
+        return replace(self, vocabulary=vocabulary, parts=parts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the description as plain data."""

@@ -10,6 +10,7 @@ from spcl.models.cnn import SmallCNN
 from spcl.models.inputs import Inputs
 from spcl.models.mlp import MLP
 from spcl.models.resnet import ResNet18, ResNet34
+from spcl.models.text import TextTransformer
 from spcl.models.vit import VisionTransformer
 from spcl.registry import Registry
 
@@ -59,6 +60,15 @@ def vit(inputs: Inputs, patch: int = 4, width: int = 192, depth: int = 6, heads:
     """Vision transformer for small images."""
     channels, *size = _image_shape("vit", inputs)
     return VisionTransformer(channels, (size[0], size[1]), patch=patch, width=width, depth=depth, heads=heads)
+
+
+@BACKBONES.register("text")
+def text(inputs: Inputs, width: int = 64, depth: int = 2, heads: int = 4) -> nn.Module:
+    """Transformer for token sequences, or for ``input_ids`` with an ``attention_mask``."""
+    tokens = inputs if inputs.parts is None else inputs.parts.get("input_ids", inputs)
+    if tokens.vocabulary is None or len(tokens.shape) != 1:
+        raise SpclError(f"backbone 'text' needs token sequences of integers, but the samples are {inputs}")
+    return TextTransformer(tokens.vocabulary, tokens.shape[0], width=width, depth=depth, heads=heads)
 
 
 def _image_shape(name: str, inputs: Inputs) -> tuple[int, ...]:

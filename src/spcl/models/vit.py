@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from spcl.errors import SpclError
+from spcl.models.transformer import TransformerBlock, initialise_transformer
 
 __all__ = ["VisionTransformer"]
 
@@ -45,43 +45,13 @@ class VisionTransformer(nn.Module):
         self.feature_dim = width
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.positions = nn.Parameter(torch.zeros(1, (height // patch) * (breadth // patch), width))
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         nn.init.trunc_normal_(self.positions, std=0.02)
-        for layer in self.modules():
-            if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        initialise_transformer(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images: the mean over tokens."""
         tokens = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         features: Tensor = self.norm(self.blocks(tokens)).mean(dim=1)
         return features
-
-
-class _Block(nn.Module):
-    """x + attention(norm(x)), then x + perceptron(norm(x))."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.projection = nn.Linear(width, width)
-        self.perceptron = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self._attention(self.attention_norm(x))
-        transformed: Tensor = self.perceptron(x)
-        return x + transformed
-
-    def _attention(self, x: Tensor) -> Tensor:
-        samples, tokens, width = x.shape
-        shape = (samples, tokens, 3, self.heads, width // self.heads)
-        queries, keys, values = self.queries_keys_values(x).view(shape).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(queries, keys, values).transpose(1, 2)
-        projected: Tensor = self.projection(attended.reshape(samples, tokens, width))
-        return projected

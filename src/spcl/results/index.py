@@ -27,7 +27,7 @@ def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class IndexEntry(BaseModel):
-    """A run: the stamp of its files, its settings, and its result without the confusion tables."""
+    """A run: the stamp of its files, its settings, and its result without confusion tables and class names."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -87,7 +87,7 @@ def _read_run(run: Path, stamp: tuple[int, ...]) -> IndexEntry | None:
     folder = RunFolder(run)
     result = folder.read_result()
     if result is not None:
-        result = result.model_copy(update={"confusion": {}})
+        result = result.model_copy(update={"confusion": {}, "class_names": {}})
     try:
         return IndexEntry(stamp=stamp, settings=read_json(folder.settings), result=result)
     except ValueError:

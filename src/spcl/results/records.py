@@ -24,7 +24,8 @@ class RunRecord:
     Attributes:
         path: its folder.
         settings: the content of ``settings.json``.
-        result: the content of ``result.json`` without the confusion tables; None while the run is not complete.
+        result: the content of ``result.json`` without confusion tables and class names; None while the run is not
+            complete.
         variant: the settings, by dotted name, that tell it from other runs on this benchmark: those of its method
             that vary, and all others that do; also a paradigm other than ``parallel``, and an evaluation on held-out
             training data.
@@ -98,9 +99,13 @@ class RunRecord:
         except ValueError as error:
             raise SpclError(f"{path} is damaged: {error}; remove the run and make it again") from error
 
+    def full_result(self) -> RunResult | None:
+        """Read the whole content of ``result.json``, or None while the run is not complete."""
+        return RunFolder(self.path).read_result()
+
     def confusion(self) -> dict[str, list[list[int]]]:
         """Read for every task how often each of its classes (rows) was predicted as each class (columns)."""
-        result = RunFolder(self.path).read_result()
+        result = self.full_result()
         return {} if result is None else result.confusion
 
 

@@ -2,8 +2,9 @@
 
 from spcl.runs.build import DeviceError, make_learner
 from spcl.runs.folder import FolderError, FolderInUseError, RunFolder, UnfinishedRunError
+from spcl.runs.loading import load_benchmark
 from spcl.runs.model import TrainedRun, load_run, read_run
-from spcl.runs.problem import Problem, load_benchmark, make_problem
+from spcl.runs.problem import Problem, make_problem
 from spcl.runs.resolve import resolve_settings, resume_settings
 from spcl.runs.result import DataSummary, Environment, RunResult, TaskResult
 from spcl.runs.run import execute

@@ -1,6 +1,7 @@
-"""Accuracy, forgetting, confusion (paper, §5.2) and filter statistics (§5.5)."""
+"""Scores of tasks, forgetting, confusion (paper, §5.2) and filter statistics (§5.5)."""
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,15 +11,78 @@ from torch import Tensor, nn
 from spcl.learner import Learner
 from spcl.orthogonality import filter_statistics
 from spcl.runs.metrics import finite_or_none
+from spcl.runs.tasks import RunTask
 
-__all__ = ["average_accuracy", "confusion_accuracy", "confusions", "convolution_statistics", "forgetting"]
+__all__ = [
+    "Evaluation",
+    "average_accuracy",
+    "confusion_accuracy",
+    "confusions",
+    "convolution_statistics",
+    "evaluate",
+    "f1_score",
+    "forgetting",
+    "r_squared",
+]
+
+Tests = Mapping[str, tuple[Any, Tensor]]
+"""Inputs and targets of every task."""
 
 
-def confusions(learner: Learner, tests: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, NDArray[np.int64]]:
+class Evaluation(NamedTuple):
+    """The score of every task in per cent, and the confusion tables of the classifications."""
+
+    scores: dict[str, float]
+    tables: dict[str, NDArray[np.int64]]
+
+
+def evaluate(learner: Learner, tests: Tests, tasks: Mapping[str, RunTask]) -> Evaluation:
+    """Evaluate tasks by the metric of their kind: accuracy, R² or F1, all in per cent."""
+    kinds = {name: tasks[name].kind for name in tests}
+    tables = confusions(learner, {name: test for name, test in tests.items() if kinds[name] == "classification"})
+    scores = {}
+    for name, (x, y) in tests.items():
+        if name in tables:
+            scores[name] = confusion_accuracy(learner, name, tables[name])
+        else:
+            output = learner.predict(x, task=name).cpu()
+            scores[name] = 100.0 * (r_squared if kinds[name] == "regression" else f1_score)(output, y)
+    return Evaluation(scores, tables)
+
+
+def r_squared(output: Tensor, targets: Tensor) -> float:
+    r"""Compute :math:`R^2 = 1 - \sum_{ij} (y_{ij} - o_{ij})^2 / \sum_{ij} (y_{ij} - \bar y_j)^2`.
+
+    It is 1 for perfect predictions and 0 for those that always give the mean of each target.
+
+    >>> targets = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> r_squared(targets, targets), r_squared(torch.full((3, 1), 2.0), targets)
+    (1.0, 0.0)
+    """
+    output, targets = output.double(), targets.double()
+    return 1.0 - float((targets - output).square().sum() / (targets - targets.mean(dim=0)).square().sum())
+
+
+def f1_score(logits: Tensor, targets: Tensor) -> float:
+    """Compute the micro-averaged F1, 2·TP / (2·TP + FP + FN), of all labels; a logit above 0 predicts its label.
+
+    It is 1 where there is no label, neither in the targets nor predicted.
+
+    >>> f1_score(torch.tensor([[2.0, -1.0], [0.5, -3.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
+    0.8
+    """
+    predicted, present = logits > 0, targets > 0
+    hits, errors = int((predicted & present).sum()), int((predicted ^ present).sum())
+    return 2 * hits / (2 * hits + errors) if hits or errors else 1.0
+
+
+def confusions(learner: Learner, tests: Tests) -> dict[str, NDArray[np.int64]]:
     """Count for every task how often each of its classes (rows) was predicted as each class (columns).
 
     The columns are the task's own classes or, class-incremental, all classes seen.
     """
+    if not tests:
+        return {}
     with_task = learner.scenario == "task"
     predicted = [learner.predict(x, task=task if with_task else None) for task, (x, _) in tests.items()]
     on_host = torch.split(torch.cat(predicted).cpu(), [len(labels) for labels in predicted])  # waits for a GPU once
@@ -33,7 +97,7 @@ def confusion_accuracy(learner: Learner, task: str, table: NDArray[np.int64]) ->
 
 
 def average_accuracy(final: Mapping[str, float]) -> float:
-    r"""Compute :math:`A = \frac1T \sum_t a_{\bar e}^t`, the mean over tasks of the accuracy at the end of the run.
+    r"""Compute :math:`A = \frac1T \sum_t a_{\bar e}^t`, the mean over tasks of the score at the end of the run.
 
     >>> average_accuracy({"a": 80.0, "b": 60.0})
     70.0

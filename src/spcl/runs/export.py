@@ -42,7 +42,7 @@ def export_run(run: TrainedRun, path: Path, task: str | None = None) -> None:
         path: the file, whose suffix is the format.
         task: whose head to export; None, class-incremental, exports the logits of all classes seen.
     """
-    check_task(run, task)
+    inputs = check_task(run, task)
     write = FORMATS.get(path.suffix)
     if write is None:
         raise SpclError(f"cannot export to {path}; give a file that ends in {' or '.join(FORMATS)}")
@@ -51,24 +51,26 @@ def export_run(run: TrainedRun, path: Path, task: str | None = None) -> None:
     description = describe_export(run, learner, task)
     with user_errors(path), scratch_path(path) as scratch:
         with _export_errors(run):
-            program = write(module, run.inputs, scratch, description)
-        _check(module, program, run.inputs)
+            program = write(module, inputs, scratch, description)
+        _check(module, program, inputs)
         scratch.replace(path)
         write_json(path.with_name(f"{path.name}.json"), description)
 
 
 def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict[str, Any]:
     """Return what the inputs and outputs of an exported model mean."""
-    classes = learner.classes if task is None else [each for each in learner.classes if each[0] == task]
+    names = [each.name for each in learner.model.classifiers] if task is None else [task]
+    kind = run.tasks[names[0]].kind
     return {
         "spcl": spcl.__version__,
         "benchmark": run.settings.benchmark,
         "method": run.settings.method["name"],
         "scenario": run.settings.scenario,
         "task": task,
-        "input": run.inputs.state_dict(),
-        "output": "logits" if classes else "values",
-        "classes": [{"task": name, "class": run.class_names[name][label]} for name, label in classes],
+        "input": check_task(run, task).state_dict(),
+        "kind": kind,
+        "output": "values" if kind == "regression" else "logits",
+        "columns": [{"task": name, "class": each} for name in names for each in run.tasks[name].output_names],
     }
 
 

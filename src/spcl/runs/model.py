@@ -1,6 +1,6 @@
 """The trained model of a run: written when the run is complete, and loaded as a learner without the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from spcl.runs.build import learner_parts, pick_device
 from spcl.runs.folder import FolderError, RunFolder, UnfinishedRunError
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings, load_settings_file
+from spcl.runs.tasks import RunTask, make_heads
 from spcl.validation import validated
 
 __all__ = ["TrainedRun", "load_run", "read_run", "save_model"]
@@ -29,24 +30,25 @@ class TrainedRun:
         path: the folder.
         settings: of the run.
         result: of the run.
-        inputs: shape and type of the samples that the model was trained on.
-        class_names: the names of the classes of every classification task.
+        tasks: what every task predicts, by name.
+        inputs: shape and type of the samples that every task was trained on.
         state: the learner's :meth:`~spcl.learner.Learner.model_state`.
     """
 
     path: Path
     settings: RunSettings
     result: RunResult
-    inputs: Inputs
-    class_names: Mapping[str, Sequence[str]]
+    tasks: Mapping[str, RunTask]
+    inputs: Mapping[str, Inputs]
     state: Mapping[str, Any]
 
     def learner(self, device: str = "auto") -> Learner:
         """Return a learner with the trained model, a new optimiser and an empty memory."""
         try:
             with torch.random.fork_rng(devices=[]):
-                parts = learner_parts(self.settings, self.inputs, pick_device(device))
-            return Learner.load(self.state, **parts)
+                parts = learner_parts(self.settings, list(self.inputs.values()), pick_device(device))
+                heads = make_heads(self.tasks.values(), parts["backbone"], self.settings.seed)
+            return Learner.load(self.state, **parts, heads=heads)
         except CheckpointError as error:
             raise CheckpointError(
                 f"the model of the run in {self.path} does not fit its settings.json, which may have been changed: "
@@ -89,14 +91,26 @@ def read_run(path: str | Path) -> TrainedRun:
         state = read_checkpoint(folder.model)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; run its settings again in another folder") from error
-    inputs = Inputs.from_state_dict(state["inputs"])
-    return TrainedRun(folder.path, settings, result, inputs, state["class_names"], state)
+    tasks = {entry["name"]: RunTask.model_validate(entry) for entry in state["predicts"]}
+    kinds = [Inputs.from_state_dict(entry) for entry in state["inputs"]]
+    inputs = dict(zip(tasks, kinds if len(kinds) > 1 else kinds * len(tasks), strict=True))
+    return TrainedRun(folder.path, settings, result, tasks, inputs, state)
 
 
-def save_model(folder: RunFolder, learner: Learner, inputs: Inputs, class_names: Mapping[str, Sequence[str]]) -> None:
-    """Write the model of a learner, and what rebuilds it without the data, to ``model.safetensors``."""
+def save_model(folder: RunFolder, learner: Learner, tasks: Iterable[RunTask], inputs: Sequence[Inputs]) -> None:
+    """Write the model of a learner, and what rebuilds it without the data, to ``model.safetensors``.
+
+    Args:
+        folder: of the run.
+        learner: the trained learner.
+        tasks: what its tasks predict.
+        inputs: of every task, or one of all.
+    """
     folder.model.unlink(missing_ok=True)  # of a run that was stopped before it wrote its result
-    more = {"inputs": inputs.state_dict(), "class_names": {task: list(names) for task, names in class_names.items()}}
+    more = {
+        "predicts": [task.model_dump(mode="json") for task in tasks],
+        "inputs": [each.state_dict() for each in inputs],
+    }
     write_checkpoint(folder.model, learner.model_state() | more)
 
 

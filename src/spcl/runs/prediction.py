@@ -11,29 +11,35 @@ from torch import Tensor
 from spcl.data.progress import track
 from spcl.errors import DataError, TaskError
 from spcl.learner import Learner
+from spcl.models import Inputs
 from spcl.runs.model import TrainedRun
 from spcl.runs.samples import SampleFile, Samples, find_files, open_file
+from spcl.runs.tasks import RunTask
 
 __all__ = ["Row", "check_task", "predict_files"]
 
 BATCH = 256
 
 Row = dict[str, Any]
-"""A prediction for a sample: file, index and task, and then rank, class and probability, or the outputs."""
+"""A prediction for a sample: file, index and task, and then rank, class and probability, or outputs by name."""
 
 Chunk = tuple[SampleFile, int, Samples]
 OnError = Callable[[DataError], object]
 
 
-def check_task(run: TrainedRun, task: str | None) -> None:
-    """Refuse an unknown task, and None for a task-incremental run; the error lists the tasks with their classes."""
-    names = [entry["name"] for entry in run.state["tasks"]]
-    if task in names or (task is None and run.settings.scenario == "class"):
-        return
-    listed = "; ".join(_described(name, run.class_names.get(name, ())) for name in names)
-    if task is None:
+def check_task(run: TrainedRun, task: str | None) -> Inputs:
+    """Return the inputs of a task, or of all tasks of a class-incremental run; an error lists the tasks."""
+    listed = "; ".join(map(_described, run.tasks.values()))
+    if task is not None:
+        if task not in run.tasks:
+            raise TaskError(f"the run in {run.path} has no task {task!r}; its tasks are {listed}")
+        return run.inputs[task]
+    if run.settings.scenario == "task":
         raise TaskError(f"the run in {run.path} is task-incremental; name the task of the samples, one of {listed}")
-    raise TaskError(f"the run in {run.path} has no task {task!r}; its tasks are {listed}")
+    first, *others = run.inputs.values()
+    if any((each.shape, each.dtype) != (first.shape, first.dtype) for each in others):
+        raise TaskError(f"the tasks of the run in {run.path} have samples of different shapes; name one of {listed}")
+    return first
 
 
 def predict_files(
@@ -55,8 +61,7 @@ def predict_files(
         top: how many classes to give for a sample, the most probable first.
         on_error: receives the error of every file that cannot be predicted; the others are.
     """
-    check_task(run, task)
-    files = list(_opened(run, paths, on_error))
+    files = list(_opened(check_task(run, task), paths, on_error))
     chunks = track(_chunks(files, on_error), "predicting", sum(math.ceil(file.count / BATCH) for file in files))
     for batch in _batches(chunks):
         parts = [samples for _, _, samples in batch]
@@ -67,10 +72,10 @@ def predict_files(
                 yield from (origin | row for row in next(rows))
 
 
-def _opened(run: TrainedRun, paths: Iterable[Path], on_error: OnError) -> Iterator[SampleFile]:
+def _opened(inputs: Inputs, paths: Iterable[Path], on_error: OnError) -> Iterator[SampleFile]:
     for path in find_files(paths):
         try:
-            yield open_file(path, run.inputs)
+            yield open_file(path, inputs)
         except DataError as error:
             on_error(error)
 
@@ -98,9 +103,9 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 def _predictions(run: TrainedRun, learner: Learner, x: Samples, task: str | None, top: int) -> list[list[Row]]:
     """Return the rows of every sample."""
-    if task is not None and learner.tasks[task].classes is None:
-        outputs = learner.predict(cast(Tensor, x), task).flatten(1).tolist()
-        return [[{"task": task, "outputs": values}] for values in outputs]
+    if task is not None and run.tasks[task].kind != "classification":
+        outputs = learner.predict(cast(Tensor, x), task).flatten(1)
+        return [_own_rows(run.tasks[task], values) for values in outputs.cpu()]
     classes = learner.classes if task is None else [each for each in learner.classes if each[0] == task]
     probabilities = learner.predict_proba(cast(Tensor, x), task)
     values, indices = probabilities.topk(min(top, len(classes)), dim=1)
@@ -112,13 +117,27 @@ def _predictions(run: TrainedRun, learner: Learner, x: Samples, task: str | None
 
 def _row(run: TrainedRun, kind: tuple[str, int], rank: int, probability: float) -> Row:
     task, label = kind
-    names = run.class_names.get(task)
-    return {"task": task, "rank": rank, "class": names[label] if names else str(label), "probability": probability}
+    return {"task": task, "rank": rank, "class": run.tasks[task].output_names[label], "probability": probability}
 
 
-def _described(task: str, classes: Sequence[str]) -> str:
-    shown = [*classes[:5], *(["…"] if len(classes) > 5 else [])]
-    return f"{task} ({', '.join(shown)})" if shown else task
+def _own_rows(task: RunTask, output: Tensor) -> list[Row]:
+    """Return the numbers of a regression, or every label that is more probable than not, the most probable first."""
+    names = task.output_names
+    if task.kind == "regression":
+        return [{"task": task.name, "outputs": dict(zip(names, output.tolist(), strict=True))}]
+    values, order = output.sigmoid().sort(descending=True)
+    found = [(names[index], value) for index, value in zip(order.tolist(), values.tolist(), strict=True) if value > 0.5]
+    rows: list[Row] = [
+        {"task": task.name, "rank": rank, "class": name, "probability": value}
+        for rank, (name, value) in enumerate(found, 1)
+    ]
+    return rows or [{"task": task.name, "rank": None, "class": None, "probability": None}]
+
+
+def _described(task: RunTask) -> str:
+    names = task.class_names
+    shown = [*names[:5], *(["…"] if len(names) > 5 else [])]
+    return f"{task.name} ({', '.join(shown)})" if shown else task.name
 
 
 def _length(samples: Samples) -> int:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spcl.data import ImageData
+from spcl.data import ImageData, Source, SourceData
 from spcl.runs.folder import FolderError
 from spcl.runs.identity import first_difference
 from spcl.runs.settings import RunSettings
+from spcl.streams import Inputs, parts_of
 
 __all__ = ["Provenance", "fingerprint"]
 
@@ -25,7 +26,7 @@ class Provenance:
         fingerprint: the checksum of the data.
     """
 
-    def __init__(self, out: Path, settings: RunSettings, data: ImageData) -> None:
+    def __init__(self, out: Path, settings: RunSettings, data: ImageData | SourceData) -> None:
         self._out = out
         self._settings = settings.model_dump(mode="json")
         self.fingerprint = fingerprint(data)
@@ -50,7 +51,7 @@ class Provenance:
             )
 
 
-def fingerprint(data: ImageData) -> str:
+def fingerprint(data: ImageData | SourceData) -> str:
     """Compute a checksum of all labels and of evenly spaced samples, a few megabytes of them for data of any size.
 
     >>> x, y = torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 0, 1])
@@ -59,11 +60,22 @@ def fingerprint(data: ImageData) -> str:
     (True, False)
     """
     checksum = 0
-    for x, y in ((data.train_x, data.train_y), (data.test_x, data.test_y)):
-        for part in (y, x[:: 1 + x.nbytes // MAX_BYTES]):
-            checksum = zlib.crc32(f"{x.dtype} {list(x.shape)}".encode(), checksum)
-            checksum = zlib.crc32(_bytes(part), checksum)
+    for part in data.sources if isinstance(data, SourceData) else [data]:
+        if isinstance(part, Source):
+            checksum = zlib.crc32(f"{part.name} {part.kind} {part.class_names}".encode(), checksum)
+        for x, y in ((part.train_x, part.train_y), (part.test_x, part.test_y)):
+            checksum = _samples_checksum(x, y, checksum)
     return f"{checksum:08x}"
+
+
+def _samples_checksum(x: Inputs, y: Tensor, checksum: int) -> int:
+    if isinstance(x, dict):
+        checksum = zlib.crc32(" ".join(x).encode(), checksum)
+    for inputs in parts_of(x):
+        for tensor in (y, inputs[:: 1 + inputs.nbytes // MAX_BYTES]):
+            checksum = zlib.crc32(f"{inputs.dtype} {list(inputs.shape)}".encode(), checksum)
+            checksum = zlib.crc32(_bytes(tensor), checksum)
+    return checksum
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -4,20 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spcl.data import PRESETS, load_protocol, preset_for
+from spcl.data import PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method
 from spcl.plugins import load_plugins
 from spcl.runs.folder import FolderError, RunFolder
-from spcl.runs.problem import load_benchmark
+from spcl.runs.loading import check_data, is_named_data, load_benchmark
 from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.validation import validated
 
 __all__ = ["resolve_settings", "resume_settings"]
 
 
-def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
+def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | None = None) -> RunSettings:
     """Merge layers of increasing precedence over the preset of their benchmark, and validate the result.
+
+    The name of ``data``, which comes from Python and is then passed to :func:`execute` as well, is the benchmark.
 
     Custom data is loaded, since its preset depends on its shape, size and number of classes. The batch size of a
     protocol file, to which its timelines fit, precedes that of the preset.
@@ -30,10 +32,16 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     spcl.errors.SpclError: settings: there is no setting 'scenarios'; did you mean 'scenario'?
     """
     defaults = {name: RunSettings.model_fields[name].default for name in ("method", *NAMED)}
-    given = absolute_paths(merge_settings(*layers))
+    named = {} if data is None else {"benchmark": data.name}
+    given = absolute_paths(named | merge_settings(*layers))
+    if data is not None and Path(given["benchmark"]) == Path(data.name).resolve():
+        given |= named  # a folder of the same name is not meant
     given["plugins"] = load_plugins(given.get("plugins", ()))
     first = validated(RunSettings, given, "settings")
-    data = None if first.benchmark in PRESETS else load_benchmark(first.benchmark, first.data_dir)
+    if data is not None:
+        check_data(first, data)
+    elif first.benchmark not in PRESETS:
+        data = load_benchmark(first.benchmark, first.data_dir, **first.data)
     tasks = first.tasks if "tasks" in given else None
     preset = preset_for(first.benchmark, first.preset, data, tasks=tasks).model_dump()
     if first.protocol is not None and "batch_size" not in given:
@@ -47,12 +55,20 @@ def resolve_settings(*layers: Mapping[str, Any]) -> RunSettings:
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
-def resume_settings(out: Path) -> RunSettings:
-    """Return the settings of the run in this folder."""
+def resume_settings(out: Path, data: ImageData | SourceData | None = None) -> RunSettings:
+    """Return the settings of the run in this folder; ``data`` is needed where it came from Python."""
     folder = RunFolder(out)
     if not folder.settings.exists():
         raise FolderError(f"there is no run in {out} to resume; start one first")
-    return resolve_settings(load_settings_file(folder.settings))
+    recorded = load_settings_file(folder.settings)
+    load_plugins(recorded.get("plugins", ()))
+    benchmark = str(recorded.get("benchmark"))
+    if data is None and not is_named_data(benchmark):
+        raise FolderError(
+            f"the data {benchmark!r} of the run in {out} came from Python; resume it there, with "
+            f"execute(settings, out, resume=True, data=…)"
+        )
+    return resolve_settings(recorded, data=data)
 
 
 def _complete_method(method: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,18 @@
 import re
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
-from spcl.data import ImageData
+from spcl.data import ImageData, SourceData
+from spcl.runs.tasks import Metric
 
 __all__ = ["DataSummary", "Environment", "RunResult", "TaskResult"]
 
@@ -15,7 +24,10 @@ class _Record(BaseModel):
 
 
 class DataSummary(_Record):
-    """The data of a run: its name, the number of samples, their shape and the number of classes."""
+    """The data of a run: its name, the number of samples, their shape and the number of classes.
+
+    The shape is empty where the data is of several sources whose samples differ.
+    """
 
     name: str
     train: int
@@ -24,7 +36,7 @@ class DataSummary(_Record):
     classes: int
 
     @classmethod
-    def of(cls, data: ImageData) -> Self:
+    def of(cls, data: ImageData | SourceData) -> Self:
         """Summarise a data set.
 
         >>> import torch
@@ -34,8 +46,8 @@ class DataSummary(_Record):
         """
         return cls(
             name=data.name,
-            train=len(data.train_x),
-            test=len(data.test_x),
+            train=data.train_samples,
+            test=data.test_samples,
             shape=data.shape,
             classes=data.classes,
         )
@@ -51,15 +63,22 @@ class DataSummary(_Record):
         return cls(name=name, train=int(train), test=int(test), shape=sizes, classes=int(classes))
 
     def __str__(self) -> str:
-        shape = "×".join(map(str, self.shape))
+        shape = "×".join(map(str, self.shape)) or "several shapes"
         return f"{self.name}: {self.train} + {self.test} samples of {shape}, {self.classes} classes"
 
 
 class TaskResult(_Record):
-    """The accuracy of a task in per cent, when it ended and at the end of the run."""
+    """The score of a task in per cent, when it ended and at the end of the run, and what score it is."""
 
     at_end: float = Field(strict=True)  # accepts no text and no boolean
     final: float = Field(strict=True)
+    metric: Metric = "accuracy"
+
+    @model_serializer(mode="wrap")
+    def _without_accuracy(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Name the metric only where it is not accuracy, as in records of earlier versions."""
+        content: dict[str, Any] = serialise(self)
+        return content if self.metric != "accuracy" else {name: content[name] for name in content if name != "metric"}
 
 
 class Environment(_Record):
@@ -74,15 +93,16 @@ class Environment(_Record):
 
 
 class RunResult(_Record):
-    """The result of a complete run; accuracies and forgetting are in per cent.
+    """The result of a complete run; accuracies (or other scores) and forgetting are in per cent.
 
     Attributes:
         accuracy: A, the mean final accuracy of all tasks.
         forgetting: F, the mean difference between a task's final accuracy and that when it ended.
-        tasks: the two accuracies of every task.
+        tasks: the two accuracies of every task; of a regression 100·R², of multi-label targets F1.
         data: name and size of the data.
         fingerprint: checksum of the data.
-        confusion: for every task how often each of its classes (rows) was predicted as each class (columns).
+        confusion: for every classification how often each of its classes (rows) was predicted as each class (columns).
+        class_names: the names of the classes or outputs of every task that has names.
         filters: statistics of the filters of every convolution (paper, §5.5); None where they are not finite.
         left_out: (a key of existing files) steps in which a task was skipped because its loss or gradient was not
             finite.
@@ -110,6 +130,7 @@ class RunResult(_Record):
     forgetting: float = Field(strict=True)
     tasks: dict[str, TaskResult]
     confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
+    class_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     filters: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     left_out: dict[str, int] = Field(default_factory=dict)
     steps: int | None = None

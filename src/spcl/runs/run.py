@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from spcl.data import ImageData, SourceData
 from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
 from spcl.plugins import load_plugins
 from spcl.runs.folder import RunFolder, UnfinishedRunError
 from spcl.runs.identity import flat_settings
+from spcl.runs.loading import check_data
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.training import TrainingRun
@@ -25,11 +27,15 @@ def execute(
     resume: bool = False,
     view: View | None = None,
     trackers: Sequence[Tracker] = (),
+    data: ImageData | SourceData | None = None,
 ) -> RunResult:
     """Train and evaluate as the settings say, write everything to the folder ``out`` and return the result.
 
     The run can be interrupted after every step and resumed exactly. A complete run is not repeated: its result is
     returned.
+
+    ``data`` from Python replaces that which the settings name; they are then those of ``resolve_settings(…,
+    data=data)``, and the same data is needed to resume.
 
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
@@ -37,6 +43,7 @@ def execute(
         InterruptedRunError: if SIGINT or SIGTERM stopped the run after it was saved.
     """
     load_plugins(settings.plugins)
+    check_data(settings, data)
     folder, recorded = RunFolder(out), settings.model_dump(mode="json")
     with folder.locked():
         result, begun = folder.read_result(), folder.has_checkpoint()
@@ -50,7 +57,7 @@ def execute(
             write_json(folder.settings, recorded)
         with _memory_errors():
             made = [TRACKERS.make(tracker, out, flat_settings(recorded)) for tracker in settings.trackers]
-            return TrainingRun(settings, folder, view or SilentView(), [*trackers, *made]).complete()
+            return TrainingRun(settings, folder, view or SilentView(), [*trackers, *made], data).complete()
 
 
 @contextmanager

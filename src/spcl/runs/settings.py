@@ -35,6 +35,11 @@ class _ProblemSettings(BaseModel):
 
     plugins: tuple[Plugin, ...] = Field((), description="Python files or modules that add methods, backbones and more")
     benchmark: str = Field("ps-glyphs", description="a known benchmark, a folder of pictures or an .npz file")
+    data: dict[str, Any] = Field(
+        default={},
+        description="options of the data's loader: size and mode of a folder of pictures, or those of a plug-in's data "
+        "set",
+    )
     preset: PresetName = Field("default", description="default, or paper: network details as published")
     scenario: Scenario = Field("task", description="task- or class-incremental")
     method: dict[str, Any] = Field(default={"name": "soro"}, description="its name, and its own settings")
@@ -47,6 +52,7 @@ class _ProblemSettings(BaseModel):
     paradigm: Paradigm = Field("parallel", description="parallel, joint (all tasks at once) or serial (one by one)")
     overlap: float = Field(1.0, ge=0.0, le=1.0, description="how much tasks may overlap, when the protocol is drawn")
     gap: int = Field(0, ge=0, description="how many idle steps may come between tasks, when the protocol is drawn")
+    epochs: int = Field(1, ge=1, description="passes of every task over its samples; timelines are stretched by it")
 
 
 class _TrainingSettings(BaseModel):

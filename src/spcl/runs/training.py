@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from spcl.checkpoint import read_newest
+from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
-from spcl.models import Inputs
-from spcl.runs.build import learner_parts, make_learner, pick_device
+from spcl.runs.build import inputs_of, learner_parts, make_learner, pick_device
 from spcl.runs.environment import current_environment
-from spcl.runs.evaluation import average_accuracy, confusion_accuracy, confusions, convolution_statistics, forgetting
+from spcl.runs.evaluation import Evaluation, average_accuracy, convolution_statistics, evaluate, forgetting
 from spcl.runs.folder import RunFolder
 from spcl.runs.metrics import MetricsFile, Recorder
 from spcl.runs.model import save_model
@@ -27,6 +27,7 @@ from spcl.runs.provenance import Provenance
 from spcl.runs.result import DataSummary, RunResult, TaskResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.signals import stop_requested
+from spcl.runs.tasks import add_task, make_heads
 from spcl.runs.view import View
 from spcl.streams import Moment
 from spcl.trackers import Tracker
@@ -57,9 +58,24 @@ class Progress:
 
 
 class TrainingRun:
-    """One run in a folder that the caller has locked, new or resumed from the folder's checkpoint."""
+    """One run in a folder that the caller has locked, new or resumed from the folder's checkpoint.
 
-    def __init__(self, settings: RunSettings, folder: RunFolder, view: View, trackers: Sequence[Tracker]) -> None:
+    Args:
+        settings: its settings.
+        folder: its folder.
+        view: receives its progress.
+        trackers: receive its metrics.
+        data: used instead of the data that the settings name, if given.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        folder: RunFolder,
+        view: View,
+        trackers: Sequence[Tracker],
+        data: ImageData | SourceData | None = None,
+    ) -> None:
         self.settings = settings
         self.folder = folder
         self.view = view
@@ -67,7 +83,7 @@ class TrainingRun:
         self.device = pick_device(settings.device)
         if threads := settings.threads or (1 if self.device.type == "cuda" else None):
             torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
-        self.problem = make_problem(settings, self.device)
+        self.problem = make_problem(settings, self.device, data)
         self.provenance = Provenance(folder.path, settings, self.problem.data)
         self.progress = Progress()
         self.tables: dict[str, NDArray[np.int64]] = {}
@@ -89,7 +105,7 @@ class TrainingRun:
             self._train()
             result = self._result()
             if self.settings.keep_model:
-                save_model(self.folder, self.learner, Inputs.of(self.problem.data.train_x), self._class_names())
+                save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
             write_json(self.folder.result, result.model_dump(mode="json"))
             for tracker in self.trackers:
                 tracker.result(result.accuracy, result.forgetting)
@@ -106,12 +122,9 @@ class TrainingRun:
         saved = read_newest(self.folder.checkpoint)
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
-        return Learner.load(
-            saved,
-            **learner_parts(self.settings, self.problem.data, self.device),
-            stream=self.problem.stream,
-            progress=self.progress,
-        )
+        parts = learner_parts(self.settings, self.problem.data, self.device)
+        heads = make_heads(self.problem.tasks.values(), parts["backbone"], self.settings.seed)
+        return Learner.load(saved, **parts, heads=heads, stream=self.problem.stream, progress=self.progress)
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration
@@ -136,7 +149,7 @@ class TrainingRun:
     def _train_step(self, moment: Moment) -> StepReport:
         begin = time.perf_counter()
         for name in moment.started:
-            self.learner.add_task(name, classes=self.problem.stream.classes[name])
+            add_task(self.learner, self.problem.tasks[name])
         report = self.learner.step(moment.batches, meanwhile=self._meanwhile)
         for name in moment.ended:
             self.learner.finish_task(name)
@@ -170,8 +183,7 @@ class TrainingRun:
 
     def _evaluate_if_due(self, moment: Moment, report: StepReport) -> None:
         if tasks := self._tasks_to_evaluate(moment, report):
-            self.tables = self._confusions(tasks)
-            accuracies = {task: confusion_accuracy(self.learner, task, table) for task, table in self.tables.items()}
+            accuracies, self.tables = self._evaluation(tasks)
             self.progress.latest |= accuracies
             self.progress.at_end |= {task: accuracies[task] for task in moment.ended}
             self.recorder.evaluation(moment.step, moment.ended, accuracies)
@@ -183,8 +195,8 @@ class TrainingRun:
         due = moment.ended or self._is_last_step() or (every is not None and (report.step + 1) % every == 0)
         return list(self.learner.tasks) if due else []
 
-    def _confusions(self, tasks: list[str]) -> dict[str, NDArray[np.int64]]:
-        return confusions(self.learner, {task: self.problem.tests[task] for task in tasks})
+    def _evaluation(self, tasks: list[str]) -> Evaluation:
+        return evaluate(self.learner, {task: self.problem.tests[task] for task in tasks}, self.problem.tasks)
 
     # -- save
 
@@ -203,16 +215,10 @@ class TrainingRun:
 
     # -- result
 
-    def _class_names(self) -> dict[str, list[str]]:
-        names, stream = self.problem.data.class_names, self.problem.stream
-        return {
-            task: [names[label] for label in classes]
-            for task, classes in zip(stream.names, stream.label_set, strict=True)
-        }
-
     def _result(self) -> RunResult:
         final, at_end = self.progress.latest, self.progress.at_end
-        tables = self.tables or self._confusions(list(final))  # empty when resumed after the last step
+        tables = self.tables or self._evaluation(list(final)).tables  # empty when resumed after the last step
+        tasks = self.problem.tasks
         return RunResult(
             scenario=self.settings.scenario,
             benchmark=self.settings.benchmark,
@@ -223,8 +229,11 @@ class TrainingRun:
             seed=self.settings.seed,
             accuracy=average_accuracy(final),
             forgetting=forgetting(final, at_end),
-            tasks={task: TaskResult(at_end=at_end[task], final=final[task]) for task in final},
-            confusion={task: tables[task].tolist() for task in final},
+            tasks={
+                task: TaskResult(at_end=at_end[task], final=final[task], metric=tasks[task].metric) for task in final
+            },
+            confusion={task: tables[task].tolist() for task in final if task in tables},
+            class_names={task: tasks[task].class_names for task in final if tasks[task].class_names},
             filters=convolution_statistics(self.learner.model.backbone),
             left_out={task.name: task.skipped for task in self.learner.tasks.values() if task.skipped},
             steps=self.learner.steps,

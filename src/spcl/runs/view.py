@@ -14,6 +14,7 @@ from spcl.learner import StepReport
 from spcl.runs.problem import Problem
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
+from spcl.runs.tasks import RunTask
 from spcl.runs.timeline_drawing import draw_timeline
 
 __all__ = ["LiveView", "PlainView", "SilentView", "View", "title"]
@@ -67,6 +68,22 @@ def title(settings: RunSettings) -> str:
     )
 
 
+def _scores(scores: Mapping[str, float], tasks: Mapping[str, RunTask]) -> str:
+    """List scores in per cent, each with its metric where it is not accuracy.
+
+    >>> tasks = {"a": RunTask(name="a", outputs=2), "b": RunTask(name="b", kind="regression", outputs=1)}
+    >>> _scores({"a": 90.0, "b": 75.0}, tasks)
+    'a 90.0 %, b 75.0 % R²'
+    """
+    metrics = {name: "" if task.metric == "accuracy" else f" {task.metric}" for name, task in tasks.items()}
+    return ", ".join(f"{name} {value:.1f} %{metrics.get(name, '')}" for name, value in scores.items())
+
+
+def _noun(result: RunResult) -> str:
+    """Return what the scores of a run are called: accuracy, unless a task has another metric."""
+    return "accuracy" if all(task.metric == "accuracy" for task in result.tasks.values()) else "score"
+
+
 def _condition(report: StepReport) -> str:
     if report.before is None:
         return "–"
@@ -82,10 +99,11 @@ class PlainView:
         self._seen: dict[str, float] = {}
         self._last = 0.0
         self._total = 0
+        self._tasks: Mapping[str, RunTask] = {}
 
     def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
         """Print the title and the number of steps."""
-        self._total = len(problem.stream)
+        self._total, self._tasks = len(problem.stream), problem.tasks
         self._console.print(f"{title(settings)}: {self._total} steps, {done} done", highlight=False, soft_wrap=True)
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
@@ -95,14 +113,13 @@ class PlainView:
         if not new and now - self._last < PLAIN_SECONDS:
             return
         self._seen, self._last = dict(accuracies), now
-        found = ", ".join(f"{task} {value:.1f} %" for task, value in new.items())
-        line = f"step {report.step + 1}/{self._total}  κ {_condition(report)}  {found}"
+        line = f"step {report.step + 1}/{self._total}  κ {_condition(report)}  {_scores(new, self._tasks)}"
         self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
 
     def end(self, result: RunResult) -> None:
         """Print accuracy, forgetting and training time."""
         self._console.print(
-            f"{result.scenario}-incremental: accuracy {result.accuracy:.2f} %, "
+            f"{result.scenario}-incremental: {_noun(result)} {result.accuracy:.2f} %, "
             f"forgetting {result.forgetting:+.2f} %, {result.seconds['training']:.1f} s of training",
             highlight=False,
         )
@@ -150,7 +167,7 @@ class LiveView:
         losses = ", ".join(f"{name} {value:.2f}" for name, value in report.losses.items())
         facts.add_row("κ before → after", _condition(report))
         facts.add_row("losses", losses)
-        facts.add_row("accuracy", ", ".join(f"{task} {value:.1f} %" for task, value in accuracies.items()) or "–")
+        facts.add_row("accuracy", _scores(accuracies, self._problem.tasks) or "–")
         facts.add_row("speed", f"{rate:.1f} steps/s, memory {report.memory_bytes / 1e6:.2f} MB")
         return Group(Text(title(self._settings), style="bold"), self._progress, timeline, facts)
 
@@ -158,11 +175,13 @@ class LiveView:
         """Replace the picture by a table of the result."""
         self._live.stop()
         table = Table(title=title(self._settings), title_justify="left")
-        for heading in ("task", "accuracy when it ended", "accuracy at the end", "change"):
+        noun = _noun(result)
+        for heading in ("task", f"{noun} when it ended", f"{noun} at the end", "change"):
             table.add_column(heading, justify="left" if heading == "task" else "right")
         for name, task in result.tasks.items():
             change = task.final - task.at_end
-            table.add_row(name, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
+            shown = name if task.metric == "accuracy" else f"{name} ({task.metric})"
+            table.add_row(shown, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_section()
         table.add_row("mean", "", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold")
         self._console.print(table)

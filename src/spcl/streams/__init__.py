@@ -4,22 +4,28 @@ A moment is one step of parallel learning: a batch of every task that has data. 
 data set whose tasks overlap in time; `LiveStream` those of sources that run concurrently.
 """
 
+from spcl.streams.inputs import Inputs, count_samples, map_parts, parts_of
 from spcl.streams.labels import LabelSet, check_label_set, draw_label_set, split_by_task, task_durations
 from spcl.streams.live import Failure, LiveStream
 from spcl.streams.moment import Moment
-from spcl.streams.parallel import ParallelStream, check_timeline
+from spcl.streams.parallel import ParallelStream, StreamTask, check_timeline
 from spcl.streams.timeline import Timeline
 
 __all__ = [
     "Failure",
+    "Inputs",
     "LabelSet",
     "LiveStream",
     "Moment",
     "ParallelStream",
+    "StreamTask",
     "Timeline",
     "check_label_set",
     "check_timeline",
+    "count_samples",
     "draw_label_set",
+    "map_parts",
+    "parts_of",
     "split_by_task",
     "task_durations",
 ]

@@ -1,26 +1,47 @@
 """A stream over a data set whose tasks overlap in time."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from spcl.errors import CheckpointError, DataError, SpclError, TimelineError
+from spcl.streams.inputs import Inputs, map_parts, parts_of
 from spcl.streams.labels import LabelSet, split_by_task, task_durations
 from spcl.streams.moment import Moment
 from spcl.streams.timeline import Timeline
 
-__all__ = ["ParallelStream", "check_timeline"]
+__all__ = ["ParallelStream", "StreamTask", "check_timeline"]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamTask:
+    """The samples of one task of a stream.
+
+    Attributes:
+        name: Its name.
+        x: The inputs: a tensor, or a dict or tuple of tensors with one first dimension.
+        y: The targets, of any type and shape; labels of classes are local to the task.
+        classes: The number of classes, None for other kinds of targets.
+    """
+
+    name: str
+    x: Inputs
+    y: Tensor
+    classes: int | None = None
 
 
 class ParallelStream:
     """Moments of a labelled data set whose classes are split into tasks, each with its own span of steps (paper §5.1).
 
-    Every sample is seen exactly once: the k-th batch of a task holds the samples [k·B, (k+1)·B) of a permutation seeded
-    by `(seed, task)`. A task of nᵢ samples needs ⌈nᵢ/B⌉ steps, and a timeline that gives it more or fewer is an error.
-    Steps without any task are skipped.
+    Every sample is seen exactly once in each epoch: the k-th batch of a task holds the samples [k·B, (k+1)·B) of a
+    permutation seeded by `(seed, task)`, or `(seed, task, epoch)` after the first epoch. A task of nᵢ samples needs
+    ⌈nᵢ/B⌉ steps for each epoch, and a timeline that gives it more or fewer is an error. Steps without any task are
+    skipped.
 
     Iterating continues from the current position, also after `load_state_dict`; `stream[k]` is the k-th moment and can
     be accessed in any order.
@@ -33,6 +54,7 @@ class ParallelStream:
         batch_size: The number of samples of a task in a step; its last batch may be smaller.
         seed: The same seed gives the same stream.
         names: The tasks' names, by default `task-0`, `task-1`, …
+        epochs: How often every task passes over its samples; see `Timeline.stretched`.
 
     >>> import torch
     >>> labels = torch.tensor([0, 1, 2, 3] * 3)
@@ -54,25 +76,62 @@ class ParallelStream:
         batch_size: int,
         seed: int,
         names: Sequence[str] | None = None,
+        *,
+        epochs: int = 1,
     ) -> None:
         if len(x) != len(labels):
             raise DataError(f"{len(x)} samples and {len(labels)} labels; give one label per sample")
-        check_timeline(labels, label_set, timeline, batch_size)
-        self.names = _checked_names(names, len(label_set))
+        check_timeline(labels, label_set, timeline, batch_size, epochs)
+        tasks = [_Samples(x, *split, (seed, i)) for i, split in enumerate(split_by_task(labels, label_set))]
+        self._begin(tasks, _checked_names(names, len(label_set)), label_set, timeline, batch_size)
+
+    @classmethod
+    def of_tasks(
+        cls, tasks: Sequence[StreamTask], timeline: Timeline, batch_size: int, seed: int, *, epochs: int = 1
+    ) -> Self:
+        """Return a stream of tasks with samples of their own, which may be of different kinds and shapes.
+
+        >>> import torch
+        >>> text = StreamTask("text", {"input_ids": torch.zeros(4, 8, dtype=torch.int64)}, torch.arange(4) % 2, 2)
+        >>> speed = StreamTask("speed", torch.zeros(6, 3), torch.zeros(6, 1))
+        >>> stream = ParallelStream.of_tasks([text, speed], Timeline(((0, 1), (1, 3))), batch_size=2, seed=0)
+        >>> [list(moment.batches) for moment in stream], stream.classes
+        ([['text'], ['text', 'speed'], ['speed'], ['speed']], {'text': 2})
+        """
+        for task in tasks:
+            if {len(part) for part in parts_of(task.x)} != {len(task.y)}:
+                counts = ", ".join(str(len(part)) for part in parts_of(task.x))
+                raise DataError(f"task {task.name!r} has {counts} samples and {len(task.y)} targets; give one for each")
+        _check_steps([len(task.y) for task in tasks], timeline, batch_size, epochs)
+        ends = accumulate(task.classes or 0 for task in tasks)
+        label_set = tuple(tuple(range(end - (task.classes or 0), end)) for task, end in zip(tasks, ends, strict=True))
+        stream = cls.__new__(cls)
+        samples = [_Samples(task.x, None, task.y, (seed, i)) for i, task in enumerate(tasks)]
+        names = _checked_names([task.name for task in tasks], len(tasks))
+        stream._begin(samples, names, label_set, timeline, batch_size)
+        return stream
+
+    def _begin(
+        self,
+        tasks: Sequence["_Samples"],
+        names: tuple[str, ...],
+        label_set: LabelSet,
+        timeline: Timeline,
+        batch_size: int,
+    ) -> None:
+        self.names = names
         self.label_set = label_set
         self.timeline = timeline
         self.batch_size = batch_size
-        self._x = x
-        tasks = [_shuffled(*task, (seed, i)) for i, task in enumerate(split_by_task(labels, label_set))]
-        self._tasks = [(order.to(x.device), local) for order, local in tasks]
+        self._tasks = tasks
         self._steps = [step for step in range(timeline.steps) if timeline.active(step)]
         self._position = 0
         self._prefetched: tuple[int, Moment] | None = None
 
     @property
     def classes(self) -> dict[str, int]:
-        """Number of classes of each task."""
-        return {name: len(members) for name, members in zip(self.names, self.label_set, strict=True)}
+        """Number of classes of each task that has classes."""
+        return {name: len(members) for name, members in zip(self.names, self.label_set, strict=True) if members}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -82,7 +141,9 @@ class ParallelStream:
         active, spans = self.timeline.active(step), self.timeline.spans
         return Moment(
             step,
-            batches={self.names[task]: self._batch(task, step - spans[task][0]) for task in active},
+            batches={
+                self.names[task]: self._tasks[task].batch(step - spans[task][0], self.batch_size) for task in active
+            },
             started=tuple(self.names[task] for task in active if spans[task][0] == step),
             ended=tuple(self.names[task] for task in active if spans[task][1] == step),
         )
@@ -112,13 +173,8 @@ class ParallelStream:
             )
         self._position = position
 
-    def _batch(self, task: int, number: int) -> tuple[Tensor, Tensor]:
-        order, labels = self._tasks[task]
-        batch = slice(number * self.batch_size, (number + 1) * self.batch_size)
-        return self._x.index_select(0, order[batch]), labels[batch].clone()
 
-
-def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batch_size: int) -> None:
+def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batch_size: int, epochs: int = 1) -> None:
     """Raise a `TimelineError` naming the tasks for which the timeline is too long or too short, and by how much.
 
     >>> import torch
@@ -128,25 +184,73 @@ def check_timeline(labels: Tensor, label_set: LabelSet, timeline: Timeline, batc
     (3 too many); fit the timeline to the data (Timeline.rescaled)
     """
     needed = task_durations(labels, label_set, batch_size)
-    if len(needed) != len(timeline.spans):
-        raise DataError(
-            f"the label set has {len(needed)} tasks and the timeline {len(timeline.spans)}; give both the same number"
-        )
-    if 0 in needed:
+    if len(needed) == len(timeline.spans) and 0 in needed:
         raise DataError(
             f"task {needed.index(0)} has no sample: its classes {label_set[needed.index(0)]} are not in the data; "
             "remove the task or add samples"
         )
+    _check_fit(needed, timeline, batch_size, epochs)
+
+
+def _check_steps(samples: Sequence[int], timeline: Timeline, batch_size: int, epochs: int) -> None:
+    if 0 in samples:
+        raise DataError(f"task {samples.index(0)} has no sample; remove the task or add samples")
+    if batch_size < 1:
+        raise SpclError(f"the batch size is {batch_size}; give at least 1")
+    _check_fit([-(-count // batch_size) for count in samples], timeline, batch_size, epochs)
+
+
+def _check_fit(needed: Sequence[int], timeline: Timeline, batch_size: int, epochs: int) -> None:
+    """Raise an error unless the timeline gives every task the steps that it needs in each epoch, times the epochs."""
+    if epochs < 1:
+        raise SpclError(f"epochs is {epochs}; give at least 1")
+    if len(needed) != len(timeline.spans):
+        raise DataError(
+            f"there are {len(needed)} tasks, but the timeline has {len(timeline.spans)}; give both the same number"
+        )
     misfits = [
         f"task {task} has {has} steps and needs {needs} ({abs(has - needs)} too {'many' if has > needs else 'few'})"
-        for task, (has, needs) in enumerate(zip(timeline.durations, needed, strict=True))
+        for task, (has, needs) in enumerate(zip(timeline.durations, (epochs * steps for steps in needed), strict=True))
         if has != needs
     ]
     if misfits:
+        passes = f" in {epochs} epochs" if epochs > 1 else ""
         raise TimelineError(
-            f"the timeline does not fit the data at batch size {batch_size}: {', '.join(misfits)}; "
+            f"the timeline does not fit the data at batch size {batch_size}{passes}: {', '.join(misfits)}; "
             "fit the timeline to the data (Timeline.rescaled)"
         )
+
+
+class _Samples:
+    """The samples of a task, in another order in every epoch.
+
+    Args:
+        x: Inputs, of which `indices` are the task's; None for all.
+        indices: Indices into x.
+        y: A target for each of the task's samples.
+        seed: Of the order.
+    """
+
+    def __init__(self, x: Inputs, indices: Tensor | None, y: Tensor, seed: tuple[int, int]) -> None:
+        self._x, self._indices, self._y, self._seed = x, indices, y, seed
+        self._device = parts_of(x)[0].device
+        self._epoch, (self._order, self._targets) = 0, self._shuffled(0)
+
+    def batch(self, number: int, batch_size: int) -> tuple[Any, Tensor]:
+        """Return the batch of this number, counted over all epochs."""
+        epoch, number = divmod(number, -(-len(self._y) // batch_size))
+        if epoch != self._epoch:
+            self._epoch, (self._order, self._targets) = epoch, self._shuffled(epoch)
+        batch = slice(number * batch_size, (number + 1) * batch_size)
+        order = self._order[batch]
+        return map_parts(self._x, lambda part: part.index_select(0, order)), self._targets[batch].clone()
+
+    def _shuffled(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return the indices into x and the targets in the order of an epoch."""
+        seed = (*self._seed, epoch) if epoch else self._seed
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(self._y)))
+        indices = order if self._indices is None else self._indices[order]
+        return indices.to(self._device), self._y[order]
 
 
 def _checked_names(names: Sequence[str] | None, tasks: int) -> tuple[str, ...]:
@@ -154,8 +258,3 @@ def _checked_names(names: Sequence[str] | None, tasks: int) -> tuple[str, ...]:
     if len(set(checked)) != tasks or len(checked) != tasks:
         raise SpclError(f"the names {checked} are not {tasks} different ones; give one per task")
     return checked
-
-
-def _shuffled(indices: Tensor, labels: Tensor, seed: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(indices)))
-    return indices[order], labels[order]

@@ -120,6 +120,16 @@ class Timeline:
         """Return the tasks that train at this step."""
         return tuple(task for task, (first, last) in enumerate(self.spans) if first <= step <= last)
 
+    def stretched(self, factor: int) -> "Timeline":
+        """Return this timeline with every step repeated `factor` times, for as many passes over the data.
+
+        >>> Timeline(((0, 3), (2, 6))).stretched(3).spans
+        ((0, 11), (6, 20))
+        """
+        if factor < 1:
+            raise SpclError(f"the timeline is stretched by {factor}; give at least 1")
+        return Timeline(tuple((factor * first, factor * (last + 1) - 1) for first, last in self.spans))
+
     def rescaled(self, durations: Sequence[int]) -> "Timeline":
         """Return this timeline for tasks of other lengths.
 

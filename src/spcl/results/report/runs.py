@@ -49,6 +49,8 @@ def run_details(run: RunRecord, points: int) -> dict[str, Any]:
     details: dict[str, Any] = {"path": str(run.path), "settings": flat_settings(run.settings)}
     if run.result is not None:
         details |= run.result.model_dump(include={"tasks", "environment", "left_out"})
+        if points == MOST_POINTS and (result := run.full_result()) is not None:  # not in reports of very many runs
+            details |= result.model_dump(include={"confusion", "class_names"})
     try:
         entries = run.metrics()
     except SpclError as error:

@@ -7,8 +7,8 @@ function timelineChart({ names, classes, timeline }) {
   const traces = [{
     type: "bar", orientation: "h", y: names, x: bars, base: timeline.map(([first]) => first),
     marker: { color: names.map((_, task) => paint(task)) },
-    customdata: timeline.map(([first, last], task) => [first, last, classes[task]]),
-    hovertemplate: "%{y}: steps %{customdata[0]} to %{customdata[1]}, %{customdata[2]} classes<extra></extra>",
+    customdata: timeline.map(([first, last], task) => [first, last, classes[task] ? `, ${classes[task]} classes` : ""]),
+    hovertemplate: "%{y}: steps %{customdata[0]} to %{customdata[1]}%{customdata[2]}<extra></extra>",
   }];
   if (memory < steps) {
     traces.push({
@@ -54,6 +54,38 @@ function accuracyChart({ names, evaluations: { step, accuracy } }) {
       hovertemplate: `${name}: %{y:.2f} %<extra></extra>`,
     })),
     layout: { height: 320, hovermode: "x unified", hoverdistance: -1, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "accuracy (%)" } } },
+  };
+}
+
+const MOST_LABELS = 20;
+const confusionHeight = (table) => 130 + Math.min(14 * table.length, 400);
+
+// Class-incremental, the columns are the classes of all tasks; many classes are named when pointed at only.
+function classNames({ names, confusion, class_names: known }, task) {
+  const of = (name) => known?.[name] ?? (confusion[name] ?? []).map((_, label) => String(label));
+  const columns = confusion[task][0].length;
+  return [of(task), columns === confusion[task].length ? of(task) : names.flatMap(of).slice(0, columns)];
+}
+
+function confusionChart(found, task) {
+  const table = found.confusion[task];
+  const [rows, columns] = classNames(found, task);
+  const totals = table.map((row) => row.reduce((sum, count) => sum + count, 0));
+  const axis = (names, title) => ({
+    title: { text: title }, tickvals: names.map((_, index) => index),
+    ticktext: names.map((name) => short(name)), showticklabels: names.length <= MOST_LABELS, automargin: true,
+  });
+  return {
+    traces: [{
+      type: "heatmap", z: table.map((row, label) => row.map((count) => (totals[label] ? (100 * count) / totals[label] : null))),
+      colorscale: "Cividis", zmin: 0, zmax: 100, hoverongaps: false, colorbar: { title: { text: "%" }, thickness: 12 },
+      customdata: table.map((row, label) => row.map((count, column) => [rows[label], columns[column], count, totals[label]])),
+      texttemplate: columns.length <= 12 ? "%{customdata[2]}" : "",
+      hovertemplate: "%{customdata[0]} as %{customdata[1]}: %{customdata[2]} of %{customdata[3]}<extra></extra>",
+    }],
+    layout: {
+      height: confusionHeight(table), xaxis: axis(columns, "predicted"), yaxis: { ...axis(rows, ""), autorange: "reversed" },
+    },
   };
 }
 

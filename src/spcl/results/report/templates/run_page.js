@@ -12,12 +12,12 @@ async function details(id) {
 function taskTable({ names, classes, timeline, tasks }) {
   const headings = ["Task", "Classes", "First step", "Last step", "A when it ended", "A at the end", "Change"];
   const row = (name, task) => {
-    const { at_end: atEnd, final } = tasks?.[name] ?? { at_end: null, final: null };
+    const { at_end: atEnd, final, metric } = tasks?.[name] ?? { at_end: null, final: null };
     const change = atEnd === null || final === null ? null : final - atEnd;
-    const counts = [classes[task] ?? null, ...(timeline[task] ?? [null, null])];
+    const counts = [classes[task] || null, ...(timeline[task] ?? [null, null])];
     const cells = [...counts.map((count) => count ?? "–"), fixed(atEnd), fixed(final), signed(change)];
     const values = [...counts, atEnd, final, change];
-    return make("tr", {}, make("th", { scope: "row" }, name),
+    return make("tr", {}, make("th", { scope: "row" }, metric ? `${name} (${metric})` : name),
       ...cells.map((text, index) => make("td", { class: "number", "data-value": values[index] ?? "" }, text)));
   };
   return make("div", { class: "scroll", tabindex: 0 },
@@ -107,6 +107,18 @@ function stabilitySection(found) {
   return [section, drawings];
 }
 
+function confusionSection(found) {
+  const grid = make("div", { class: "charts" });
+  const drawings = Object.entries(found.confusion).map(([task, table]) => {
+    const element = chart(`Confusion of the classes of ${task}`, confusionHeight(table));
+    grid.append(figure(element, `${task}.`));
+    return [element, () => confusionChart(found, task)];
+  });
+  const section = make("section", {}, make("h2", {}, "Confusion"),
+    make("p", {}, "How often, at the end, the classes of a task (rows) were predicted as each class (columns)."), grid);
+  return [section, drawings];
+}
+
 async function showRun(id) {
   const run = runs[id];
   const found = await details(id);
@@ -122,6 +134,7 @@ async function showRun(id) {
     ...(found.names?.length ? [tasksSection(found)] : []),
     ...(found.evaluations?.step.length ? [accuracySection(found)] : []),
     ...(found.stability?.step.length ? [stabilitySection(found)] : []),
+    ...(Object.keys(found.confusion ?? {}).length ? [confusionSection(found)] : []),
   ];
   page.append(...sections.map(([section]) => section));
   page.append(related(run), make("section", {}, make("h2", {}, "Settings"), settingsTable(found.settings)));

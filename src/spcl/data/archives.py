@@ -11,13 +11,13 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from spcl.errors import DataError
 
-__all__ = ["MAX_BYTES", "Source", "file_states", "fingerprint", "open_source"]
+__all__ = ["MAX_BYTES", "Archive", "file_states", "fingerprint", "open_archive"]
 
 MAX_BYTES = 2**30
 """Largest unpacked size accepted; the published files are smaller, and larger ones may exhaust memory."""
 
 
-class Source(ABC):
+class Archive(ABC):
     """Read-only access to the files of one data set.
 
     Attributes:
@@ -41,7 +41,7 @@ class Source(ABC):
         return self.read(name)
 
 
-def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
+def open_archive(path: Path, top: str, pattern: str = "**/*") -> Archive:
     """Open a folder, a ``.zip`` or a ``.tar.gz``.
 
     Only the files below the folder `top` of an archive are used, and those of a folder that match `pattern`. An archive
@@ -53,7 +53,7 @@ def open_source(path: Path, top: str, pattern: str = "**/*") -> Source:
 
 
 def fingerprint(path: Path, pattern: str = "**/*") -> list[tuple[str, int, int]]:
-    """Return name, size and modification time of the files that `open_source` reads, to detect changes."""
+    """Return name, size and modification time of the files that `open_archive` reads, to detect changes."""
     root, files = (path, _files(path, pattern)) if path.is_dir() else (path.parent, [path])
     return file_states(root, files)
 
@@ -68,7 +68,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
     return sorted(file for file in folder.glob(pattern) if file.is_file())
 
 
-class _Folder(Source):
+class _Folder(Archive):
     def __init__(self, path: Path, pattern: str) -> None:
         super().__init__(path)
         self.names = frozenset(file.relative_to(path).as_posix() for file in _files(path, pattern))
@@ -80,7 +80,7 @@ class _Folder(Source):
             return file.read_bytes()
 
 
-class _Tar(Source):
+class _Tar(Archive):
     """A gzipped tar archive, read into memory in one pass, as it has no random access."""
 
     def __init__(self, path: Path, top: str) -> None:
@@ -114,7 +114,7 @@ class _Tar(Source):
         return self._contents[name]
 
 
-class _Zip(Source):
+class _Zip(Archive):
     def __init__(self, path: Path, top: str) -> None:
         super().__init__(path)
         self._members: dict[str, zipfile.ZipInfo] = {}
