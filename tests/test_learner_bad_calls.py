@@ -22,6 +22,7 @@ from torch.nn.functional import (
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from spcl.errors import SpclError, TaskError
 from spcl.learner import Learner
+from spcl.losses import CrossEntropy
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import ER, SORO, Gradients, Method, Weights
 
@@ -78,9 +79,21 @@ BAD_STEPS = {
     ),
     "other type than before": (step(lidar=(X.double(), labels(0, 1, 2))), r"task 'lidar': .* float64\[2, 4, 4\]"),
     "other targets than before": (step(speed=(X, torch.zeros(3, 3))), r"task 'speed': .* targets float32\[3\]"),
-    "other shape than memory's": (
-        step(new=(images(3, 1)[..., :3], labels(0, 1, 0))),
-        r"task 'new' has samples of float32\[2, 4, 3\], but memory holds float32\[2, 4, 4\] of task 'done'",
+    "probabilities that are none": (
+        step(new=(X, torch.tensor([[0.5, 0.5], [0.5, 0.6], [-1.0, 2.0]]))),
+        r"task 'new': the probabilities of 2 of 3 samples .* \(first: sample 1, sum 1.1, minimum 0.5\); normalise",
+    ),
+    "probabilities of too many classes": (
+        step(new=(X, torch.eye(3))),
+        r"task 'new': class labels .* or probabilities of shape \(samples, 2\), but they are torch.float32 .*\(3, 3\)",
+    ),
+    "probabilities instead of labels": (
+        step(lidar=(X, torch.eye(3))),
+        r"task 'lidar': its samples are .* with targets int64\[\], but this batch has .* with targets float32\[3\]",
+    ),
+    "dict instead of a tensor": (
+        step(lidar=({"x": X}, labels(0, 1, 2))),
+        r"task 'lidar': its samples are float32\[2, 4, 4\] .*, but this batch has \{x: float32\[2, 4, 4\]\}",
     ),
     "targets that the loss refuses": (
         step(newer=(X, torch.zeros(3, 2, dtype=torch.complex64))),
@@ -109,7 +122,19 @@ OTHER_CALLS = {
         r"task 'a': pass either",
     ),
     "head without loss": (lambda learner: learner.add_task("a", head=HEAD), r"task 'a': pass either"),
-    "loss without head": (lambda learner: learner.add_task("a", classes=2, loss=mse_loss), r"task 'a': pass either"),
+    "loss without head": (lambda learner: learner.add_task("a", loss=mse_loss), r"task 'a': pass either"),
+    "a loss that is none": (
+        lambda learner: learner.add_task("a", classes=2, loss="mse"),
+        r"task 'a': its loss must be",
+    ),
+    "two classes of one name": (
+        lambda learner: learner.add_task("a", classes=("cat", "cat")),
+        r"task 'a': the names of classes must be different texts",
+    ),
+    "class weights of other classes": (
+        lambda learner: learner.add_task("a", classes=2, loss=CrossEntropy(class_weights=(1.0, 2.0, 3.0))),
+        r"task 'a' has 2 classes, but its loss has 3 class weights",
+    ),
     "no class": (lambda learner: learner.add_task("a", classes=0), r"task 'a': classes must be .* it is 0"),
     "half a class": (lambda learner: learner.add_task("a", classes=2.5), r"task 'a': classes must be .* it is 2.5"),
     "used head": (
@@ -168,21 +193,6 @@ def test_predictions_need_data_first() -> None:
     for task in (None, "a"):
         with pytest.raises(TaskError, match=r"^task 'a' has seen no data yet"):
             learner.predict(X, task=task)
-
-
-def test_new_tasks_must_fit_each_other_where_they_share_a_memory() -> None:
-    learner = Learner(TinyResNet(), SORO(), memory=BalancedCoreset(4))
-    learner.add_task("a", classes=2)
-    learner.add_task("b", classes=2)
-    before = complete_state(learner)
-    x, y = batch(4, 2, 1)
-    with pytest.raises(TaskError, match=r"task 'b' has samples of float32\[2, 6, 6\], .*\[2, 4, 4\] of task 'a'"):
-        learner.step({"a": (x, y), "b": (torch.zeros(4, 2, 6, 6), y)})
-    assert_same(complete_state(learner), before)
-    free = Learner(TinyResNet(), SORO())
-    free.add_task("a", classes=2)
-    free.add_task("b", classes=2)
-    assert not free.step({"a": (x, y), "b": (torch.randn(4, 2, 6, 6), y)}).skipped
 
 
 def test_a_memory_of_another_run_is_refused() -> None:
@@ -246,7 +256,7 @@ def test_impossible_settings_are_refused(options: dict[str, Any], words: str) ->
         (lambda: Learner(TinyResNet(), SORO), "the method must be .* but it is <class"),
         (lambda: Learner(TinyResNet(), SORO(), memory=100), "the memory must be .* but it is 100"),
         (lambda: Reservoir(1.5), "is 1.5; give a budget of at least 1 sample"),
-        (lambda: make_learner().predict([[1.0]]), "made for a tensor, but x is list; try torch.as_tensor"),
+        (lambda: make_learner().predict([[1.0]]), r"part '\[0\]' of the inputs is a list; inputs are a tensor"),
     ],
 )
 def test_things_of_another_kind_are_refused(make: Callable[[], object], words: str) -> None:

@@ -107,7 +107,7 @@ def test_a_finished_task_can_be_evaluated() -> None:
     ("batches", "task", "words"),
     [
         ([], "a", "nothing to evaluate"),
-        ([(X, torch.zeros(7, 1, dtype=torch.int64))], "a", "task 'a': .* targets"),
+        ([(X, torch.zeros(7, 1, dtype=torch.int64))], "a", r"task 'a': class labels .* \(7, 1\)"),
         ([(X, torch.full((7,), 3))], "a", "task 'a' has classes 0 to 2, but the batch has label 3"),
         ([(X, torch.full((7,), 5))], None, "the learner has classes 0 to 4, but the batch has label 5"),
         ([(X, torch.zeros(6, dtype=torch.int64))], None, "7 inputs but 6 labels"),

@@ -1,5 +1,6 @@
-"""Batches of samples as pairs of tensors, also where they arrive as NumPy arrays."""
+"""Batches of samples: inputs, which are a tensor or a dict or tuple of tensors, and targets."""
 
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,14 +10,35 @@ from torch import Tensor
 
 from spcl.errors import DataError
 
-__all__ = ["ARRAYS", "ArrayLike", "Batch", "BatchLike", "as_batch", "as_tensor"]
+__all__ = [
+    "ARRAYS",
+    "ArrayLike",
+    "Batch",
+    "BatchLike",
+    "Inputs",
+    "InputsLike",
+    "as_batch",
+    "as_inputs",
+    "as_tensor",
+    "concatenate",
+    "describe",
+    "from_leaves",
+    "leaves",
+    "map_leaves",
+    "number_of_samples",
+    "sample_kind",
+    "split",
+]
 
 ARRAYS = (Tensor, np.ndarray)
 """The types of an ArrayLike."""
 
 ArrayLike: TypeAlias = Tensor | NDArray[Any]
-Batch: TypeAlias = tuple[Tensor, Tensor]
-BatchLike: TypeAlias = tuple[ArrayLike, ArrayLike]
+Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
+"""Inputs of a batch, which the backbone gets as one argument; all tensors have one row per sample."""
+InputsLike: TypeAlias = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]
+Batch: TypeAlias = tuple[Inputs, Tensor]
+BatchLike: TypeAlias = tuple[InputsLike, ArrayLike]
 
 
 def as_batch(batch: object) -> Batch:
@@ -32,8 +54,8 @@ def as_batch(batch: object) -> Batch:
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         x, y = batch
-        if isinstance(x, ARRAYS) and isinstance(y, ARRAYS):
-            return as_tensor(x), as_tensor(y)
+        if isinstance(x, (*ARRAYS, Mapping, tuple, list)) and isinstance(y, ARRAYS):
+            return as_inputs(x), as_tensor(y)
     raise DataError(
         f"a batch is a pair of tensors or NumPy arrays (inputs, targets), but it is {_kind(batch)}; "
         f"convert the parts with torch.as_tensor"
@@ -55,6 +77,153 @@ def as_tensor(array: ArrayLike) -> Tensor:
             f"a NumPy array of type {array.dtype} and shape {array.shape} cannot become a tensor ({error}); "
             f"convert it to a numeric type"
         ) from None
+
+
+# -- inputs
+
+
+def as_inputs(x: object) -> Inputs:
+    """Return inputs as a tensor, a dict of tensors or a tuple of tensors; other mappings and lists become these.
+
+    >>> as_inputs({"tokens": np.array([[7, 9]]), "mask": torch.tensor([[True, False]])})
+    {'tokens': tensor([[7, 9]]), 'mask': tensor([[ True, False]])}
+    >>> as_inputs((torch.zeros(3, 2), torch.zeros(4)))
+    Traceback (most recent call last):
+    ...
+    spcl.errors.DataError: the parts of the inputs have different numbers of samples, [0]: 3 and [1]: 4; give every part
+    one row per sample
+    """
+    if isinstance(x, ARRAYS):
+        return as_tensor(x)
+    if isinstance(x, Mapping):
+        _check_parts(x)
+        inputs: Inputs = {name: as_tensor(part) for name, part in x.items()}
+    elif isinstance(x, tuple | list):
+        _check_parts({f"[{index}]": part for index, part in enumerate(x)})
+        inputs = tuple(as_tensor(part) for part in x)
+    else:
+        raise DataError(
+            f"inputs are a tensor or NumPy array, or a dict or tuple of them, but they are a {type(x).__name__}; "
+            f"convert them with torch.as_tensor"
+        )
+    sizes = {name.removeprefix("."): len(leaf) if leaf.ndim else 0 for name, leaf in leaves(inputs).items()}
+    first, *others = sizes
+    for other in others:
+        if sizes[other] != sizes[first]:
+            raise DataError(
+                f"the parts of the inputs have different numbers of samples, {first}: {sizes[first]} and {other}: "
+                f"{sizes[other]}; give every part one row per sample"
+            )
+    return inputs
+
+
+def leaves(x: Inputs) -> dict[str, Tensor]:
+    """Return the tensors by name: ``""`` for a tensor, ``".key"`` for parts of a dict, ``"[0]"`` for those of a tuple.
+
+    >>> leaves((torch.tensor([1]), torch.tensor([2])))
+    {'[0]': tensor([1]), '[1]': tensor([2])}
+    """
+    if isinstance(x, Tensor):
+        return {"": x}
+    if isinstance(x, dict):
+        return {f".{name}": leaf for name, leaf in x.items()}
+    return {f"[{index}]": leaf for index, leaf in enumerate(x)}
+
+
+def from_leaves(named: Mapping[str, Tensor]) -> Inputs:
+    """Return the inputs that have these :func:`leaves`.
+
+    >>> from_leaves({".tokens": torch.tensor([1])})
+    {'tokens': tensor([1])}
+    """
+    if "" in named:
+        return named[""]
+    if all(name.startswith(".") for name in named):
+        return {name[1:]: leaf for name, leaf in named.items()}
+    return tuple(named.values())
+
+
+def map_leaves(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """Apply a function to every tensor of the inputs.
+
+    >>> map_leaves(lambda leaf: 2 * leaf, {"a": torch.tensor([1]), "b": torch.tensor([2])})
+    {'a': tensor([2]), 'b': tensor([4])}
+    """
+    if isinstance(x, Tensor):
+        return function(x)
+    if isinstance(x, dict):
+        return {name: function(leaf) for name, leaf in x.items()}
+    return tuple(function(leaf) for leaf in x)
+
+
+def number_of_samples(x: Inputs) -> int:
+    """Return the number of samples; 0 if a tensor has no dimensions.
+
+    >>> number_of_samples((torch.zeros(3, 2), torch.zeros(3)))
+    3
+    """
+    leaf = x if isinstance(x, Tensor) else next(iter(leaves(x).values()))
+    return len(leaf) if leaf.ndim else 0
+
+
+def concatenate(parts: Sequence[Inputs]) -> Inputs:
+    """Return inputs of one :func:`sample_kind` as one batch; a single one is returned as it is.
+
+    >>> concatenate([{"a": torch.tensor([1])}, {"a": torch.tensor([2, 3])}])
+    {'a': tensor([1, 2, 3])}
+    """
+    if len(parts) == 1:
+        return parts[0]
+    named = [leaves(part) for part in parts]
+    return from_leaves({name: torch.cat([part[name] for part in named]) for name in named[0]})
+
+
+def split(x: Inputs, size: int) -> Iterator[Inputs]:
+    """Split inputs into batches of at most ``size`` samples.
+
+    >>> [len(part) for part in split(torch.zeros(5, 2), 2)]
+    [2, 2, 1]
+    """
+    for start in range(0, number_of_samples(x), size):
+        yield map_leaves(lambda leaf: leaf[start : start + size], x)  # noqa: B023 (it is called at once)
+
+
+def sample_kind(x: Inputs) -> Hashable:
+    """Return structure, shape and type of one sample: inputs with the same kind can be one batch.
+
+    >>> sample_kind(torch.zeros(3, 2)) == sample_kind(torch.ones(5, 2)) != sample_kind((torch.zeros(3, 2),))
+    True
+    """
+    if isinstance(x, Tensor):
+        return x.dtype, x.shape[1:]
+    return frozenset((name, leaf.dtype, leaf.shape[1:]) for name, leaf in leaves(x).items())
+
+
+def describe(x: Inputs, skipped: int = 0) -> str:
+    """Return type and shape as text, without the first ``skipped`` dimensions; the parts of a dict in sorted order.
+
+    >>> describe({"tokens": torch.zeros(8, 16, dtype=torch.int64), "mask": torch.ones(8, 16)}, 1)
+    '{mask: float32[16], tokens: int64[16]}'
+    """
+    if isinstance(x, Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[skipped:])}"
+    if isinstance(x, dict):
+        return f"{{{', '.join(f'{name}: {describe(x[name], skipped)}' for name in sorted(x))}}}"
+    return f"({', '.join(describe(leaf, skipped) for leaf in x)})"
+
+
+def _check_parts(parts: Mapping[Any, object]) -> None:
+    """Refuse what is no flat, non-empty collection of arrays."""
+    if not parts:
+        raise DataError("the inputs are an empty dict or tuple; give at least one tensor")
+    for name, part in parts.items():
+        if not isinstance(name, str):
+            raise DataError(f"the dict of inputs has the key {name!r}; give every part a name that is a text")
+        if not isinstance(part, ARRAYS):
+            raise DataError(
+                f"part {name!r} of the inputs is a {type(part).__name__}; inputs are a tensor or NumPy array, or a "
+                f"flat dict or tuple of them"
+            )
 
 
 def _kind(batch: object) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spcl.batches import Inputs
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 from spcl.engine.gradients import GradientMatrix, write_gradients
 from spcl.engine.model import SharedModel
@@ -16,7 +17,7 @@ class BackboneGraphs:
     """The backbone's forward and backward pass as two CUDA graphs per batch size.
 
     Between the two the heads run eagerly. The gradient of the parameters is added to the open row of the gradient
-    matrix.
+    matrix. Inputs that are not a tensor run eagerly.
     """
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture) -> None:
@@ -26,9 +27,9 @@ class BackboneGraphs:
         self._seen: set[tuple[object, ...]] = set()
         self._passes: dict[tuple[object, ...], _StaticPass] = {}
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs) -> Tensor:
         """Return the features; a backward pass from them reaches the gradient matrix."""
-        static = self._static_pass(x)
+        static = self._static_pass(x) if isinstance(x, Tensor) else None
         if static is None:
             return self._model.backbone(x)  # type: ignore[no-any-return]
         return _BackboneFunction.apply(self._gradients.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,12 +1,14 @@
 """Gradients of classifiers as CUDA graphs: forward pass, loss and backward pass of a batch in one."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from spcl.batches import Inputs, sample_kind
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient, own_classes
 from spcl.cuda_graphs.static_gradient import StaticGradient
@@ -49,14 +51,17 @@ class ClassifierGraphs:
             self.gradient.heads.zero_()
 
     def supports(self, samples: Sequence[Samples]) -> bool:
-        """Return whether all of these are samples of classifiers trained by cross-entropy."""
-        plain = all(group.task.classes is not None and group.task.loss is cross_entropy for group in samples)
-        return plain and self._model.backbone.training
+        """Return whether all of these are tensors of classifiers trained by plain cross-entropy with labels."""
+        return self._model.backbone.training and all(map(_is_plain, samples))
 
-    def run(self, index: int, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> StaticGradient:
+    def supports_together(self, samples: Sequence[Samples]) -> bool:
+        """Return whether these are supported as one batch: all have one shape and type."""
+        return self.supports(samples) and len({sample_kind(group.x) for group in samples}) == 1
+
+    def run(self, index: int, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> StaticGradient:
         """Add the gradient of a batch to the gradient matrix at ``index``, and to the heads' gradients."""
         static = self._static_gradient(samples)
-        static.fill(inputs, self.classes_of(samples))
+        static.fill(cast(Sequence[Tensor], inputs), self.classes_of(samples))
         if static.replay is None:
             self._capture.warm_up(static.work)
         else:
@@ -89,11 +94,11 @@ class ClassifierGraphs:
     def classes_of(self, samples: Sequence[Samples]) -> Tensor:
         """Return the label of every sample as an index into the joint logits, and the first class of its range."""
         joint = self.joint_classifier()
-        table = np.empty((2, sum([group.x.shape[0] for group in samples])), dtype=np.int64)
+        table = np.empty((2, sum([len(group.y) for group in samples])), dtype=np.int64)
         start = 0
         for group in samples:
-            part = table[:, start : start + group.x.shape[0]]
-            start += group.x.shape[0]
+            part = table[:, start : start + len(group.y)]
+            start += len(group.y)
             np.add(group.y.cpu().numpy(), group.task.offset, out=part[0])
             part[1] = joint.first_class(group.task)
         return torch.from_numpy(table)
@@ -122,13 +127,19 @@ class ClassifierGraphs:
 
     def _static_gradient(self, samples: Sequence[Samples]) -> StaticGradient:
         self.joint_classifier()
-        size = sum([group.x.shape[0] for group in samples])
-        key = self._capture.key(size, samples[0].x)
+        size = sum([len(group.y) for group in samples])
+        x = cast(Tensor, samples[0].x)
+        key = self._capture.key(size, x)
         static = self._graphs.get(key)
         if static is None:
-            static = self.new_gradient(self.gradient, samples[0].x, self.new_classes(size))
+            static = self.new_gradient(self.gradient, x, self.new_classes(size))
             if key in self._seen and len(self._graphs) < MOST_GRAPHS:
                 (static.replay,) = self._capture.capture([static.work]) or (None,)
                 self._graphs[key] = static
             self._seen.add(key)
         return static
+
+
+def _is_plain(group: Samples) -> bool:
+    is_classifier = group.task.classes is not None and group.task.loss is cross_entropy
+    return is_classifier and isinstance(group.x, Tensor) and not group.y.is_floating_point()

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from spcl.batches import Inputs, sample_kind
 from spcl.cuda_graphs.backbone import BackboneGraphs
 from spcl.cuda_graphs.cache import GraphCache
 from spcl.cuda_graphs.capture import GraphCapture
@@ -70,8 +71,8 @@ class CudaGraphEngine(EagerEngine):
         return super().backward(batches)
 
     @override
-    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
-        if not (self.method.has_plain_memory_loss() and self._classifiers.supports(samples)):
+    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
+        if not (self.method.has_plain_memory_loss() and self._classifiers.supports_together(samples)):
             super().backward_replay(samples, inputs, draw)
             return
         index = len(self.gradients.plan.names) - 1
@@ -105,8 +106,10 @@ class CudaGraphEngine(EagerEngine):
         return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
 
     @override
-    def _forward(self, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> list[Output]:
-        return self.model.outputs(samples, inputs, self._backbone)
+    def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
+        # of several shapes, all forward passes precede the backward passes, while graphs share the memory in between
+        of_one_kind = len({sample_kind(x) for x in inputs}) == 1
+        return self.model.outputs(samples, inputs, self._backbone if of_one_kind else None)
 
     @override
     def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 """The gradients of all tasks of a step as one CUDA graph, for small networks."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -74,17 +75,22 @@ class TaskGroupGraph:
 
     def _graph_key(self, samples: Sequence[Samples]) -> tuple[object, ...]:
         addresses = self._gradients.buffer.data_ptr(), self._gradients.health.data_ptr(), self._classifiers.gradient
-        return (*addresses, *[(group.task, *self._capture.key(group.x.shape[0], group.x)) for group in samples])
+        return (*addresses, *[(g.task, *self._capture.key(len(g.y), _x(g))) for g in samples])
 
     def _grouped(self, samples: Sequence[Samples], total: JointGradient) -> "_GroupedGradients":
-        sizes = [group.x.shape[0] for group in samples]
+        sizes = [len(group.y) for group in samples]
         classes = self._classifiers.new_classes(sum(sizes))
         parts = torch.split_with_sizes(classes, sizes, dim=1)
-        statics = [self._classifiers.new_gradient(None, g.x, part) for g, part in zip(samples, parts, strict=True)]
+        statics = [self._classifiers.new_gradient(None, _x(g), part) for g, part in zip(samples, parts, strict=True)]
         return _GroupedGradients(statics, classes, self._gradients, total)
 
     def _fill(self, work: "_GroupedGradients", samples: Sequence[Samples]) -> None:
-        work.fill([group.x for group in samples], self._classifiers.classes_of(samples))
+        work.fill([_x(group) for group in samples], self._classifiers.classes_of(samples))
+
+
+def _x(samples: Samples) -> Tensor:
+    """Return the inputs, of which :meth:`ClassifierGraphs.supports` has found that they are a tensor."""
+    return cast(Tensor, samples.x)
 
 
 class _GroupedGradients:

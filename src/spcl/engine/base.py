@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+from spcl.batches import Inputs
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
@@ -38,7 +39,7 @@ class Engine(ABC):
         """Compute the gradients of the tasks' losses; return the logits by task, for methods that store them."""
 
     @abstractmethod
-    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
+    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
         """Add the gradient of memory's loss on the ``draw``-th replay batch of the step."""
 
     @abstractmethod

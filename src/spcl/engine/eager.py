@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from spcl.aggregation.gramians import gramian_and_numbers
+from spcl.batches import Inputs
 from spcl.engine.base import Engine
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
@@ -50,7 +51,7 @@ class EagerEngine(Engine):
         return logits
 
     @override
-    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Tensor], draw: int) -> None:
+    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
         loss = self.method.memory_loss(self._forward(samples, inputs), draw)
         with self._gradient(len(self.gradients.plan.names) - 1, loss, samples, add=draw > 0):
             loss.backward()  # type: ignore[no-untyped-call]
@@ -93,7 +94,7 @@ class EagerEngine(Engine):
             loss.backward()  # type: ignore[no-untyped-call]
         return output.value.detach()
 
-    def _forward(self, samples: Sequence[Samples], inputs: Sequence[Tensor]) -> list[Output]:
+    def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
         return self.model.outputs(samples, inputs)
 
     @contextmanager

@@ -1,16 +1,19 @@
 """The shared backbone under a growing set of heads."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
+from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_samples, sample_kind
 from spcl.engine.broadcasting import RefuseBroadcast
 from spcl.errors import SpclError, TaskError, is_out_of_memory
-from spcl.methods.base import Output, Task, describe
+from spcl.methods.tasks import Output, Task
 
 __all__ = ["Samples", "Scenario", "SharedModel", "checked_loss"]
 
@@ -22,7 +25,7 @@ class Samples:
     """A batch of one task: inputs, targets and, if replayed, stored logits."""
 
     task: Task
-    x: Tensor
+    x: Inputs
     y: Tensor
     stored: Tensor | None = None
 
@@ -85,27 +88,43 @@ class SharedModel:
     def outputs(
         self,
         samples: Sequence[Samples],
-        inputs: Sequence[Tensor] | None = None,
-        backbone: Callable[[Tensor], Tensor] | None = None,
+        inputs: Sequence[Inputs] | None = None,
+        backbone: Callable[[Inputs], Tensor] | None = None,
     ) -> list[Output]:
-        """Return the outputs for samples of one or more tasks, from one pass through the backbone (or a substitute)."""
-        backbone = self.backbone if backbone is None else backbone
+        """Return the outputs for samples of one or more tasks, in their order.
+
+        Samples of one structure, shape and type take one pass through the backbone (or a substitute) together.
+        """
         inputs = inputs if inputs is not None else [group.x for group in samples]
+        alike: dict[Hashable, list[int]] = {}
+        for index, x in enumerate(inputs):
+            alike.setdefault(sample_kind(x), []).append(index)
+        outputs: dict[int, Output] = {}
+        for indices in alike.values():
+            members, parts = [samples[index] for index in indices], [inputs[index] for index in indices]
+            outputs |= zip(indices, self._outputs_of_one_kind(members, parts, backbone or self.backbone), strict=True)
+        return [outputs[index] for index in range(len(samples))]
+
+    def _outputs_of_one_kind(
+        self, samples: Sequence[Samples], inputs: Sequence[Inputs], backbone: Callable[[Inputs], Tensor]
+    ) -> list[Output]:
         with self.precision():
-            parts = [part.to(self.device, non_blocking=True) for part in inputs]
-            features = backbone(parts[0] if len(parts) == 1 else torch.cat(parts))
+            features = backbone(concatenate([self._on_device(part) for part in inputs]))
             joint = self._joint_logits(features) if self._is_joint(samples) else None
             outputs, start = [], 0
             for group in samples:
-                part = slice(start, start + len(group.x))
+                part = slice(start, start + len(group.y))
                 start = part.stop
                 outputs.append(self._output(group, features[part], None if joint is None else joint[part]))
         return outputs
 
-    def logits(self, x: Tensor, task: Task | None) -> Tensor:
+    def _on_device(self, x: Inputs) -> Inputs:
+        return map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), x)
+
+    def logits(self, x: Inputs, task: Task | None) -> Tensor:
         """Return logits (or a custom head's output) for evaluation, over all classes seen if ``task`` is None."""
         with self.precision():
-            features = self.backbone(x.to(self.device, non_blocking=True))
+            features = self.backbone(self._on_device(x))
             return self._joint_logits(features) if task is None else self._head_output(task, features)
 
     def probe(self, group: Samples) -> int | None:
@@ -114,20 +133,29 @@ class SharedModel:
         An error names the task and leaves the model unchanged.
         """
         with self.task_errors(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
-            features = self.backbone(group.x.to(self.device))
+            features = self.backbone(self._on_device(group.x))
             if not isinstance(features, Tensor):
                 raise TaskError(
                     f"the backbone must give a tensor of features, but it gives a {type(features).__name__}"
                 )
             if group.task.classes is None:
-                checked_loss(group.task, self._head_output(group.task, features), group.y.to(self.device))
+                checked_loss(self._output(group, features, None))
                 return None
-        if features.ndim != 2:
-            raise TaskError(
-                f"task {group.task.name!r}: a classifier needs features of shape (batch, features), but the backbone "
-                f"gives {tuple(features.shape)}; pass head= and loss= instead of classes="
-            )
+            if features.ndim != 2:
+                raise TaskError(
+                    f"task {group.task.name!r}: a classifier needs features of shape (batch, features), but the "
+                    f"backbone gives {tuple(features.shape)}; pass head= and loss= instead of classes="
+                )
+            self._check_classifier_loss(group, features)
         return int(features.shape[1])
+
+    def _check_classifier_loss(self, group: Samples, features: Tensor) -> None:
+        """Refuse a loss that does not give one number for logits of zeros."""
+        if group.task.loss is not cross_entropy:
+            tasks = self.classifiers if self._joint else [group.task]
+            logits = features.new_zeros(len(features), sum(task.classes or 0 for task in tasks))
+            logits = logits.float() if logits.dtype == self.autocast else logits
+            checked_loss(self._classifier_output(group, logits))
 
     def modules(self) -> list[nn.Module]:
         """Return the backbone and the heads that exist."""
@@ -155,16 +183,19 @@ class SharedModel:
         return [parameter for head in heads for parameter in head.parameters()]
 
     @contextmanager
-    def task_errors(self, task: Task | None, x: Tensor, *targets: Tensor) -> Iterator[None]:
+    def task_errors(self, task: Task | None, x: Inputs, *targets: Tensor) -> Iterator[None]:
         """Turn errors raised inside the model into a :class:`TaskError` that names the task and its samples."""
         try:
             yield
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, TaskError) or is_out_of_memory(error):
                 raise
             kind = " with targets ".join(describe(some, 1) for some in (x, *targets))
             whose = "" if task is None else f"task {task.name!r}: "
-            raise TaskError(f"{whose}the model raised an error on {len(x)} samples of {kind}: {error}") from error
+            reason = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
+            raise TaskError(
+                f"{whose}the model raised an error on {number_of_samples(x)} samples of {kind}: {reason}"
+            ) from error
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -189,12 +220,28 @@ class SharedModel:
         return value.float() if value.dtype == self.autocast else value  # losses are computed in full precision
 
     def _output(self, group: Samples, features: Tensor, joint: Tensor | None) -> Output:
-        task, y = group.task, group.y.to(self.device, non_blocking=True)
+        if group.task.classes is not None:
+            return self._classifier_output(group, self._head_output(group.task, features) if joint is None else joint)
+        y, stored = self._targets(group)
+        return Output(group.task, self._head_output(group.task, features), y, slice(0, None), stored)
+
+    def _classifier_output(self, group: Samples, logits: Tensor) -> Output:
+        """Return the output of a classifier, with targets that fit the logits: its own or those of all classes."""
+        task, (y, stored) = group.task, self._targets(group)
+        classes = task.classes or 0
+        offset = task.offset if self._joint else 0
+        own = slice(offset, offset + classes)
+        if y.is_floating_point():
+            targets = y.to(logits.dtype)
+            if self._joint:
+                targets = functional.pad(targets, (offset, logits.shape[1] - own.stop))
+        else:
+            targets = y + offset if self._joint else y
+        return Output(task, logits, targets, own, stored)
+
+    def _targets(self, group: Samples) -> tuple[Tensor, Tensor | None]:
         stored = None if group.stored is None else group.stored.to(self.device, non_blocking=True)
-        if joint is not None and task.classes is not None:
-            own = slice(task.offset, task.offset + task.classes)
-            return Output(task, joint, y + task.offset, own, stored)
-        return Output(task, self._head_output(task, features), y, slice(0, task.classes), stored)
+        return group.y.to(self.device, non_blocking=True), stored
 
     def precision(self) -> AbstractContextManager[object]:
         """Return the autocast context of forward passes, without a cache of casts, which a graph must not capture."""
@@ -203,12 +250,13 @@ class SharedModel:
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
 
 
-def checked_loss(task: Task, output: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of a task with a custom head, or raise an error if it is not one number of matching samples."""
-    with RefuseBroadcast(task.name, output, targets):
-        loss: object = task.loss(output, targets)
+def checked_loss(output: Output) -> Tensor:
+    """Return the task's loss, or raise an error if it is not one number of matching samples."""
+    name = output.task.name
+    with RefuseBroadcast(name, output.value, output.targets):
+        loss: object = output.loss()
     if not isinstance(loss, Tensor):
-        raise TaskError(f"task {task.name!r}: its loss must be a tensor, but it is {loss!r:.80}")
+        raise TaskError(f"task {name!r}: its loss must be a tensor, but it is {loss!r:.80}")
     if loss.ndim != 0:
-        raise TaskError(f"task {task.name!r}: its loss must be one number, but has shape {tuple(loss.shape)}")
+        raise TaskError(f"task {name!r}: its loss must be one number, but has shape {tuple(loss.shape)}")
     return loss

@@ -7,8 +7,10 @@ from torch import nn
 from spcl.batches import BatchLike, as_batch
 from spcl.engine.model import Samples, SharedModel
 from spcl.errors import DataError, SpclError, TaskError
+from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
-from spcl.methods.base import MEMORY, Loss, Method, Task, describe_samples
+from spcl.methods.base import MEMORY, Method
+from spcl.methods.tasks import Task, describe_samples
 
 __all__ = ["Admission", "check_arguments", "check_method", "check_new_task", "find_task", "samples_of"]
 
@@ -43,9 +45,8 @@ class Admission:
 
         If all of them fit, their shapes and types become the tasks' signatures.
         """
-        shapes, feature_dim = self._known_shapes(), self._model.feature_dim
+        feature_dim = self._model.feature_dim
         for group in new:
-            self._check_fits_memory(group, shapes)
             self._method.check_task(group.task, group.x, self._memory)
             features = self._model.probe(group)
             if feature_dim is not None and features not in (None, feature_dim):
@@ -54,7 +55,6 @@ class Admission:
                     f"for the tasks before"
                 )
             feature_dim = feature_dim or features
-            shapes.setdefault(describe_samples(group.x, group.y)[0], group.task.name)
         for group in new:
             group.task.signature = describe_samples(group.x, group.y)
         return feature_dim
@@ -70,24 +70,6 @@ class Admission:
                     f"the backbone's parameter {name!r} was {done} after the learner was made; "
                     f"set it back, or make a new learner of the backbone"
                 )
-
-    def _known_shapes(self) -> dict[str, str]:
-        """Return the shapes and types of samples seen so far, each with the first task that has them."""
-        shapes: dict[str, str] = {}
-        for task in self._model.tasks.values():
-            if task.signature is not None:
-                shapes.setdefault(task.signature[0], task.name)
-        return shapes
-
-    def _check_fits_memory(self, group: Samples, shapes: Mapping[str, str]) -> None:
-        """Refuse samples of another shape or type: those of all tasks are replayed in one batch."""
-        shape = describe_samples(group.x, group.y)[0]
-        if self._memory is not None and shapes and shape not in shapes:
-            other, owner = next(iter(shapes.items()))
-            raise TaskError(
-                f"task {group.task.name!r} has samples of {shape}, but memory holds {other} of task {owner!r}; "
-                f"bring them to one shape and type, or train without memory"
-            )
 
 
 def samples_of(task: Task, batch: BatchLike) -> Samples:
@@ -139,7 +121,7 @@ def check_method(method: object) -> None:
 
 
 def check_new_task(
-    tasks: Mapping[str, Task], name: str, classes: int | None, head: nn.Module | None, loss: Loss | None
+    tasks: Mapping[str, Task], name: str, classes: object, head: nn.Module | None, loss: Loss | None
 ) -> None:
     """Refuse a task that cannot be added to these."""
     if not isinstance(name, str) or not name or name == MEMORY:
@@ -147,7 +129,23 @@ def check_new_task(
     if name in tasks:
         state = "is finished" if tasks[name].finished else "is running"
         raise TaskError(f"there is a task {name!r} already, which {state}; choose another name")
-    if (classes is None) == (head is None) or (head is None) != (loss is None):
+    if (classes is None) == (head is None) or (head is not None and loss is None):
         raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
-    if classes is not None and (not isinstance(classes, int) or classes < 1):
-        raise TaskError(f"task {name!r}: classes must be a positive whole number, but it is {classes!r}")
+    if loss is not None and not callable(loss):
+        raise TaskError(f"task {name!r}: its loss must be a function of output and targets, but it is {loss!r:.80}")
+    if classes is not None:
+        count = _check_classes(name, classes)
+        weights = loss.class_weights if isinstance(loss, CrossEntropy) else None
+        if weights is not None and len(weights) != count:
+            raise TaskError(f"task {name!r} has {count} classes, but its loss has {len(weights)} class weights")
+
+
+def _check_classes(task: str, classes: object) -> int:
+    """Return the number of classes, given as that number or as their names."""
+    if isinstance(classes, int) and classes >= 1:
+        return classes
+    if not isinstance(classes, tuple | list) or not classes:
+        raise TaskError(f"task {task!r}: classes must be a positive whole number, or names, but it is {classes!r:.80}")
+    if not all(isinstance(each, str) and each for each in classes) or len(set(classes)) < len(classes):
+        raise TaskError(f"task {task!r}: the names of classes must be different texts, but they are {classes!r:.80}")
+    return len(classes)

@@ -41,7 +41,7 @@ class Trainable(Protocol):
         """The tasks added so far."""
         ...
 
-    def add_task(self, name: str, *, classes: int | None = None) -> None:
+    def add_task(self, name: str, *, classes: int | Sequence[str] | None = None) -> None:
         """Start a task."""
         ...
 
@@ -102,7 +102,7 @@ class Fitting:
         for name in moment.ended:
             self.learner.finish_task(name)
 
-    def _start(self, name: str, classes: Mapping[str, int]) -> None:
+    def _start(self, name: str, classes: Mapping[str, int | Sequence[str]]) -> None:
         if name in self.learner.tasks:
             return
         if self.on_start is not None:

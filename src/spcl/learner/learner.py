@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -28,8 +28,10 @@ from spcl.learner.optimizer import (
 from spcl.learner.prediction import Predictor
 from spcl.learner.report import StepReport
 from spcl.learner.step_runner import StepRunner
+from spcl.losses import Loss
 from spcl.memory import Memory
-from spcl.methods.base import Loss, Method, Task, classifier_task
+from spcl.methods.base import Method
+from spcl.methods.tasks import Task, classifier_task
 from spcl.stability import Stability
 
 __all__ = ["Learner"]
@@ -112,25 +114,34 @@ class Learner(Predictor):
         return [name for name, task in self.tasks.items() if not task.finished]
 
     def add_task(
-        self, name: str, *, classes: int | None = None, head: nn.Module | None = None, loss: Loss | None = None
+        self,
+        name: str,
+        *,
+        classes: int | Sequence[str] | None = None,
+        head: nn.Module | None = None,
+        loss: Loss | None = None,
     ) -> None:
         """Start a task: a classifier with ``classes`` classes, or a head and a loss of its own.
 
         Args:
             name: its name.
-            classes: the number of classes; labels are 0, 1, ….
+            classes: the number of classes, or their names; labels are 0, 1, …, or rows of probabilities.
             head: a module on the backbone's features, for anything else: regression, dense or multi-label prediction.
-            loss: (output of the head, targets) → scalar; needed with ``head``.
+            loss: (output of the head, targets) → scalar; needed with ``head``. With ``classes`` the output is the
+                logits of the task's classes, class-incrementally of all classes seen, with targets to match; by default
+                cross-entropy. ``spcl.losses.CrossEntropy`` has label smoothing and class weights.
         """
         check_new_task(self.tasks, name, classes, head, loss)
         if head is not None:
             check_new_head(self.optimizer, name, head)
-        if classes is not None:
-            task = classifier_task(name, classes, len(self.classes))
-        else:
+        if classes is None:
             task = Task(name, None, cast(Loss, loss), cast(nn.Module, head).to(self.model.device), 0)
+        elif isinstance(classes, int):
+            task = classifier_task(name, classes, len(self.classes), loss)
+        else:
+            task = classifier_task(name, len(classes), len(self.classes), loss, tuple(classes))
         if self.memory is not None:
-            self.memory.start(name, classes)
+            self.memory.start(name, task.classes)
         self.tasks[name] = task
         if head is not None:
             add_head(self.optimizer, task)
@@ -163,6 +174,8 @@ class Learner(Predictor):
 
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
+                Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
+                it is. Replayed samples of different shapes take one pass through the backbone per shape.
             meanwhile: called when a GPU's work is queued, before the host synchronises; e.g. to fetch more batches.
         """
         samples = self._admitted(batches)
@@ -213,7 +226,7 @@ class Learner(Predictor):
             checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``.
             every: seconds between checkpoints; 0 saves after every moment.
             on_start: adds a task that starts, given its name. By default a task that was not added before gets the
-                number of classes in ``stream.classes``.
+                number or names of classes in ``stream.classes``.
             on_step: receives the report of every step, e.g. to advance a schedule.
             sources: schedules and whatever else is to be saved along, as with :meth:`save`.
         """
@@ -273,6 +286,7 @@ class Learner(Predictor):
         optimizer: MakeOptimizer | None = None,
         memory: Memory | None = None,
         heads: states.Heads | None = None,
+        losses: states.Losses | None = None,
         **sources: states.Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.
@@ -282,10 +296,9 @@ class Learner(Predictor):
         Args:
             checkpoint: the file, its content as of :func:`spcl.checkpoint.read_checkpoint`, or a :meth:`model_state`.
             backbone: a module of the same architecture, which gets the saved weights.
-            method: needed only if it is not one of ``spcl.methods``.
-            optimizer: needed only if it is not one of ``torch.optim``.
-            memory: needed only if it is not one of ``spcl.memory``.
+            method, optimizer, memory: needed only if not of ``spcl.methods``, ``torch.optim`` and ``spcl.memory``.
             heads: head and loss of every task that was added with its own, by name.
+            losses: the loss of every classifier that was added with one other than a ``CrossEntropy``, by name.
             sources: what was saved along, each restored by its ``load_state_dict``. A schedule needs the loaded
                 learner's optimiser: make it afterwards and pass it ``read_checkpoint(path)["sources"][name]``.
         """
@@ -301,5 +314,5 @@ class Learner(Predictor):
             **{name: settings[name] for name in ("scenario", "memory_batch", "measure_stability", "capture", "seed")},
         )
         learner.steps = settings["steps"]
-        states.restore_parts(learner._parts(), state, heads or {}, sources)
+        states.restore_parts(learner._parts(), state, heads or {}, losses or {}, sources)
         return learner

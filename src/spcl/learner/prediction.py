@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from spcl.batches import ARRAYS, ArrayLike, BatchLike, as_batch, as_tensor
+from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
 from spcl.engine.model import Scenario, SharedModel, checked_loss
-from spcl.errors import SpclError, TaskError
+from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.admission import find_task, samples_of
 from spcl.learner.state import uncompiled
-from spcl.methods.base import Task, check_labels
+from spcl.methods.tasks import Output, Task, check_labels
 
 __all__ = ["PREDICT_BATCH", "JointHeads", "Predictor"]
 
@@ -40,7 +40,16 @@ class Predictor:
         """(task, label) of every class seen, in the order of class-incremental predictions."""
         return [(task.name, label) for task in self.model.classifiers for label in range(task.classes or 0)]
 
-    def predict(self, x: ArrayLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+    @property
+    def class_names(self) -> list[tuple[str, str]]:
+        """(task, name) of every class in :attr:`classes`; the label as text where a task's classes have no names."""
+        return [
+            (task.name, str(label) if task.class_names is None else task.class_names[label])
+            for task in self.model.classifiers
+            for label in range(task.classes or 0)
+        ]
+
+    def predict(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
         """Return labels for inputs, on the model's device.
 
         With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
@@ -49,38 +58,34 @@ class Predictor:
         scores = self.logits(x, task, batch_size=batch_size)
         return scores if task is not None and self.tasks[task].classes is None else scores.argmax(dim=1)
 
-    def predict_proba(self, x: ArrayLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+    def predict_proba(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
         """Return the probabilities of a classifier's classes, or of all classes seen: the softmax of the logits."""
         if task is not None and find_task(self.tasks, task).classes is None:
             raise TaskError(f"task {task!r} has a head of its own and no classes; use predict(x, {task!r})")
         return self.logits(x, task, batch_size=batch_size).softmax(dim=1)
 
-    def logits(self, x: ArrayLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+    def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
         """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
         chosen = self._chosen(task)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
-        if not isinstance(x, ARRAYS):
-            raise TaskError(f"predictions are made for a tensor, but x is {type(x).__name__}; try torch.as_tensor(x)")
-        x = as_tensor(x)
-        if x.ndim == 0 or len(x) == 0:
-            raise TaskError(f"there is nothing to predict: x has shape {tuple(x.shape)}")
-        with self.model.task_errors(chosen, x), torch.no_grad(), self.model.evaluating():
-            return torch.cat([self.model.logits(part, chosen) for part in x.split(batch_size)])  # type: ignore[no-untyped-call]
+        inputs = _checked_inputs(x)
+        with self.model.task_errors(chosen, inputs), torch.no_grad(), self.model.evaluating():
+            return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
 
-        Labels are those of the task. A class-incremental prediction is correct if it is the right class among all that
-        were seen; without ``task``, the labels are indices into :attr:`classes`. The mean loss is over the samples, of
-        a loss that is itself a mean over its batch.
+        Labels are those of the task, or probabilities, of which the largest counts. A class-incremental prediction is
+        correct if it is the right class among all that were seen; without ``task``, the labels are indices into
+        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
         """
         chosen = self._chosen(task)
         total, count = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
         for batch in loader:
             x, y = self._checked(batch, chosen)
             total += self._score(x, y.to(self.model.device), chosen)
-            count += len(x)
+            count += len(y)
         if count == 0:
             raise TaskError("there is nothing to evaluate: the loader gives no batch; note that an iterator is used up")
         return float(total) / count
@@ -109,26 +114,27 @@ class Predictor:
             raise TaskError("there is no classification task yet; call add_task first")
         return None
 
-    def _checked(self, batch: BatchLike, task: Task | None) -> tuple[Tensor, Tensor]:
+    def _checked(self, batch: BatchLike, task: Task | None) -> Batch:
         if task is not None:
             samples = samples_of(task, batch)
             task.check_samples(samples.x, samples.y)
             return samples.x, samples.y
         x, y = as_batch(batch)
         check_labels("the learner", y, len(self.classes))
-        if len(y) != len(x):
-            raise TaskError(f"{len(x)} inputs but {len(y)} labels; give one label per input")
+        if len(y) != number_of_samples(x):
+            raise TaskError(f"{number_of_samples(x)} inputs but {len(y)} labels; give one label per input")
         return x, y
 
-    def _score(self, x: Tensor, y: Tensor, task: Task | None) -> Tensor:
+    def _score(self, x: Inputs, y: Tensor, task: Task | None) -> Tensor:
         """Return the number of correct predictions, or the loss times the number of samples."""
-        if task is None or (task.classes is not None and self.scenario == "class"):
-            return (self.predict(x) == y + (0 if task is None else task.offset)).sum()
-        if task.classes is not None:
-            return (self.predict(x, task.name) == y).sum()
-        output = self.logits(x, task.name)
-        with self.model.task_errors(task, x, y), torch.no_grad():
-            return checked_loss(task, output, y) * len(x)
+        if task is not None and task.classes is None:
+            output = Output(task, self.logits(x, task.name), y, slice(0, None))
+            with self.model.task_errors(task, x, y), torch.no_grad():
+                return checked_loss(output) * len(y)
+        labels = y.argmax(dim=1) if y.is_floating_point() else y
+        if task is None or self.scenario == "class":
+            return (self.predict(x) == labels + (0 if task is None else task.offset)).sum()
+        return (self.predict(x, task.name) == labels).sum()
 
 
 class JointHeads(nn.Module):
@@ -141,6 +147,18 @@ class JointHeads(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits of all heads for a batch of features."""
         return torch.cat([head(features) for head in self.heads], dim=1)
+
+
+def _checked_inputs(x: object) -> Inputs:
+    """Return inputs as tensors, or raise an error if there is nothing to predict."""
+    try:
+        inputs = as_inputs(x)
+    except DataError as error:
+        raise TaskError(f"predictions cannot be made for this x: {error}") from None
+    if number_of_samples(inputs) == 0:
+        shape = f"has shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"is {describe(inputs)}"
+        raise TaskError(f"there is nothing to predict: x {shape}")
+    return inputs
 
 
 def _sharing_copy(module: nn.Module) -> nn.Module:

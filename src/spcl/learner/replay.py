@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spcl.batches import Inputs
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
 from spcl.memory import Memory, ReplayBatch
@@ -20,8 +21,8 @@ class ReplayedSamples:
     """One batch drawn from memory: the samples by task, the inputs to train on, and the edits to write back."""
 
     samples: list[Samples]
-    inputs: list[Tensor]
-    edits: list[tuple[ReplayBatch, Tensor]] = field(default_factory=list)
+    inputs: list[Inputs]
+    edits: list[tuple[ReplayBatch, Inputs]] = field(default_factory=list)
 
 
 class Replay:
@@ -36,7 +37,7 @@ class Replay:
         """Return how many samples are replayed: by default as the largest batch has, and 0 while memory has none."""
         if self._memory is None or not len(self._memory):
             return 0
-        return batch_size or max(len(group.x) for group in batches)
+        return batch_size or max(len(group.y) for group in batches)
 
     def draw(self, count: int, gradients: GradientMatrix) -> ReplayedSamples:
         """Draw samples; ``gradients`` holds those of the tasks, along which an editing method looks ahead."""
@@ -45,7 +46,7 @@ class Replay:
         samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
         if not self._method.edits_memory:
             return ReplayedSamples(samples, [group.x for group in samples])
-        inputs = self._method.edit(drawn, _LookAhead(self._model, self._method, samples, gradients))
+        inputs: list[Inputs] = [*self._method.edit(drawn, _LookAhead(self._model, self._method, samples, gradients))]
         return ReplayedSamples(samples, inputs, list(zip(drawn, inputs, strict=True)))
 
 
@@ -60,7 +61,7 @@ class _LookAhead:
         self._samples = samples
         self._gradients = gradients
 
-    def loss(self, inputs: Sequence[Tensor]) -> Tensor:
+    def loss(self, inputs: Sequence[Inputs]) -> Tensor:
         with self._model.evaluating():
             outputs = self._model.outputs(self._samples, inputs)
         return torch.stack([self._method.task_loss(output) * len(output.targets) for output in outputs]).sum()

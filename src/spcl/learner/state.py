@@ -5,20 +5,25 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 import spcl.memory
+from spcl.batches import describe
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
 from spcl.learner.admission import check_method
 from spcl.learner.optimizer import add_head, optimizer_state, restore_optimizer
 from spcl.learner.random_state import random_state, set_random_state
+from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods import make_method
-from spcl.methods.base import Loss, Method, Task, classifier_task, describe
+from spcl.methods.base import Method
+from spcl.methods.tasks import Task, classifier_task
 
 __all__ = [
     "Heads",
+    "Losses",
     "Parts",
     "Stateful",
     "check_state",
@@ -31,6 +36,7 @@ __all__ = [
 ]
 
 Heads = Mapping[str, tuple[nn.Module, Loss]]
+Losses = Mapping[str, Loss]
 
 MODEL = frozenset({"learner", "tasks", "backbone", "method"})
 TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
@@ -87,13 +93,19 @@ def model_state(parts: Parts) -> dict[str, Any]:
     }
 
 
-def restore_parts(parts: Parts, state: Mapping[str, Any], heads: Heads, sources: Mapping[str, Stateful]) -> None:
+def restore_parts(
+    parts: Parts, state: Mapping[str, Any], heads: Heads, losses: Losses, sources: Mapping[str, Stateful]
+) -> None:
     """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit.
 
     Where the state is that of a model alone, the optimiser is new and the memory empty.
     """
     model = parts.model
-    model.tasks.update(_restored_tasks(state["tasks"], heads, model.backbone, model.device))
+    _check_apart(model.backbone, heads)
+    _check_losses(state["tasks"], losses)
+    for entry in state["tasks"]:
+        offset = sum(task.classes or 0 for task in model.tasks.values())
+        model.tasks[entry["name"]] = _restored_task(entry, heads, losses, offset, model.device)
     if state["learner"]["feature_dim"] is not None:
         model.build_heads(state["learner"]["feature_dim"])
     _restore_heads(model.tasks, state["tasks"])
@@ -152,19 +164,20 @@ def _task_state(task: Task) -> dict[str, Any]:
         "left_out": task.skipped,  # keys of existing files
         "left_out_in_a_row": task.skipped_in_a_row,
         "head": None if task.head is None else task.head.state_dict(),
+        **({} if task.class_names is None else {"class_names": list(task.class_names)}),
+        **({} if task.classes is None or task.loss is cross_entropy else {"loss": _loss_state(task.loss)}),
     }
 
 
-def _restored_tasks(
-    saved: list[dict[str, Any]], heads: Heads, backbone: nn.Module, device: torch.device
-) -> dict[str, Task]:
-    """Return the tasks of :func:`_task_state`; the heads of classifiers are still missing."""
-    _check_apart(backbone, heads)
-    tasks: dict[str, Task] = {}
-    for entry in saved:
-        offset = sum(task.classes or 0 for task in tasks.values())
-        tasks[entry["name"]] = _restored_task(entry, heads, offset, device)
-    return tasks
+def _loss_state(loss: Loss) -> dict[str, Any] | None:
+    """Return a cross-entropy as plain data; None for other losses of classifiers, which are not saved."""
+    if not isinstance(loss, CrossEntropy):
+        return None
+    weights = loss.class_weights
+    return {
+        "label_smoothing": loss.label_smoothing,
+        "class_weights": None if weights is None else list(weights),
+    }
 
 
 def _restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
@@ -185,10 +198,20 @@ def _check_apart(backbone: nn.Module, heads: Heads) -> None:
         known |= parameters
 
 
-def _restored_task(saved: Mapping[str, Any], heads: Heads, offset: int, device: torch.device) -> Task:
+def _check_losses(saved: list[dict[str, Any]], losses: Losses) -> None:
+    classifiers = [entry["name"] for entry in saved if entry["classes"] is not None]
+    for name in losses:
+        if name not in classifiers:
+            raise CheckpointError(f"losses has {name!r}, but the checkpoint's classifiers are {classifiers}")
+
+
+def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offset: int, device: torch.device) -> Task:
+    """Return a task of :func:`_task_state`; the head of a classifier is still missing."""
     name = saved["name"]
     if saved["classes"] is not None:
-        task = classifier_task(name, saved["classes"], offset)
+        names = saved.get("class_names")
+        loss = losses[name] if name in losses else _restored_loss(saved)
+        task = classifier_task(name, saved["classes"], offset, loss, None if names is None else tuple(names))
     elif name in heads:
         head, loss = heads[name]
         task = Task(name, None, loss, head.to(device), 0)
@@ -200,6 +223,16 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, offset: int, device: 
     task.signature = None if saved["signature"] is None else tuple(saved["signature"])
     task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
     return task
+
+
+def _restored_loss(saved: Mapping[str, Any]) -> Loss | None:
+    """Return the loss of a classifier; None for plain cross-entropy."""
+    if "loss" not in saved:
+        return None
+    if saved["loss"] is None:
+        name = saved["name"]
+        raise CheckpointError(f"task {name!r} was added with a loss of its own; pass it as losses={{{name!r}: loss}}")
+    return CrossEntropy(**saved["loss"])
 
 
 # -- method and memory

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spcl.batches import Inputs
 from spcl.engine.base import Engine
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
@@ -40,7 +41,7 @@ class Outcome:
     faults: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
-    edits: list[tuple[ReplayBatch, Tensor]] = field(default_factory=list)
+    edits: list[tuple[ReplayBatch, Inputs]] = field(default_factory=list)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spcl.batches import Inputs
 from spcl.memory.base import Memory
 from spcl.memory.task_buffer import TaskBuffer
 
@@ -61,11 +62,11 @@ class BalancedCoreset(Memory):
         """Return whether the task is finished."""
         return not buffer.running
 
-    def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+    def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
         """Add a training batch of a running task; ``logits`` are ignored, as they are outdated when the task ends."""
         super().observe(task, x, y)
 
-    def finish(self, task: str, model: Callable[[Tensor], Tensor] | None = None) -> None:
+    def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them."""
         super().finish(task)
         if model is not None:

@@ -1,7 +1,7 @@
 """The base class of replay memories: storing, drawing and saving samples; subclasses choose which to keep."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spcl.batches import Inputs, describe, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
-from spcl.memory.task_buffer import TaskBuffer
+from spcl.memory.task_buffer import TaskBuffer, input_fields
 
 __all__ = ["Memory", "ReplayBatch"]
 
@@ -22,7 +23,7 @@ class ReplayBatch:
 
     Attributes:
         task: the task's name.
-        x: inputs.
+        x: inputs, in the form in which they were observed: a tensor, or a dict or tuple of tensors.
         y: targets.
         logits: the model's logits when the samples were stored, NaN for classes added later; ``None`` where the task's
             samples have none.
@@ -31,7 +32,7 @@ class ReplayBatch:
     """
 
     task: str
-    x: Tensor
+    x: Inputs
     y: Tensor
     logits: Tensor | None
     slots: Tensor
@@ -65,6 +66,7 @@ class Memory(ABC):
         seed: of the memory's own random generator.
         device: where inputs and logits are stored, by default the device of the batches; targets are on the host.
         dtype: the dtype in which inputs are stored, by default their own. Methods that edit inputs need a floating one.
+            Of dicts and tuples it applies to the floating-point parts only, as others may be tokens or masks.
 
     Attributes:
         buffers: the samples of every task, in the order in which tasks started.
@@ -111,35 +113,38 @@ class Memory(ABC):
             raise TaskError(f"task {task!r} has {classes} classes; give at least 1, or None if it has no classes")
         self.buffers[task] = TaskBuffer(classes)
 
-    def check(self, task: str, x: Tensor, y: Tensor) -> None:
+    def check(self, task: str, x: Inputs, y: Tensor) -> None:
         """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
         buffer = self._running(task)
-        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) == 0:
+        if y.ndim == 0 or not number_of_samples(x) == len(y) > 0:
             raise TaskError(
                 f"task {task!r}: x ({_kind(x)}) and y ({_kind(y)}) must have the same number of samples, at least 1"
             )
-        for name, samples, dtype in ("x", x, self.dtype or x.dtype), ("y", y, y.dtype):
-            stored = buffer.fields.get(name)
-            if stored is not None and (stored.shape[1:], stored.dtype) != (samples.shape[1:], dtype):
-                raise TaskError(f"task {task!r}: {name} ({_kind(samples)}) does not fit the memory's ({_kind(stored)})")
+        stored = buffer.inputs()
+        if stored is not None and sample_kind(stored) != self._stored_kind(x):
+            raise TaskError(f"task {task!r}: x ({_kind(x)}) does not fit the memory's ({_kind(stored)})")
+        targets = buffer.fields.get("y")
+        if targets is not None and sample_kind(targets) != sample_kind(y):
+            raise TaskError(f"task {task!r}: y ({_kind(y)}) does not fit the memory's ({_kind(targets)})")
         if buffer.labelled:
             _check_labels(task, y, buffer)
 
-    def observe(self, task: str, x: Tensor, y: Tensor, logits: Tensor | None = None) -> None:
+    def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
         """Add a training batch of a running task, optionally with the model's logits, and evict beyond the budget."""
         self.check(task, x, y)
-        if logits is not None and len(logits) != len(x):
+        if logits is not None and len(logits) != len(y):
             raise TaskError(
-                f"task {task!r}: {len(logits)} logits ({_kind(logits)}) for {len(x)} samples; give one row per sample"
+                f"task {task!r}: {len(logits)} logits ({_kind(logits)}) for {len(y)} samples; give one row per sample"
             )
         buffer = self.buffers[task]
-        buffer.prepare("x", x, self.device, self.dtype)
-        buffer.prepare("y", y, torch.device("cpu"), None)
-        buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(x))), buffer.labels_of(y))
-        self.seen += len(x)
-        self._evict(task, {"x": x, "y": y} if logits is None else {"x": x, "y": y, "logits": logits})
+        if buffer.inputs() is None:
+            buffer.allocate(self._no_samples(x), y)
+        buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), buffer.labels_of(y))
+        self.seen += len(y)
+        batch = input_fields(x) | {"y": y}
+        self._evict(task, batch if logits is None else batch | {"logits": logits})
 
-    def finish(self, task: str, model: Callable[[Tensor], Tensor] | None = None) -> None:
+    def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Stop adding samples of ``task``.
 
         Policies may store the logits that ``model`` gives for the task's inputs; the base class does not.
@@ -158,15 +163,16 @@ class Memory(ABC):
         drawn = zip(buffers, groups, starts[:-1], strict=True)
         return [self._replay_batch(task, indices - start) for task, indices, start in drawn if len(indices)]
 
-    def replace(self, batch: ReplayBatch, x: Tensor) -> None:
+    def replace(self, batch: ReplayBatch, x: Inputs) -> None:
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
-        if (x.shape, x.dtype) != (batch.x.shape, batch.x.dtype):
+        if sample_kind(x) != sample_kind(batch.x) or number_of_samples(x) != len(batch.y):
             raise TaskError(
                 f"task {batch.task!r}: edited x ({_kind(x)}) does not fit the memory's ({_kind(batch.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
         buffer, slots = self.buffers[batch.task], batch.slots.numpy()
-        buffer.overwrite("x", slots, x)
+        for name, samples in input_fields(x).items():
+            buffer.overwrite(name, slots, samples)
         buffer.edits[slots] += 1
 
     def __len__(self) -> int:
@@ -207,6 +213,19 @@ class Memory(ABC):
         self.generator.bit_generator.state = state["generator"]
         self.buffers = {task["name"]: TaskBuffer.from_state_dict(task, self.device) for task in state["tasks"]}
 
+    def _no_samples(self, x: Inputs) -> Inputs:
+        """Return a batch without samples, in the type and on the device in which samples like ``x`` are stored."""
+
+        def empty(leaf: Tensor) -> Tensor:
+            converted = isinstance(x, Tensor) or leaf.is_floating_point()
+            dtype = self.dtype if converted and self.dtype is not None else leaf.dtype
+            return torch.empty((0, *leaf.shape[1:]), dtype=dtype, device=self.device or leaf.device)
+
+        return map_leaves(empty, x)
+
+    def _stored_kind(self, x: Inputs) -> Hashable:
+        return sample_kind(x if self.dtype is None else self._no_samples(x))
+
     def _running(self, task: str) -> TaskBuffer:
         if task not in self.buffers:
             raise TaskError(
@@ -236,7 +255,7 @@ class Memory(ABC):
         logits = buffer.take("logits", slots) if "logits" in buffer.fields else None
         return ReplayBatch(
             task,
-            x=buffer.take("x", slots),
+            x=buffer.take_inputs(slots),
             y=buffer.take("y", slots),
             logits=logits,
             slots=torch.from_numpy(slots),
@@ -244,13 +263,19 @@ class Memory(ABC):
         )
 
 
-def _kind(samples: Tensor) -> str:
-    return f"shape {tuple(samples.shape)}, {samples.dtype}"
+def _kind(samples: Inputs) -> str:
+    if isinstance(samples, Tensor):
+        return f"shape {tuple(samples.shape)}, {samples.dtype}"
+    return describe(samples)
 
 
 def _check_labels(task: str, y: Tensor, buffer: TaskBuffer) -> None:
+    if y.is_floating_point() and y.shape[1:] == (buffer.classes,):
+        return  # probabilities
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise TaskError(f"task {task!r}: labels ({_kind(y)}) must be one integer per sample")
+        raise TaskError(
+            f"task {task!r}: labels ({_kind(y)}) must be one integer per sample, or one probability per class"
+        )
     labels = buffer.labels_of(y)
     outside = labels[(labels < 0) | (labels >= buffer.classes)]
     if len(outside):

@@ -9,13 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["TaskBuffer"]
+from spcl.batches import Inputs, from_leaves, leaves, map_leaves
+
+__all__ = ["TaskBuffer", "input_fields"]
 
 BATCH_SIZE = 256  # samples per call of the model in `store_logits`
 
 
 class TaskBuffer:
     """The samples of one task: growing tensors ``x``, ``y`` and optionally ``logits``, contiguous without gaps.
+
+    Inputs that are a dict or tuple of tensors have a field for each, e.g. ``x.tokens`` or ``x[0]``.
 
     The metadata used to choose samples is on the host, so that choosing does not synchronize with an accelerator:
     ``labels``, ``ranks`` and ``edits`` (how often a sample's inputs were replaced) have one entry per stored sample,
@@ -41,18 +45,16 @@ class TaskBuffer:
         self.fields: dict[str, Tensor] = {}
         self.nbytes = 0
 
-    def prepare(self, name: str, like: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> None:
-        """Create an empty field for samples like ``like``, unless it exists."""
-        if name not in self.fields:
-            self.fields[name] = torch.empty(
-                (0, *like.shape[1:]), dtype=dtype or like.dtype, device=device or like.device
-            )
+    def allocate(self, x: Inputs, y: Tensor) -> None:
+        """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, which are on the host."""
+        self.fields |= input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
-        """Return the classes of targets ``y`` on the host."""
+        """Return the classes of targets ``y`` on the host; of probabilities the most likely ones."""
         if not self.labelled:
             return np.zeros(len(y), dtype=np.int64)
-        return y.detach().cpu().numpy().astype(np.int64)
+        labels = y.detach().cpu()
+        return (labels.argmax(dim=1) if labels.is_floating_point() else labels).numpy().astype(np.int64)
 
     def add_candidates(self, ranks: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
         """Append the metadata of samples that :meth:`retain` may store."""
@@ -80,6 +82,19 @@ class TaskBuffer:
         """Return a copy of the samples ``slots`` of a field."""
         return _select(self.fields[name], slots)
 
+    def inputs(self) -> Inputs | None:
+        """Return the fields of the inputs, with room for more samples than are stored; None before the first batch."""
+        if "x" in self.fields:
+            return self.fields["x"]
+        named = {name[1:]: field for name, field in self.fields.items() if name.startswith(("x.", "x["))}
+        return from_leaves(named) if named else None
+
+    def take_inputs(self, slots: NDArray[np.int64]) -> Inputs:
+        """Return a copy of the inputs of the samples ``slots``."""
+        inputs = self.inputs()
+        assert inputs is not None
+        return map_leaves(lambda field: _select(field, slots), inputs)
+
     def overwrite(self, name: str, slots: NDArray[np.int64], samples: Tensor) -> None:
         """Replace the samples ``slots`` of a field."""
         field = self.fields[name]
@@ -87,11 +102,11 @@ class TaskBuffer:
         field.index_copy_(0, _index(slots, field), samples)
 
     @torch.no_grad()
-    def store_logits(self, model: Callable[[Tensor], Tensor]) -> None:
+    def store_logits(self, model: Callable[[Inputs], Tensor]) -> None:
         """Store the logits of ``model`` for every sample."""
         for start in range(0, self.size, BATCH_SIZE):
             slots = np.arange(start, min(start + BATCH_SIZE, self.size))
-            self.overwrite("logits", slots, self._same_width(model(self.take("x", slots))))
+            self.overwrite("logits", slots, self._same_width(model(self.take_inputs(slots))))
         self._update_nbytes()
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,11 +156,20 @@ class TaskBuffer:
         """Widen the stored or the new logits to the same number of classes, with NaN for classes added later."""
         field = self.fields.get("logits")
         if field is None:
-            capacity = len(self.fields["x"])
-            field = logits.new_full((capacity, *logits.shape[1:]), math.nan, device=self.fields["x"].device)
+            inputs = next(field for name, field in self.fields.items() if name != "y")
+            field = logits.new_full((len(inputs), *logits.shape[1:]), math.nan, device=inputs.device)
         width = max((*field.shape[1:2], *logits.shape[1:2]), default=0)
         self.fields["logits"] = _widened(field, width)
         return _widened(logits, width)
+
+
+def input_fields(x: Inputs) -> dict[str, Tensor]:
+    """Return the tensors of inputs by the names of their fields.
+
+    >>> input_fields({"tokens": torch.tensor([[7]])})
+    {'x.tokens': tensor([[7]])}
+    """
+    return {f"x{name}": leaf for name, leaf in leaves(x).items()}
 
 
 def _layout(kept: NDArray[np.bool_], size: int) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
-"""Base class of methods; tasks, outputs and what a weighting sees."""
+"""Base class of methods, and what a weighting sees."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast
@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from spcl.errors import SpclError, TaskError
+from spcl.batches import Inputs
+from spcl.errors import SpclError
+from spcl.losses import Loss
 from spcl.memory import Memory, ReplayBatch
+from spcl.methods.tasks import Output, Task
 from spcl.validation import validated
 
 __all__ = [
@@ -28,12 +30,8 @@ __all__ = [
     "Reduction",
     "Task",
     "Weights",
-    "classifier_task",
-    "describe",
-    "describe_samples",
 ]
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Reduction = Literal["none", "mean", "sum"]
 
 FAMILIES = {"MTL": "Multi-task learning", "SCL": "Serial continual learning", "PCL": "Parallel continual learning"}
@@ -44,111 +42,6 @@ MEMORY = "memory"
 
 CURRENT = "current"
 """The name of the mean gradient of the tasks in training, for methods with ``reduction = "mean"``."""
-
-
-@dataclass(eq=False)
-class Task:
-    """A source of data: a classifier with ``classes`` classes or, with ``classes=None``, a head and loss of its own.
-
-    Attributes:
-        name: its name, unique in the learner.
-        classes: the number of classes, or None.
-        loss: (output of the head, targets) → scalar.
-        head: the module on top of the shared backbone; a classifier's is made when its first batch arrives.
-        offset: the index of its first class among all classes seen.
-        finished: whether :meth:`Learner.finish_task` was called.
-        signature: shapes and types of one sample and target, fixed by the first batch.
-        skipped: in how many steps it was skipped because its loss or gradient was not finite.
-        skipped_in_a_row: in how many of the latest steps.
-    """
-
-    name: str
-    classes: int | None
-    loss: Loss
-    head: nn.Module | None
-    offset: int
-    finished: bool = False
-    signature: tuple[str, str] | None = None
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    _kind: object = None  # cache: kind of the last batch that fitted the signature
-
-    def check_batch(self, x: Tensor, y: Tensor) -> None:
-        """Refuse a batch that this task cannot be trained on."""
-        if self.finished:
-            raise TaskError(f"task {self.name!r} is finished; start a new one with add_task")
-        self.check_samples(x, y)
-
-    def check_samples(self, x: Tensor, y: Tensor) -> None:
-        """Refuse samples that do not fit this task."""
-        if x.ndim == 0 or len(x) == 0:
-            raise TaskError(
-                f"task {self.name!r}: the batch is empty (x has shape {tuple(x.shape)}); leave the task out instead"
-            )
-        if y.ndim == 0 or len(y) != len(x):
-            raise TaskError(f"task {self.name!r}: {len(x)} inputs but targets of shape {tuple(y.shape)}")
-        kind = x.dtype, x.shape[1:], y.dtype, y.shape[1:]
-        if self.signature is not None and kind != self._kind:
-            signature = describe_samples(x, y)
-            if signature != self.signature:
-                raise TaskError(
-                    f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
-                    f"but this batch has {' with targets '.join(signature)}"
-                )
-            self._kind = kind
-        if self.classes is not None:
-            check_labels(f"task {self.name!r}", y, self.classes)
-
-
-@dataclass(frozen=True)
-class Output:
-    """The model's output for samples of one task.
-
-    Attributes:
-        task: the task.
-        value: for a classifier the logits (class-incremental: of all classes seen, task-incremental: of its own), else
-            the output of its head.
-        targets: the labels as indices into the logits, else the targets as they came.
-        own: the columns of ``value`` that are the task's own classes.
-        stored: the logits stored in memory with these samples, NaN for classes added later; None if there are none.
-    """
-
-    task: Task
-    value: Tensor
-    targets: Tensor
-    own: slice
-    stored: Tensor | None = None
-
-    def loss(self) -> Tensor:
-        """Return the task's loss on these samples."""
-        return self.task.loss(self.value, self.targets)
-
-
-def check_labels(owner: str, y: Tensor, classes: int) -> None:
-    """Refuse what is no vector of labels of so many classes; the error begins with their owner."""
-    if y.ndim != 1 or y.dtype != torch.int64:
-        raise TaskError(
-            f"{owner}: class labels must be a vector of int64, but they are {y.dtype} of shape {tuple(y.shape)}"
-        )
-    lowest, highest = (int(bound) for bound in torch.aminmax(y)) if len(y) else (0, 0)
-    if lowest < 0 or highest >= classes:
-        wrong = lowest if lowest < 0 else highest
-        raise TaskError(f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}")
-
-
-def describe_samples(x: Tensor, y: Tensor) -> tuple[str, str]:
-    """Return type and shape of one sample and of one target as text."""
-    return describe(x, 1), describe(y, 1)
-
-
-def describe(tensor: Tensor, skipped: int = 0) -> str:
-    """Return type and shape as text, without the first ``skipped`` dimensions."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape[skipped:])}"
-
-
-def classifier_task(name: str, classes: int, offset: int) -> Task:
-    """Return a classification task with cross-entropy loss; its head is made with its first batch."""
-    return Task(name, classes, cross_entropy, None, offset)
 
 
 class MethodSettings(BaseModel):
@@ -204,7 +97,7 @@ class Weights:
 class LookAhead(Protocol):
     """Access to the model for :meth:`Method.edit`."""
 
-    def loss(self, inputs: Sequence[Tensor]) -> Tensor:
+    def loss(self, inputs: Sequence[Inputs]) -> Tensor:
         """Return the summed loss of the samples in evaluation mode, with these inputs instead of the stored ones."""
         ...
 
@@ -269,7 +162,7 @@ class Method:
                 f"declare a text in the class, e.g. name = {cls.__name__.lower()!r}"
             )
 
-    def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
+    def check_task(self, task: Task, x: Inputs, memory: Memory | None) -> None:
         """Refuse a task that the method cannot train, given the inputs of its first batch."""
 
     def make_head(self, features: int, classes: int) -> nn.Module:
@@ -286,7 +179,7 @@ class Method:
         return torch.stack([self.task_loss(output) * (len(output.targets) / total) for output in outputs]).sum()
 
     def has_plain_task_loss(self) -> bool:
-        """Return whether classifiers are linear and trained by cross-entropy over their own or all classes seen."""
+        """Return whether classifiers are linear and trained by their tasks' losses over their own or all classes."""
         mine = type(self)
         return mine.task_loss is Method.task_loss and mine.make_head is Method.make_head and not self.joint_logits
 
@@ -294,7 +187,7 @@ class Method:
         """Return whether replayed samples are trained by the same plain loss as the tasks' own."""
         return self.has_plain_task_loss() and type(self).memory_loss is Method.memory_loss
 
-    def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
+    def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> Sequence[Inputs]:
         """Return new inputs for replayed samples, which are written back to memory; called if ``edits_memory``."""
         raise NotImplementedError(f"method {self.name!r} has edits_memory = True but does not override edit")
 

@@ -1,12 +1,13 @@
 """GMED, gradient-based memory editing."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from spcl.errors import SpclError
+from spcl.batches import Inputs, describe, sample_kind
+from spcl.errors import SpclError, TaskError
 from spcl.memory import Memory, ReplayBatch
 from spcl.methods.base import LookAhead, MethodSettings, Task
 from spcl.methods.er import ER
@@ -31,8 +32,10 @@ class GMED(ER):
 
     for a sample that was edited k times before. The look-ahead :math:`\theta'` is a step of the shared parameters down
     the current tasks' mean gradient; its rate is a setting, since the optimiser's own step is not known in advance. The
-    variance :math:`s^2` of the drawn inputs makes the stride α independent of their units. Edits are written back to
-    memory, so it must keep inputs in floating point, e.g. ``BalancedCoreset(3000, dtype=torch.float32)``.
+    variance :math:`s^2` of the drawn inputs, for every shape and type by itself, makes the stride α independent of
+    their units. Edits are written back to memory, so it must keep inputs in floating point, e.g.
+    ``BalancedCoreset(3000, dtype=torch.float32)``; inputs that are dicts, tuples or integers other than bytes are an
+    error.
 
     Jin et al., *Gradient-based Editing of Memory Examples for Online Task-free Continual Learning*, NeurIPS 2021, eq. 2
     and 3.
@@ -50,10 +53,17 @@ class GMED(ER):
     Settings = GMEDSettings
     settings: GMEDSettings
 
-    def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
+    def check_task(self, task: Task, x: Inputs, memory: Memory | None) -> None:
         """Raise an error if memory cannot hold edited inputs."""
-        kept = x.dtype if memory is None or memory.dtype is None else memory.dtype
-        if memory is not None and not kept.is_floating_point:
+        if memory is None:
+            return
+        if not isinstance(x, Tensor) or not (x.is_floating_point() or x.dtype == torch.uint8):
+            raise TaskError(
+                f"method 'gmed' edits inputs, but those of task {task.name!r} are {describe(x, 1)} and not one "
+                f"floating-point tensor; choose another method, e.g. 'er'"
+            )
+        kept = x.dtype if memory.dtype is None else memory.dtype
+        if not kept.is_floating_point:
             raise SpclError(
                 f"method 'gmed' edits inputs, but memory keeps those of task {task.name!r} as {kept}; "
                 f"build it with dtype=torch.float32"
@@ -61,16 +71,25 @@ class GMED(ER):
 
     def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> list[Tensor]:
         """Return the edited inputs."""
-        inputs = [part.x.detach().requires_grad_() for part in batches]
+        inputs = [part.x.detach().requires_grad_() for part in batches if isinstance(part.x, Tensor)]
         now = torch.autograd.grad(model.loss(inputs), inputs)
         with model.ahead(self.settings.rate):
             ahead = torch.autograd.grad(model.loss(inputs), inputs)
-        variance = torch.cat([x.detach().flatten() for x in inputs]).var(correction=0)
+        variances = _variances(inputs)
         return [
-            x.detach() + variance * self._strides(part) * (after - (1.0 + self.settings.regularisation) * before)
-            for part, x, before, after in zip(batches, inputs, now, ahead, strict=True)
+            x.detach() + variance * self._strides(part, x) * (after - (1.0 + self.settings.regularisation) * before)
+            for part, x, variance, before, after in zip(batches, inputs, variances, now, ahead, strict=True)
         ]
 
-    def _strides(self, part: ReplayBatch) -> Tensor:
-        strides = self.settings.stride * self.settings.decay ** part.edits.to(part.x)
-        return strides.view(-1, *[1] * (part.x.ndim - 1))
+    def _strides(self, part: ReplayBatch, x: Tensor) -> Tensor:
+        strides = self.settings.stride * self.settings.decay ** part.edits.to(x)
+        return strides.view(-1, *[1] * (x.ndim - 1))
+
+
+def _variances(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return for each of the inputs the variance of all that have its shape and type."""
+    alike: dict[Hashable, list[Tensor]] = {}
+    for x in inputs:
+        alike.setdefault(sample_kind(x), []).append(x.detach().flatten())
+    variances = {kind: torch.cat(parts).var(correction=0) for kind, parts in alike.items()}
+    return [variances[sample_kind(x)] for x in inputs]

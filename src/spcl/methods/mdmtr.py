@@ -5,6 +5,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize, one_hot
 
+from spcl.batches import Inputs
 from spcl.errors import TaskError
 from spcl.memory import Memory
 from spcl.methods.base import MethodSettings, Output, Task
@@ -67,12 +68,17 @@ class MDMTR(ER):
     Settings = MDMTRSettings
     settings: MDMTRSettings
 
-    def check_task(self, task: Task, x: Tensor, memory: Memory | None) -> None:
-        """Raise an error if the task is not a classification task."""
+    def check_task(self, task: Task, x: Inputs, memory: Memory | None) -> None:
+        """Raise an error if the task is not a classification task, or has a loss of its own."""
         if task.classes is None:
             raise TaskError(
                 f"task {task.name!r} has a head and loss of its own, but method 'mdmtr' is a loss for classifiers: "
                 f"add the task with classes=, or choose another method, e.g. 'er'"
+            )
+        if task.loss is not cross_entropy:
+            raise TaskError(
+                f"task {task.name!r} has a loss of its own, but method 'mdmtr' is itself a loss: add the task without "
+                f"loss=, or choose another method, e.g. 'er'"
             )
 
     def make_head(self, features: int, classes: int) -> nn.Module:
@@ -82,7 +88,10 @@ class MDMTR(ER):
     def task_loss(self, output: Output) -> Tensor:
         """Return the two-level angular margin loss."""
         cosines = output.value
-        margins = self.settings.class_margin * one_hot(output.targets, cosines.shape[1]).to(cosines)
+        probabilities = output.targets
+        if not probabilities.is_floating_point():
+            probabilities = one_hot(probabilities, cosines.shape[1])
+        margins = self.settings.class_margin * probabilities.to(cosines)
         margins[:, output.own] += self.settings.task_margin
         sines = (1.0 - cosines.square()).clamp(min=SMALLEST_SQUARED_SINE).sqrt()  # finite slope where θ is 0 or π
         with_margins = cosines * margins.cos() - sines * margins.sin()

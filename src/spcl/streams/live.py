@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from spcl.batches import Batch, as_batch
+from torch import Tensor
+
+from spcl.batches import Batch, as_batch, describe, number_of_samples
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.streams.moment import Moment
 
@@ -55,8 +57,9 @@ class LiveStream:
 
     - A task is `started` in the moment of its first batch, and `ended` once its source is known to be exhausted or
       removed: often after its last batch, in a moment that may have no batches.
-    - A source that raises, or yields anything but two tensors or NumPy arrays of equal length, has failed. It is listed
-      in `failures` and reported to `on_failure`, but has not ended: `restart` resumes it, `remove` ends it.
+    - A source that raises, or yields anything but inputs (an array, or a dict or tuple of arrays) and as many targets,
+      all tensors or NumPy arrays, has failed. It is listed in `failures` and reported to `on_failure`, but has not
+      ended: `restart` resumes it, `remove` ends it.
     - Iteration ends when no source is running and all batches are delivered, after `patience` seconds without events,
       or on `close`. Iterating again continues with batches queued since.
     - `last_seen` has the time (`time.time()`) at which each source last yielded a batch, `lag` the seconds for which
@@ -318,8 +321,7 @@ def _is_timeout(seconds: object) -> bool:
 
 def _checked(batch: Any) -> Batch:
     x, y = as_batch(batch)
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
-        raise DataError(
-            f"the source yielded x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; yield one y per x"
-        )
+    if y.dim() == 0 or not number_of_samples(x) == len(y) > 0:
+        shape = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else describe(x)
+        raise DataError(f"the source yielded x {shape} and y of shape {tuple(y.shape)}; yield one y per x")
     return x, y

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from spcl.batches import Batch
 
 __all__ = ["Moment"]
 
@@ -15,7 +15,8 @@ class Moment:
 
     Attributes:
         step: The index of the step.
-        batches: `(x, y)` of each task, by name; labels are local to the task.
+        batches: `(x, y)` of each task, by name; x is a tensor, or a dict or tuple of tensors, and labels are local to
+            the task.
         started: The tasks whose first batch is in this moment.
         ended: The tasks without batches after this moment.
 
@@ -27,6 +28,6 @@ class Moment:
     """
 
     step: int
-    batches: dict[str, tuple[Tensor, Tensor]]
+    batches: dict[str, Batch]
     started: tuple[str, ...]
     ended: tuple[str, ...]

@@ -1,0 +1,185 @@
+"""Losses by name: (output, targets) → scalar, made for a task."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from spcl.errors import SpclError
+from spcl.registry import Registry
+
+__all__ = ["LOSSES", "BinaryCrossEntropy", "CrossEntropy", "Loss", "TaskDescription", "TaskKind"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+TaskKind = Literal["classification", "regression", "multilabel"]
+
+
+@dataclass(frozen=True)
+class TaskDescription:
+    """What a loss may depend on.
+
+    Attributes:
+        name: the task's name, for errors.
+        kind: what its targets are: classes, numbers, or any number of labels per sample.
+        classes: the number of classes or of labels; None for a regression.
+        class_counts: the number of training samples of every class; None where they are not known.
+    """
+
+    name: str
+    kind: TaskKind = "classification"
+    classes: int | None = None
+    class_counts: tuple[int, ...] | None = None
+
+
+LOSSES = Registry[Callable[..., Loss]]("loss")
+"""Losses by name: factory(:class:`TaskDescription`, \\*\\*options) → loss.
+
+>>> loss = LOSSES.make("huber", TaskDescription("speed", "regression"))
+>>> loss(torch.tensor([[0.5]]), torch.tensor([[0.0]]))
+tensor(0.1250)
+"""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    r"""Cross-entropy of a classifier with label smoothing and class weights, against labels or probabilities.
+
+    It is :func:`torch.nn.functional.cross_entropy` over all logits given. The class weights are those of the task's own
+    classes; the classes of other tasks, which class-incremental logits cover as well, have weight 1.
+
+    Args:
+        label_smoothing: between 0 and 1, the part of every target that is spread evenly over all classes.
+        class_weights: one per class of the task; None weighs all equally.
+
+    >>> loss = CrossEntropy(class_weights=(1.0, 3.0))
+    >>> logits = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+    >>> loss(logits, torch.tensor([0, 1]))
+    tensor(0.4082)
+    """
+
+    label_smoothing: float = 0.0
+    class_weights: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing <= 1.0:
+            raise SpclError(f"label_smoothing is {self.label_smoothing}; give a number from 0 to 1")
+        if self.class_weights is not None:
+            object.__setattr__(self, "class_weights", _non_negative("class_weights", self.class_weights))
+
+    def __call__(self, logits: Tensor, targets: Tensor, own: slice | None = None) -> Tensor:
+        """Return the loss; ``own`` are the columns of the task's own classes, by default all."""
+        weights = None
+        if self.class_weights is not None:
+            start = 0 if own is None else own.start
+            weights = _vector(tuple(self.class_weights), start, logits.shape[1], logits.device, logits.dtype)
+        return functional.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Mean binary cross-entropy of labels of which a sample may have any number; targets are 0 or 1, of any type.
+
+    Args:
+        pos_weight: factor of the loss of labels that are present, one or one per label.
+
+    >>> loss = BinaryCrossEntropy(pos_weight=3.0)
+    >>> loss(torch.zeros(1, 2), torch.tensor([[1, 0]]))
+    tensor(1.3863)
+    """
+
+    pos_weight: float | Sequence[float] = 1.0
+
+    def __post_init__(self) -> None:
+        weights = self.pos_weight if isinstance(self.pos_weight, Sequence) else [self.pos_weight]
+        object.__setattr__(self, "pos_weight", _non_negative("pos_weight", weights))
+
+    def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of logits of shape (samples, labels)."""
+        assert isinstance(self.pos_weight, tuple)
+        weights = _vector(self.pos_weight, 0, len(self.pos_weight), output.device, output.dtype)
+        return functional.binary_cross_entropy_with_logits(output, targets.to(output.dtype), pos_weight=weights)
+
+
+@LOSSES.register("cross-entropy")
+def _cross_entropy(
+    task: TaskDescription,
+    *,
+    label_smoothing: float = 0.0,
+    class_weights: Literal["balanced"] | Sequence[float] | None = None,
+) -> Loss:
+    _check_kind(task, "cross-entropy", "classification")
+    if class_weights == "balanced":
+        class_weights = _balanced(task)
+    elif isinstance(class_weights, str):
+        raise SpclError(f"class_weights is {class_weights!r}; give 'balanced' or a list of one weight per class")
+    if class_weights is not None and task.classes not in (None, len(class_weights)):
+        raise SpclError(f"task {task.name!r} has {task.classes} classes, but {len(class_weights)} class weights")
+    return CrossEntropy(label_smoothing, class_weights)
+
+
+@LOSSES.register("mse")
+def _mse(task: TaskDescription) -> Loss:
+    _check_kind(task, "mse", "regression")
+    return functional.mse_loss
+
+
+@LOSSES.register("l1")
+def _l1(task: TaskDescription) -> Loss:
+    _check_kind(task, "l1", "regression")
+    return functional.l1_loss
+
+
+@LOSSES.register("huber")
+def _huber(task: TaskDescription, *, delta: float = 1.0) -> Loss:
+    _check_kind(task, "huber", "regression")
+    if not delta > 0.0:
+        raise SpclError(f"delta of the loss 'huber' is {delta}; give a positive number")
+    return partial(functional.huber_loss, delta=delta)
+
+
+@LOSSES.register("binary-cross-entropy")
+def _binary_cross_entropy(task: TaskDescription, *, pos_weight: float | Sequence[float] = 1.0) -> Loss:
+    _check_kind(task, "binary-cross-entropy", "multilabel")
+    if isinstance(pos_weight, Sequence) and task.classes not in (None, len(pos_weight)):
+        raise SpclError(f"task {task.name!r} has {task.classes} labels, but {len(pos_weight)} numbers in pos_weight")
+    return BinaryCrossEntropy(pos_weight)
+
+
+def _check_kind(task: TaskDescription, loss: str, kind: TaskKind) -> None:
+    if task.kind != kind:
+        raise SpclError(f"task {task.name!r} is a {task.kind} task, but the loss {loss!r} is for {kind}")
+
+
+def _balanced(task: TaskDescription) -> tuple[float, ...]:
+    """Return weights inversely proportional to the class counts, whose mean over the samples is 1."""
+    counts = task.class_counts
+    if counts is None:
+        raise SpclError(
+            f"the class counts of task {task.name!r} are not known, so its class weights cannot be 'balanced'; "
+            f"give them as a list"
+        )
+    if 0 in counts:
+        raise SpclError(
+            f"class {counts.index(0)} of task {task.name!r} has no samples, so its class weights cannot be 'balanced'; "
+            f"give them as a list"
+        )
+    return tuple(sum(counts) / (len(counts) * count) for count in counts)
+
+
+def _non_negative(name: str, weights: Sequence[float]) -> tuple[float, ...]:
+    values = tuple(float(weight) for weight in weights)
+    if not values or not all(0.0 <= weight < float("inf") for weight in values):
+        raise SpclError(f"{name} is {list(weights)}; give finite numbers that are not negative")
+    return values
+
+
+@lru_cache(maxsize=256)  # copying to a GPU waits for it
+def _vector(weights: tuple[float, ...], start: int, width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a vector of this width with the weights from ``start`` on, and 1 elsewhere."""
+    before, after = [1.0] * start, [1.0] * (width - start - len(weights))
+    with torch.inference_mode(False):  # else a tensor kept from an evaluation could not be used in training
+        return torch.tensor([*before, *weights, *after], device=device, dtype=dtype)
