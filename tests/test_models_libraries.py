@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from spcl.errors import SpclError
-from spcl.models import BACKBONES, FeatureExtractor, Inputs
+from spcl.models import BACKBONES, FeatureExtractor, InputSpec
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -21,7 +21,7 @@ def tokens() -> dict[str, torch.Tensor]:
 
 def test_features_are_the_mean_over_tokens_that_are_not_masked(tokens: dict[str, torch.Tensor]) -> None:
     pytest.importorskip("transformers")
-    backbone = BACKBONES.make({"name": "transformers:bert", **TINY}, Inputs.of(tokens)).eval()
+    backbone = BACKBONES.make({"name": "transformers:bert", **TINY}, InputSpec.of(tokens)).eval()
     assert isinstance(backbone, FeatureExtractor)
     assert backbone.model.config.vocab_size == int(tokens["input_ids"].max()) + 1
     hidden = backbone.model(**tokens).last_hidden_state
@@ -34,7 +34,7 @@ def test_features_are_the_mean_over_tokens_that_are_not_masked(tokens: dict[str,
 
 def test_weights_come_from_a_file_or_a_folder(tokens: dict[str, torch.Tensor], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    inputs = Inputs.of(tokens)
+    inputs = InputSpec.of(tokens)
     first = BACKBONES.make({"name": "transformers:bert", **TINY}, inputs).eval()
     first.model.save_pretrained(tmp_path / "folder")
     save_file(first.model.state_dict(), tmp_path / "weights.safetensors")
@@ -52,11 +52,11 @@ def test_a_model_of_images(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     images = torch.rand(2, 3, 16, 16)
     setting = {"name": "transformers:vit", "image_size": 16, "patch_size": 8, **TINY}
-    assert BACKBONES.make(setting, Inputs.of(images))(images).shape == (2, 16)
+    assert BACKBONES.make(setting, InputSpec.of(images))(images).shape == (2, 16)
 
 
 def test_unknown_models_and_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = Inputs((4,), torch.int64, 10)
+    inputs = InputSpec((4,), torch.int64, 10)
     if pytest.importorskip("transformers"):
         with pytest.raises(SpclError, match="transformers cannot make 'no-such-model'"):
             BACKBONES.make("transformers:no-such-model", inputs)
@@ -68,7 +68,7 @@ def test_unknown_models_and_missing_libraries_are_named(monkeypatch: pytest.Monk
 
 def test_timm_models_give_features_of_any_number_of_channels(tmp_path: Path) -> None:
     pytest.importorskip("timm", reason="timm needs a torchvision that fits PyTorch", exc_type=ImportError)
-    inputs = Inputs((1, 32, 32), torch.float32)
+    inputs = InputSpec((1, 32, 32), torch.float32)
     backbone = BACKBONES.make("timm:resnet10t", inputs)
     images = torch.rand(2, 1, 32, 32)
     assert backbone(images).shape[0] == 2

@@ -12,7 +12,7 @@ from torch import nn
 
 from small_benchmark import small_settings, write_benchmark
 from spcl.errors import SpclError
-from spcl.models import BACKBONES, Inputs
+from spcl.models import BACKBONES, InputSpec
 from spcl.optimizers import OPTIMIZERS
 from spcl.plugins import PluginError, load_plugins
 from spcl.runs import FolderError, execute, resolve_settings, resume_settings
@@ -211,7 +211,7 @@ def test_a_thing_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(source)
     load_plugins([str(tmp_path / "wrong.py")])
     with pytest.raises(SpclError, match=r"backbone 'no-module' must make a torch\.nn\..*Module, but makes 7"):
-        BACKBONES.make("no-module", Inputs((4,), torch.float32))
+        BACKBONES.make("no-module", InputSpec((4,), torch.float32))
 
 
 def test_plugins_of_a_file_and_of_flags_are_both_loaded(folder: Path, tmp_path: Path) -> None:

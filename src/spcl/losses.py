@@ -35,7 +35,7 @@ class TaskDescription:
     class_counts: tuple[int, ...] | None = None
 
 
-LOSSES = Registry[Callable[..., Loss]]("loss")
+LOSSES: Registry[Callable[..., Loss]] = Registry("loss", positional=1)
 """Losses by name: factory(:class:`TaskDescription`, \\*\\*options) → loss.
 
 >>> loss = LOSSES.make("huber", TaskDescription("speed", "regression"))

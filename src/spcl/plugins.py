@@ -27,19 +27,38 @@ from pydantic import BaseModel, ConfigDict
 
 from spcl.data import DATA
 from spcl.errors import SpclError
+from spcl.losses import LOSSES
 from spcl.memory import MEMORIES
 from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
 from spcl.registry import add_plugin
+from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS
+from spcl.transforms import TRANSFORMS
 
-__all__ = ["Plugin", "PluginError", "backbone", "data_set", "load_plugins", "memory", "optimizer", "tracker"]
+__all__ = [
+    "Plugin",
+    "PluginError",
+    "backbone",
+    "data_set",
+    "load_plugins",
+    "loss",
+    "memory",
+    "optimizer",
+    "schedule",
+    "tracker",
+    "transform",
+]
 
 backbone = BACKBONES.register
 data_set = DATA.register
+data_set = DATA.register
+loss = LOSSES.register
 memory = MEMORIES.register
 optimizer = OPTIMIZERS.register
+schedule = SCHEDULES.register
 tracker = TRACKERS.register
+transform = TRANSFORMS.register
 
 
 class PluginError(SpclError):

@@ -13,7 +13,7 @@ __all__ = ["SCHEDULES", "Constant", "Cosine", "Linear", "Schedule", "Steps"]
 Schedule: TypeAlias = Callable[[int], float]
 """The factor of the learning rate in a step, counted from 0; it depends on the step alone."""
 
-SCHEDULES = Registry[Callable[..., Schedule]]("schedule")
+SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule", positional=1)
 """Schedules by name: factories of the number of steps in the whole training, and options."""
 
 

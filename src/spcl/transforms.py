@@ -19,7 +19,7 @@ Transform: TypeAlias = Callable[[Any], Any]
 Its random numbers come from PyTorch's generator of the batch's device.
 """
 
-TRANSFORMS = Registry[Callable[..., Transform]]("transform")
+TRANSFORMS: Registry[Callable[..., Transform]] = Registry("transform")
 """Transforms by name: factories with options."""
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from spcl.errors import SpclError
-from spcl.learner.state import uncompiled
+from spcl.learner.modules import uncompiled
 from spcl.suggestions import did_you_mean
 
 __all__ = ["frozen_normalisations", "matching", "trainable"]

@@ -21,6 +21,7 @@ from spcl.learner.habits import check_habits, habits_state, learning_rate_factor
 from spcl.learner.optimizer import MakeOptimizer, add_head, check_new_head
 from spcl.learner.report import StepReport
 from spcl.learner.step import StepOptions
+from spcl.learner.task_state import Heads, Losses
 from spcl.learner.trained_model import TrainedModel
 from spcl.losses import Loss
 from spcl.memory import Memory
@@ -301,8 +302,8 @@ class Learner(TrainedModel):
         memory: Memory | None = None,
         schedule: Schedule | None = None,
         augment: Transform | None = None,
-        heads: states.Heads | None = None,
-        losses: states.Losses | None = None,
+        heads: Heads | None = None,
+        losses: Losses | None = None,
         **sources: states.Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.

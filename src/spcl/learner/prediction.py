@@ -13,7 +13,7 @@ from spcl.engine.averaging import WeightAverage
 from spcl.engine.model import Scenario, SharedModel, checked_loss
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.admission import find_task, samples_of
-from spcl.learner.state import uncompiled
+from spcl.learner.modules import uncompiled
 from spcl.methods.tasks import Output, Task, check_labels
 
 __all__ = ["PREDICT_BATCH", "JointHeads", "Predictor"]

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 from torch.optim import Optimizer
 
 import spcl.memory
-from spcl.batches import describe
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
 from spcl.learner.admission import check_method
+from spcl.learner.modules import check_fits, check_same, uncompiled
 from spcl.learner.optimizer import (
     MakeOptimizer,
     add_head,
@@ -23,15 +22,12 @@ from spcl.learner.optimizer import (
     shared_groups,
 )
 from spcl.learner.random_state import random_state, set_random_state
-from spcl.losses import CrossEntropy, Loss
+from spcl.learner.task_state import Heads, Losses, restore_heads, restore_tasks, task_state
 from spcl.memory import Memory
 from spcl.methods import make_method
 from spcl.methods.base import Method
-from spcl.methods.tasks import Task, classifier_task
 
 __all__ = [
-    "Heads",
-    "Losses",
     "Parts",
     "Stateful",
     "check_state",
@@ -41,11 +37,7 @@ __all__ = [
     "saved_parts",
     "saved_trainable",
     "trainable_names",
-    "uncompiled",
 ]
-
-Heads = Mapping[str, tuple[nn.Module, Loss]]
-Losses = Mapping[str, Loss]
 
 MODEL = frozenset({"learner", "tasks", "backbone", "method"})
 TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
@@ -68,7 +60,7 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
     parts = MODEL | TRAINING if TRAINING & state.keys() else MODEL
     if missing := sorted(parts - state.keys()):
         raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
-    _check_fits("the backbone", uncompiled(backbone), state["backbone"])
+    check_fits("the backbone", uncompiled(backbone), state["backbone"])
     saved = state.get("sources", {})
     for name in sources:
         if name not in saved:
@@ -97,7 +89,7 @@ def parts_state(parts: Parts) -> dict[str, Any]:
 def model_state(parts: Parts) -> dict[str, Any]:
     """Return the state of the parts that make up the model: tasks with their heads, backbone and method."""
     return {
-        "tasks": [_task_state(task) for task in parts.model.tasks.values()],
+        "tasks": [task_state(task) for task in parts.model.tasks.values()],
         "backbone": uncompiled(parts.model.backbone).state_dict(),
         "method": _method_state(parts.method),
     } | ({} if parts.average is None else {"average": _average_state(parts.average, parts.model)})
@@ -122,14 +114,10 @@ def restore_parts(
     Where the state is that of a model alone, the optimiser is new and the memory empty.
     """
     model = parts.model
-    _check_apart(model.backbone, heads)
-    _check_losses(state["tasks"], losses)
-    for entry in state["tasks"]:
-        offset = sum(task.classes or 0 for task in model.tasks.values())
-        model.tasks[entry["name"]] = _restored_task(entry, heads, losses, offset, model.device)
+    restore_tasks(model, state["tasks"], heads, losses)
     if state["learner"]["feature_dim"] is not None:
         model.build_heads(state["learner"]["feature_dim"])
-    _restore_heads(model.tasks, state["tasks"])
+    restore_heads(model.tasks, state["tasks"])
     _restore_groups(parts.optimizer, model.backbone, state["learner"].get("trainable"))
     if state.keys() >= TRAINING:
         restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
@@ -153,30 +141,6 @@ def _admit_tasks(parts: Parts) -> None:
             add_head(parts.optimizer, task)
         if parts.memory is not None and not task.finished:  # a finished one would get a share of the budget
             parts.memory.start(task.name, task.classes)
-
-
-# -- modules
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was applied to, or the module itself."""
-    return getattr(module, "_orig_mod", module)
-
-
-def _check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    _check_same(what, module.state_dict(), saved)
-
-
-def _check_same(what: str, mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    here = {name: describe(tensor) for name, tensor in mine.items()}
-    there = {name: describe(tensor) for name, tensor in saved.items()}
-    if here != there:
-        names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        first = names[0]
-        raise CheckpointError(
-            f"{what} does not fit the checkpoint in {len(names)} tensors, e.g. {first!r}: "
-            f"{here.get(first, 'missing')} here, {there.get(first, 'missing')} in the checkpoint"
-        )
 
 
 # -- trained parameters and their averages
@@ -225,93 +189,9 @@ def _restore_average(average: WeightAverage, model: SharedModel, saved: Mapping[
     """Restore the averaged weights."""
     average.follow(model.modules())
     for owner, here in _average_state(average, model).items():
-        _check_same(f"the averaged {owner}", here, saved[owner])
+        check_same(f"the averaged {owner}", here, saved[owner])
         for name, tensor in here.items():
             tensor.copy_(saved[owner][name])
-
-
-# -- tasks
-
-
-def _task_state(task: Task) -> dict[str, Any]:
-    """Return a task and the weights of its head."""
-    return {
-        "name": task.name,
-        "classes": task.classes,
-        "finished": task.finished,
-        "signature": task.signature,
-        "left_out": task.skipped,  # keys of existing files
-        "left_out_in_a_row": task.skipped_in_a_row,
-        "head": None if task.head is None else task.head.state_dict(),
-        **({} if task.class_names is None else {"class_names": list(task.class_names)}),
-        **({} if task.classes is None or task.loss is cross_entropy else {"loss": _loss_state(task.loss)}),
-    }
-
-
-def _loss_state(loss: Loss) -> dict[str, Any] | None:
-    """Return a cross-entropy as plain data; None for other losses of classifiers, which are not saved."""
-    if not isinstance(loss, CrossEntropy):
-        return None
-    weights = loss.class_weights
-    return {
-        "label_smoothing": loss.label_smoothing,
-        "class_weights": None if weights is None else list(weights),
-    }
-
-
-def _restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
-    """Restore the weights of all heads."""
-    for entry in saved:
-        head = tasks[entry["name"]].head
-        if head is not None:
-            _check_fits(f"the head of task {entry['name']!r}", head, entry["head"])
-            head.load_state_dict(entry["head"])
-
-
-def _check_apart(backbone: nn.Module, heads: Heads) -> None:
-    known = set(backbone.parameters())
-    for name, (head, _) in heads.items():
-        parameters = set(head.parameters())
-        if known & parameters:
-            raise CheckpointError(f"the head of task {name!r} shares parameters with the backbone or another head")
-        known |= parameters
-
-
-def _check_losses(saved: list[dict[str, Any]], losses: Losses) -> None:
-    classifiers = [entry["name"] for entry in saved if entry["classes"] is not None]
-    for name in losses:
-        if name not in classifiers:
-            raise CheckpointError(f"losses has {name!r}, but the checkpoint's classifiers are {classifiers}")
-
-
-def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offset: int, device: torch.device) -> Task:
-    """Return a task of :func:`_task_state`; the head of a classifier is still missing."""
-    name = saved["name"]
-    if saved["classes"] is not None:
-        names = saved.get("class_names")
-        loss = losses[name] if name in losses else _restored_loss(saved)
-        task = classifier_task(name, saved["classes"], offset, loss, None if names is None else tuple(names))
-    elif name in heads:
-        head, loss = heads[name]
-        task = Task(name, None, loss, head.to(device), 0)
-    else:
-        raise CheckpointError(
-            f"task {name!r} was added with a head and loss of its own; pass them as heads={{{name!r}: (head, loss)}}"
-        )
-    task.finished = saved["finished"]
-    task.signature = None if saved["signature"] is None else tuple(saved["signature"])
-    task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
-    return task
-
-
-def _restored_loss(saved: Mapping[str, Any]) -> Loss | None:
-    """Return the loss of a classifier; None for plain cross-entropy."""
-    if "loss" not in saved:
-        return None
-    if saved["loss"] is None:
-        name = saved["name"]
-        raise CheckpointError(f"task {name!r} was added with a loss of its own; pass it as losses={{{name!r}: loss}}")
-    return CrossEntropy(**saved["loss"])
 
 
 # -- method and memory

@@ -2,7 +2,7 @@
 
 from spcl.models.backbone import Backbone
 from spcl.models.cnn import SmallCNN
-from spcl.models.inputs import Inputs
+from spcl.models.input_spec import InputSpec
 from spcl.models.libraries import FeatureExtractor
 from spcl.models.mlp import MLP
 from spcl.models.normalise import Normalise
@@ -16,7 +16,7 @@ __all__ = [
     "MLP",
     "Backbone",
     "FeatureExtractor",
-    "Inputs",
+    "InputSpec",
     "Normalise",
     "ResNet18",
     "ResNet34",

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models.inputs import Inputs
+from spcl.models.input_spec import InputSpec
 from spcl.models.registry import BACKBONES
 
 __all__ = ["FeatureExtractor", "timm_backbone", "transformers_backbone"]
@@ -16,7 +16,7 @@ __all__ = ["FeatureExtractor", "timm_backbone", "transformers_backbone"]
 
 @BACKBONES.register("timm:")
 def timm_backbone(
-    inputs: Inputs, *, model: str, pretrained: bool = False, weights: str | None = None, **options: Any
+    inputs: InputSpec, *, model: str, pretrained: bool = False, weights: str | None = None, **options: Any
 ) -> nn.Module:
     """Any model of timm without its classifier, e.g. ``timm:resnet50``.
 
@@ -43,7 +43,7 @@ def timm_backbone(
 
 @BACKBONES.register("transformers:")
 def transformers_backbone(
-    inputs: Inputs, *, model: str, pretrained: bool = False, weights: str | None = None, **options: Any
+    inputs: InputSpec, *, model: str, pretrained: bool = False, weights: str | None = None, **options: Any
 ) -> nn.Module:
     """Any model of Hugging Face Transformers, its last hidden state averaged over the tokens that are not masked.
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from spcl.errors import SpclError
 from spcl.models.cnn import SmallCNN
-from spcl.models.inputs import Inputs
+from spcl.models.input_spec import InputSpec
 from spcl.models.mlp import MLP
 from spcl.models.resnet import ResNet18, ResNet34
 from spcl.models.text import TextTransformer
@@ -19,51 +19,51 @@ __all__ = ["BACKBONES"]
 BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
     "backbone", nn.Module, positional=1, keywords=("batch_norm_momentum",)
 )
-"""Functions ``make(inputs, **options)`` of a network; ``inputs`` is an :class:`Inputs`.
+"""Functions ``make(inputs, **options)`` of a network; ``inputs`` is an :class:`InputSpec`.
 
 The network returns features of shape (batch, features), and has their number as the attribute ``feature_dim`` if it can
 be known before the first batch.
 
 >>> import torch
->>> BACKBONES.make({"name": "mlp", "hidden": [32, 16]}, Inputs((28, 28), torch.float32)).feature_dim
+>>> BACKBONES.make({"name": "mlp", "hidden": [32, 16]}, InputSpec((28, 28), torch.float32)).feature_dim
 16
 """
 
 
 @BACKBONES.register("mlp")
-def mlp(inputs: Inputs, hidden: Sequence[int] = (128, 64)) -> nn.Module:
+def mlp(inputs: InputSpec, hidden: Sequence[int] = (128, 64)) -> nn.Module:
     """Fully connected layers, for samples of any shape; the network of PS-EMNIST."""
     return MLP(math.prod(inputs.shape), hidden)
 
 
 @BACKBONES.register("cnn")
-def cnn(inputs: Inputs) -> nn.Module:
+def cnn(inputs: InputSpec) -> nn.Module:
     """Three convolutions and a linear layer; the network of Toy-CIFAR-10."""
     channels, *size = _image_shape("cnn", inputs)
     return SmallCNN(channels, (size[0], size[1]))
 
 
 @BACKBONES.register("resnet18")
-def resnet18(inputs: Inputs, batch_norm_momentum: float = 0.1) -> nn.Module:
+def resnet18(inputs: InputSpec, batch_norm_momentum: float = 0.1) -> nn.Module:
     """ResNet-18 for small images; the network of PS-CIFAR-100 and PS-ImageNet-TINY."""
     return ResNet18(_image_shape("resnet18", inputs)[0], batch_norm_momentum)
 
 
 @BACKBONES.register("resnet34")
-def resnet34(inputs: Inputs, batch_norm_momentum: float = 0.1) -> nn.Module:
+def resnet34(inputs: InputSpec, batch_norm_momentum: float = 0.1) -> nn.Module:
     """ResNet-34 for small images."""
     return ResNet34(_image_shape("resnet34", inputs)[0], batch_norm_momentum)
 
 
 @BACKBONES.register("vit")
-def vit(inputs: Inputs, patch: int = 4, width: int = 192, depth: int = 6, heads: int = 3) -> nn.Module:
+def vit(inputs: InputSpec, patch: int = 4, width: int = 192, depth: int = 6, heads: int = 3) -> nn.Module:
     """Vision transformer for small images."""
     channels, *size = _image_shape("vit", inputs)
     return VisionTransformer(channels, (size[0], size[1]), patch=patch, width=width, depth=depth, heads=heads)
 
 
 @BACKBONES.register("text")
-def text(inputs: Inputs, width: int = 64, depth: int = 2, heads: int = 4) -> nn.Module:
+def text(inputs: InputSpec, width: int = 64, depth: int = 2, heads: int = 4) -> nn.Module:
     """Transformer for token sequences, or for ``input_ids`` with an ``attention_mask``."""
     tokens = inputs if inputs.parts is None else inputs.parts.get("input_ids", inputs)
     if tokens.vocabulary is None or len(tokens.shape) != 1:
@@ -71,7 +71,7 @@ def text(inputs: Inputs, width: int = 64, depth: int = 2, heads: int = 4) -> nn.
     return TextTransformer(tokens.vocabulary, tokens.shape[0], width=width, depth=depth, heads=heads)
 
 
-def _image_shape(name: str, inputs: Inputs) -> tuple[int, ...]:
+def _image_shape(name: str, inputs: InputSpec) -> tuple[int, ...]:
     if len(inputs.shape) != 3 or inputs.parts is not None:
         raise SpclError(f"backbone {name!r} needs images, channels × height × width, but the samples are {inputs}")
     return inputs.shape

@@ -12,12 +12,15 @@ from torch.optim import Optimizer
 from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.learner import Learner
+from spcl.learner.freezing import matching
 from spcl.memory import MEMORIES, Memory
 from spcl.methods import make_method
-from spcl.models import BACKBONES, Backbone, Inputs, Normalise
+from spcl.models import BACKBONES, Backbone, InputSpec, Normalise
 from spcl.optimizers import OPTIMIZERS
 from spcl.registry import named_options
 from spcl.runs.settings import RunSettings
+from spcl.schedules import SCHEDULES
+from spcl.transforms import compose
 
 __all__ = [
     "DeviceError",
@@ -37,13 +40,16 @@ class DeviceError(SpclError):
     """A device that is unknown or cannot compute here."""
 
 
-def make_learner(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> Learner:
-    """Make the learner before its first step; seeds PyTorch's global generator."""
+def make_learner(settings: RunSettings, data: ImageData | SourceData, device: torch.device, steps: int) -> Learner:
+    """Make the learner before the first of so many steps; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
     return Learner(
-        **learner_parts(settings, data, device),
+        **learner_parts(settings, data, device, steps),
         scenario=settings.scenario,
-        memory_batch=settings.batch_size,
+        memory_batch=settings.memory_batch or settings.batch_size,
+        clip_norm=settings.clip_norm,
+        average=settings.average,
+        updates=settings.updates,
         autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
         measure_stability=settings.stability,
         capture=settings.capture,
@@ -52,9 +58,9 @@ def make_learner(settings: RunSettings, data: ImageData | SourceData, device: to
 
 
 def learner_parts(
-    settings: RunSettings, data: ImageData | SourceData | Sequence[Inputs], device: torch.device
+    settings: RunSettings, data: ImageData | SourceData | Sequence[InputSpec], device: torch.device, steps: int
 ) -> dict[str, Any]:
-    """Make the parts of a learner that settings name, as arguments of ``Learner`` and ``Learner.load``.
+    """Make the parts of a learner of a run of so many steps, as arguments of ``Learner`` and ``Learner.load``.
 
     For a learner that is loaded, the :func:`inputs_of` the data are enough, since its state has the statistics of the
     training samples.
@@ -66,16 +72,18 @@ def learner_parts(
         "method": method,
         "optimizer": partial(make_optimizer, settings),
         "memory": make_memory(settings, method.edits_memory, device),
+        "schedule": None if settings.schedule == "constant" else SCHEDULES.make(settings.schedule, steps),
+        "augment": compose(settings.augment) if settings.augment else None,
     }
 
 
-def inputs_of(data: ImageData | SourceData) -> list[Inputs]:
+def inputs_of(data: ImageData | SourceData) -> list[InputSpec]:
     """Return shape and type of the training samples, of every source where there are several."""
-    return [Inputs.of(x) for x in _training_samples(data)]
+    return [InputSpec.of(x) for x in _training_samples(data)]
 
 
 def make_backbone(
-    settings: RunSettings, data: ImageData | SourceData | Sequence[Inputs], device: torch.device
+    settings: RunSettings, data: ImageData | SourceData | Sequence[InputSpec], device: torch.device
 ) -> nn.Module:
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data.
 
@@ -84,6 +92,8 @@ def make_backbone(
     kinds = inputs_of(data) if isinstance(data, ImageData | SourceData) else data
     inputs, momentum = reduce(or_, kinds), settings.batch_norm_momentum
     backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
+    for parameter in matching(backbone, settings.frozen) if settings.frozen else ():
+        parameter.requires_grad_(False)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if any(kind.parts is not None or kind.dtype != torch.uint8 or kind.shape != inputs.shape for kind in kinds):

@@ -16,7 +16,7 @@ import spcl
 from spcl.errors import SpclError
 from spcl.files import scratch_path, user_errors, write_json
 from spcl.learner import Learner
-from spcl.models import Inputs
+from spcl.models import InputSpec
 from spcl.runs.model import TrainedRun
 from spcl.runs.prediction import check_task
 
@@ -74,7 +74,7 @@ def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict
     }
 
 
-def _write_program(module: nn.Module, inputs: Inputs, path: Path, description: Mapping[str, Any]) -> Compute:
+def _write_program(module: nn.Module, inputs: InputSpec, path: Path, description: Mapping[str, Any]) -> Compute:
     program = torch.export.export(module, (_example(inputs, TRACED),), dynamic_shapes=(_any_batch_size(inputs),))
     with path.open("xb") as file:
         torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
@@ -82,7 +82,7 @@ def _write_program(module: nn.Module, inputs: Inputs, path: Path, description: M
         return torch.export.load(file).module()
 
 
-def _write_onnx(module: nn.Module, inputs: Inputs, path: Path, description: Mapping[str, Any]) -> Compute:
+def _write_onnx(module: nn.Module, inputs: InputSpec, path: Path, description: Mapping[str, Any]) -> Compute:
     try:
         import onnx
         import onnx.reference
@@ -111,7 +111,7 @@ def _write_onnx(module: nn.Module, inputs: Inputs, path: Path, description: Mapp
     return compute
 
 
-def _check(module: nn.Module, compute: Compute, inputs: Inputs) -> None:
+def _check(module: nn.Module, compute: Compute, inputs: InputSpec) -> None:
     """Raise an error if the exported model computes something else than the model on random samples."""
     x = _example(inputs, CHECKED)
     with torch.no_grad():
@@ -123,7 +123,7 @@ def _check(module: nn.Module, compute: Compute, inputs: Inputs) -> None:
         )
 
 
-def _example(inputs: Inputs, count: int) -> Tensor | dict[str, Tensor]:
+def _example(inputs: InputSpec, count: int) -> Tensor | dict[str, Tensor]:
     if inputs.parts is not None:
         return {name: cast(Tensor, _example(part, count)) for name, part in inputs.parts.items()}
     generator = torch.Generator().manual_seed(0)
@@ -134,7 +134,7 @@ def _example(inputs: Inputs, count: int) -> Tensor | dict[str, Tensor]:
     return torch.randint(0, end, size, generator=generator).to(inputs.dtype)
 
 
-def _any_batch_size(inputs: Inputs) -> Any:
+def _any_batch_size(inputs: InputSpec) -> Any:
     batch = {0: Dim("batch", min=1)}
     return batch if inputs.parts is None else dict.fromkeys(inputs.parts, batch)
 

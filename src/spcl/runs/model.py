@@ -10,13 +10,13 @@ import torch
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError
 from spcl.learner import Learner
-from spcl.models import Inputs
+from spcl.models import InputSpec
 from spcl.plugins import load_plugins
 from spcl.runs.build import learner_parts, pick_device
 from spcl.runs.folder import FolderError, RunFolder, UnfinishedRunError
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings, load_settings_file
-from spcl.runs.tasks import RunTask, make_heads
+from spcl.runs.tasks import RunTask, make_heads, make_losses
 from spcl.validation import validated
 
 __all__ = ["TrainedRun", "load_run", "read_run", "save_model"]
@@ -39,16 +39,19 @@ class TrainedRun:
     settings: RunSettings
     result: RunResult
     tasks: Mapping[str, RunTask]
-    inputs: Mapping[str, Inputs]
+    inputs: Mapping[str, InputSpec]
     state: Mapping[str, Any]
 
     def learner(self, device: str = "auto") -> Learner:
         """Return a learner with the trained model, a new optimiser and an empty memory."""
         try:
             with torch.random.fork_rng(devices=[]):
-                parts = learner_parts(self.settings, list(self.inputs.values()), pick_device(device))
-                heads = make_heads(self.tasks.values(), parts["backbone"], self.settings.seed)
-            return Learner.load(self.state, **parts, heads=heads)
+                steps = self.result.steps or 1
+                parts = learner_parts(self.settings, list(self.inputs.values()), pick_device(device), steps)
+                heads = make_heads(self.tasks.values(), parts["backbone"], self.settings)
+            return Learner.load(
+                self.state, **parts, heads=heads, losses=make_losses(self.tasks.values(), self.settings)
+            )
         except CheckpointError as error:
             raise CheckpointError(
                 f"the model of the run in {self.path} does not fit its settings.json, which may have been changed: "
@@ -92,12 +95,12 @@ def read_run(path: str | Path) -> TrainedRun:
     except CheckpointError as error:
         raise CheckpointError(f"{error}; run its settings again in another folder") from error
     tasks = {entry["name"]: RunTask.model_validate(entry) for entry in state["predicts"]}
-    kinds = [Inputs.from_state_dict(entry) for entry in state["inputs"]]
+    kinds = [InputSpec.from_state_dict(entry) for entry in state["inputs"]]
     inputs = dict(zip(tasks, kinds if len(kinds) > 1 else kinds * len(tasks), strict=True))
     return TrainedRun(folder.path, settings, result, tasks, inputs, state)
 
 
-def save_model(folder: RunFolder, learner: Learner, tasks: Iterable[RunTask], inputs: Sequence[Inputs]) -> None:
+def save_model(folder: RunFolder, learner: Learner, tasks: Iterable[RunTask], inputs: Sequence[InputSpec]) -> None:
     """Write the model of a learner, and what rebuilds it without the data, to ``model.safetensors``.
 
     Args:

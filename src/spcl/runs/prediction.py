@@ -11,7 +11,7 @@ from torch import Tensor
 from spcl.data.progress import track
 from spcl.errors import DataError, TaskError
 from spcl.learner import Learner
-from spcl.models import Inputs
+from spcl.models import InputSpec
 from spcl.runs.model import TrainedRun
 from spcl.runs.samples import SampleFile, Samples, find_files, open_file
 from spcl.runs.tasks import RunTask
@@ -27,7 +27,7 @@ Chunk = tuple[SampleFile, int, Samples]
 OnError = Callable[[DataError], object]
 
 
-def check_task(run: TrainedRun, task: str | None) -> Inputs:
+def check_task(run: TrainedRun, task: str | None) -> InputSpec:
     """Return the inputs of a task, or of all tasks of a class-incremental run; an error lists the tasks."""
     listed = "; ".join(map(_described, run.tasks.values()))
     if task is not None:
@@ -72,7 +72,7 @@ def predict_files(
                 yield from (origin | row for row in next(rows))
 
 
-def _opened(inputs: Inputs, paths: Iterable[Path], on_error: OnError) -> Iterator[SampleFile]:
+def _opened(inputs: InputSpec, paths: Iterable[Path], on_error: OnError) -> Iterator[SampleFile]:
     for path in find_files(paths):
         try:
             yield open_file(path, inputs)

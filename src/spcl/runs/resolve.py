@@ -47,11 +47,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     if first.protocol is not None and "batch_size" not in given:
         preset["batch_size"] = load_protocol(Path(first.protocol)).batch_size
     settings = validated(RunSettings, merge_settings(defaults, preset, given), "settings")
-    for name, registry in NAMED.items():
-        registry.check(getattr(settings, name))
-    for name, registry in LISTED.items():
-        for setting in getattr(settings, name):
-            registry.check(setting)
+    _check(settings)
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
@@ -69,6 +65,19 @@ def resume_settings(out: Path, data: ImageData | SourceData | None = None) -> Ru
             f"execute(settings, out, resume=True, data=…)"
         )
     return resolve_settings(recorded, data=data)
+
+
+def _check(settings: RunSettings) -> None:
+    """Raise an error for names and options that there are not, and for settings that contradict each other."""
+    for name, registry in NAMED.items():
+        registry.check(getattr(settings, name))
+    for name, registry in LISTED.items():
+        for setting in getattr(settings, name):
+            registry.check(setting)
+    if settings.unfreeze_after is not None and not settings.frozen:
+        raise SpclError(
+            f"settings: unfreeze_after = {settings.unfreeze_after}, but nothing is frozen; give patterns as frozen"
+        )
 
 
 def _complete_method(method: Mapping[str, Any]) -> dict[str, Any]:

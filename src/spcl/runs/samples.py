@@ -14,7 +14,7 @@ from torch import Tensor
 from spcl.batches import as_tensor
 from spcl.data.pictures import Mode, decode_picture
 from spcl.errors import DataError
-from spcl.models import Inputs
+from spcl.models import InputSpec
 
 __all__ = ["SampleFile", "Samples", "find_files", "open_file"]
 
@@ -49,7 +49,7 @@ def find_files(paths: Iterable[Path]) -> Iterator[Path]:
         yield from [file for file in files if file.suffix.lower() in readable and file.is_file()] or [path]
 
 
-def open_file(path: Path, inputs: Inputs) -> SampleFile:
+def open_file(path: Path, inputs: InputSpec) -> SampleFile:
     """Open a picture, or an .npy or .npz file, whose samples are to fit these inputs."""
     if path.is_dir():
         raise DataError(f"{path}: expected a folder of pictures, found none in it")
@@ -68,7 +68,7 @@ def open_file(path: Path, inputs: Inputs) -> SampleFile:
     return SampleFile(path, next(iter(counts.values())), False, read)
 
 
-def _read_picture(path: Path, inputs: Inputs) -> Tensor:
+def _read_picture(path: Path, inputs: InputSpec) -> Tensor:
     """Read a picture as a batch of one, in the mode and size of the training data."""
     is_image = inputs.parts is None and inputs.dtype == torch.uint8 and len(inputs.shape) == 3
     if not is_image or inputs.shape[0] not in MODES:
@@ -83,7 +83,7 @@ def _read_picture(path: Path, inputs: Inputs) -> Tensor:
     return torch.from_numpy(decode_picture(content, str(path), MODES[channels], (width, height)).copy())[None]
 
 
-def _read_arrays(path: Path, expected: dict[str, Inputs]) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, expected: dict[str, InputSpec]) -> dict[str, np.ndarray]:
     found = _load(path, expected)
     if missing := sorted(expected.keys() - found.keys()):
         raise DataError(f"{path} must hold the arrays {', '.join(expected)}, but it has no {', '.join(missing)}")
@@ -104,7 +104,7 @@ def _load(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     raise DataError(f"{path} cannot be read: {reason}")
 
 
-def _checked(path: Path, name: str, array: np.ndarray, inputs: Inputs) -> np.ndarray:
+def _checked(path: Path, name: str, array: np.ndarray, inputs: InputSpec) -> np.ndarray:
     if inputs.dtype == torch.uint8 and array.ndim == 3 and inputs.shape[0] == 1:
         array = array[:, None]  # grey pictures N×H×W, as in training data
     if array.ndim == 0 or array.shape[1:] != inputs.shape:
@@ -123,7 +123,7 @@ def _fits(found: np.dtype[Any], expected: torch.dtype) -> bool:
     return found == np.uint8 if expected == torch.uint8 else found.kind in "iu"
 
 
-def _samples(path: Path, array: np.ndarray, inputs: Inputs) -> Tensor:
+def _samples(path: Path, array: np.ndarray, inputs: InputSpec) -> Tensor:
     x = as_tensor(np.ascontiguousarray(array)).to(inputs.dtype)
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise DataError(f"{path}: some values are NaN, infinite or too large for {x.dtype}; replace them")

@@ -11,22 +11,33 @@ from spcl.data.presets import PRESETS, Preset, PresetName
 from spcl.data.protocol import Paradigm
 from spcl.errors import SpclError
 from spcl.learner import Scenario
+from spcl.losses import LOSSES
 from spcl.memory import MEMORIES
 from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
 from spcl.plugins import Plugin
 from spcl.registry import Named, Registry
 from spcl.runs.identity import nested_settings
+from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS
+from spcl.transforms import TRANSFORMS
 
 __all__ = ["RunSettings", "absolute_paths", "load_settings_file", "merge_settings", "parse_assignments"]
 
 PATHS = ("benchmark", "protocol", "data_dir")
 
-NAMED: dict[str, Registry[Any]] = {"backbone": BACKBONES, "optimizer": OPTIMIZERS, "memory": MEMORIES}
+NAMED: dict[str, Registry[Any]] = {
+    "backbone": BACKBONES,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "memory": MEMORIES,
+    "loss": LOSSES,
+    "regression_loss": LOSSES,
+    "multilabel_loss": LOSSES,
+}
 """Settings that name a thing, or give its name and options, and where these things are."""
 
-LISTED: dict[str, Registry[Any]] = {"trackers": TRACKERS}
+LISTED: dict[str, Registry[Any]] = {"augment": TRANSFORMS, "trackers": TRACKERS}
 """Settings that list such things."""
 
 
@@ -59,7 +70,20 @@ class _TrainingSettings(BaseModel):
     """Training."""
 
     optimizer: Named = Field("adam", description="adam, adamw, sgd, …: its name, and its own options")
+    schedule: Named = Field("constant", description="of the learning rate over the steps of the run")
+    clip_norm: float | None = Field(None, gt=0.0, description="largest norm of an update before the optimiser's step")
+    loss: Named = Field("cross-entropy", description="of classification tasks")
+    regression_loss: Named = Field("mse", description="of regression tasks")
+    multilabel_loss: Named = Field("binary-cross-entropy", description="of multi-label tasks")
+    augment: tuple[Named, ...] = Field((), description="random transforms of new and of replayed samples, in order")
     memory: Named = Field("balanced", description="which samples are kept for replay: balanced, reservoir, …")
+    memory_batch: int | None = Field(None, ge=1, description="samples replayed per step; batch_size if not given")
+    updates: int = Field(1, ge=1, description="updates per step, on the same batches and on other samples of memory")
+    average: float | None = Field(
+        None, ge=0.0, lt=1.0, description="decay of an average of the weights over updates, which then predicts"
+    )
+    frozen: tuple[str, ...] = Field((), description="patterns of names of backbone parameters that are not trained")
+    unfreeze_after: int | None = Field(None, ge=0, description="train frozen parameters, too, after this many steps")
 
 
 class _ExecutionSettings(BaseModel):

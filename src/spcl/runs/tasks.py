@@ -7,17 +7,19 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from spcl.data import Kind
 from spcl.errors import SpclError
 from spcl.learner import Learner
-from spcl.methods.base import Loss
+from spcl.losses import LOSSES, Loss, TaskDescription
+from spcl.runs.settings import RunSettings
 
-__all__ = ["METRICS", "Metric", "RunTask", "add_task", "make_heads"]
+__all__ = ["METRICS", "Metric", "RunTask", "add_task", "make_heads", "make_losses"]
 
 Metric = Literal["accuracy", "R²", "F1"]
 """The score of a task, in per cent: accuracy, 100·R² or micro-averaged F1."""
+
+PLAIN_LOSS = "cross-entropy"
 
 METRICS: dict[Kind, Metric] = {"classification": "accuracy", "regression": "R²", "multilabel": "F1"}
 """The score of each kind of task."""
@@ -31,6 +33,7 @@ class RunTask(BaseModel):
         kind: what its targets are.
         outputs: the number of its classes, labels or numbers.
         class_names: the names of its classes or outputs; empty where they have none.
+        class_counts: how many training samples every class or label has; empty where targets are numbers.
 
     >>> RunTask(name="speed", kind="regression", outputs=1).metric
     'R²'
@@ -42,6 +45,7 @@ class RunTask(BaseModel):
     kind: Kind = "classification"
     outputs: int
     class_names: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -54,27 +58,44 @@ class RunTask(BaseModel):
         return METRICS[self.kind]
 
 
-def add_task(learner: Learner, task: RunTask) -> None:
+def add_task(learner: Learner, task: RunTask, settings: RunSettings) -> None:
     """Start a task of a run: a classifier, or a linear head with the loss of its kind."""
     if task.kind == "classification":
-        learner.add_task(task.name, classes=task.outputs)
+        loss = make_losses([task], settings).get(task.name)
+        learner.add_task(task.name, classes=task.class_names or task.outputs, loss=loss)
     else:
-        head, loss = make_heads([task], learner.model.backbone, learner.seed)[task.name]
+        head, loss = make_heads([task], learner.model.backbone, settings)[task.name]
         learner.add_task(task.name, head=head, loss=loss)
 
 
-def make_heads(tasks: Iterable[RunTask], backbone: nn.Module, seed: int) -> dict[str, tuple[nn.Module, Loss]]:
+def make_losses(tasks: Iterable[RunTask], settings: RunSettings) -> dict[str, Loss]:
+    """Make the losses of classification tasks, as :meth:`Learner.load` takes them; none for plain cross-entropy."""
+    if settings.loss == PLAIN_LOSS:
+        return {}
+    return {task.name: _loss(task, settings) for task in tasks if task.kind == "classification"}
+
+
+def make_heads(
+    tasks: Iterable[RunTask], backbone: nn.Module, settings: RunSettings
+) -> dict[str, tuple[nn.Module, Loss]]:
     """Make head and loss of every task that is no classification, as :meth:`Learner.load` takes them.
 
-    The losses are the mean squared error of a regression and the binary cross-entropy of multi-label targets. The
-    weights of a head depend on the seed and the task's name only.
+    The weights of a head depend on the seed and the task's name only.
     """
-    heads: dict[str, tuple[nn.Module, Loss]] = {}
-    for task in tasks:
-        if task.kind != "classification":
-            loss: Loss = mse_loss if task.kind == "regression" else binary_cross_entropy_with_logits
-            heads[task.name] = (_linear(task, backbone, seed), loss)
-    return heads
+    others = [task for task in tasks if task.kind != "classification"]
+    return {task.name: (_linear(task, backbone, settings.seed), _loss(task, settings)) for task in others}
+
+
+def _loss(task: RunTask, settings: RunSettings) -> Loss:
+    by_kind = {
+        "classification": settings.loss,
+        "regression": settings.regression_loss,
+        "multilabel": settings.multilabel_loss,
+    }
+    classes = None if task.kind == "regression" else task.outputs
+    description = TaskDescription(task.name, task.kind, classes, task.class_counts or None)
+    loss: Loss = LOSSES.make(by_kind[task.kind], description)
+    return loss
 
 
 def _linear(task: RunTask, backbone: nn.Module, seed: int) -> nn.Module:

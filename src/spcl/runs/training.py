@@ -27,7 +27,7 @@ from spcl.runs.provenance import Provenance
 from spcl.runs.result import DataSummary, RunResult, TaskResult
 from spcl.runs.settings import RunSettings
 from spcl.runs.signals import stop_requested
-from spcl.runs.tasks import add_task, make_heads
+from spcl.runs.tasks import add_task, make_heads, make_losses
 from spcl.runs.view import View
 from spcl.streams import Moment
 from spcl.trackers import Tracker
@@ -116,15 +116,22 @@ class TrainingRun:
     # -- start or resume
 
     def _start(self) -> Learner:
-        return make_learner(self.settings, self.problem.data, self.device)
+        return make_learner(self.settings, self.problem.data, self.device, len(self.problem.stream))
 
     def _resume(self) -> Learner:
         saved = read_newest(self.folder.checkpoint)
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
-        parts = learner_parts(self.settings, self.problem.data, self.device)
-        heads = make_heads(self.problem.tasks.values(), parts["backbone"], self.settings.seed)
-        return Learner.load(saved, **parts, heads=heads, stream=self.problem.stream, progress=self.progress)
+        parts = learner_parts(self.settings, self.problem.data, self.device, len(self.problem.stream))
+        tasks = [self.problem.tasks[task["name"]] for task in saved["tasks"]]
+        return Learner.load(
+            saved,
+            **parts,
+            heads=make_heads(tasks, parts["backbone"], self.settings),
+            losses=make_losses(tasks, self.settings),
+            stream=self.problem.stream,
+            progress=self.progress,
+        )
 
     def _record_start(self) -> None:
         configuration = self.problem.configuration
@@ -148,8 +155,10 @@ class TrainingRun:
 
     def _train_step(self, moment: Moment) -> StepReport:
         begin = time.perf_counter()
+        if self.learner.steps == self.settings.unfreeze_after:
+            self.learner.unfreeze()
         for name in moment.started:
-            add_task(self.learner, self.problem.tasks[name])
+            add_task(self.learner, self.problem.tasks[name], self.settings)
         report = self.learner.step(moment.batches, meanwhile=self._meanwhile)
         for name in moment.ended:
             self.learner.finish_task(name)

@@ -7,11 +7,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Inputs"]
+__all__ = ["InputSpec"]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputSpec:
     """Shape and type of one sample, from which a backbone is built.
 
     Attributes:
@@ -21,16 +21,16 @@ class Inputs:
         vocabulary: for tokens, one more than the largest in the training data.
         parts: the inputs of every part, by name or position, where samples are dicts or tuples of tensors.
 
-    >>> Inputs.of(torch.zeros(10, 3, 32, 32)).shape
+    >>> InputSpec.of(torch.zeros(10, 3, 32, 32)).shape
     (3, 32, 32)
-    >>> Inputs.of({"input_ids": torch.tensor([[1, 9]]), "attention_mask": torch.tensor([[1, 0]])}).vocabulary
+    >>> InputSpec.of({"input_ids": torch.tensor([[1, 9]]), "attention_mask": torch.tensor([[1, 0]])}).vocabulary
     10
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     vocabulary: int | None = None
-    parts: Mapping[str, "Inputs"] | None = None
+    parts: Mapping[str, "InputSpec"] | None = None
 
     @classmethod
     def of(cls, samples: Any) -> Self:
@@ -40,15 +40,15 @@ class Inputs:
             vocabulary = int(samples.max()) + 1 if is_tokens and samples.numel() else None
             return cls(tuple(samples.shape[1:]), samples.dtype, vocabulary)
         named = samples if isinstance(samples, Mapping) else {str(index): part for index, part in enumerate(samples)}
-        parts = {name: Inputs.of(part) for name, part in named.items()}
+        parts = {name: InputSpec.of(part) for name, part in named.items()}
         first = next(iter(parts.values()))
         return cls(first.shape, first.dtype, first.vocabulary, parts)
 
-    def __or__(self, other: "Inputs") -> "Inputs":
+    def __or__(self, other: "InputSpec") -> "InputSpec":
         """Return the inputs of a network for samples of both: those of the first, with the larger vocabulary.
 
         >>> texts, others = torch.tensor([[1, 9]]), torch.tensor([[3, 20]])
-        >>> (Inputs.of(texts) | Inputs.of(others)).vocabulary
+        >>> (InputSpec.of(texts) | InputSpec.of(others)).vocabulary
         21
         """
         parts = None if self.parts is None else dict(self.parts)
@@ -70,8 +70,8 @@ class Inputs:
     def from_state_dict(cls, state: Mapping[str, Any]) -> Self:
         """Restore from :meth:`state_dict`.
 
-        >>> inputs = Inputs.of(torch.zeros(1, 4))
-        >>> Inputs.from_state_dict(inputs.state_dict()) == inputs
+        >>> inputs = InputSpec.of(torch.zeros(1, 4))
+        >>> InputSpec.from_state_dict(inputs.state_dict()) == inputs
         True
         """
         parts = state["parts"]
@@ -79,7 +79,7 @@ class Inputs:
             tuple(state["shape"]),
             getattr(torch, state["dtype"]),
             state["vocabulary"],
-            None if parts is None else {name: Inputs.from_state_dict(part) for name, part in parts.items()},
+            None if parts is None else {name: InputSpec.from_state_dict(part) for name, part in parts.items()},
         )
 
     def __str__(self) -> str:
