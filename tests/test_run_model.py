@@ -6,18 +6,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from spcl.checkpoint import read_checkpoint
+from spcl.data import SourceData, from_sources
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import SORO
-from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, load_run, read_run
+from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, execute, load_run, read_run, resolve_settings
 from spcl.runs.export import export_run
+from spcl.runs.prediction import predict_files
 from spcl.runs.reevaluation import evaluate_run
 from trained_runs import NAMES, Trained, train
 
@@ -173,6 +176,47 @@ def test_a_task_incremental_export_needs_a_task(base: Path, tmp_path: Path, trai
         with pytest.raises(TaskError, match="is task-incremental; name the task of the samples, one of task-0"):
             export_run(run, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())
+
+
+def kinds_of_data() -> SourceData:
+    """A regression, multi-label targets and a classification, all of the same features."""
+    x = np.random.default_rng(0).normal(size=(60, 5))
+    sources = {
+        "speed": (x, x[:, :2] @ np.array([[1.0, 0.5], [1.0, -0.5]])),
+        "signs": (x, (x[:, :3] > 0).astype(int)),
+        "light": (x, np.where(x[:, 1] > 0, "red", "green")),
+    }
+    return from_sources(sources, name="car")
+
+
+def test_models_of_every_kind_of_task_predict_and_are_evaluated_and_exported(tmp_path: Path) -> None:
+    data, out = kinds_of_data(), tmp_path / "run"
+    small = {"method": "er", "batch_size": 8, "threads": 1, "device": "cpu", "learning_rate": 0.01, "epochs": 5}
+    result = execute(resolve_settings(small, data=data), out, data=data)
+    run = read_run(out)
+    outcome = evaluate_run(run, "cpu", data=data)
+    assert outcome.now == outcome.recorded == {name: task.final for name, task in result.tasks.items()}
+    assert outcome.metrics == {"speed": "R²", "signs": "F1", "light": "accuracy"}
+    source = data.sources[0]
+    np.save(tmp_path / "x.npy", source.test_x)
+    learner = run.learner("cpu")
+
+    def predict(task: str, top: int = 1) -> list[dict[str, Any]]:
+        return list(predict_files(run, learner, [tmp_path / "x.npy"], task=task, top=top, on_error=pytest.fail))
+
+    outputs = np.array([list(row["outputs"].values()) for row in predict("speed")])
+    np.testing.assert_allclose(outputs, learner.predict(source.test_x, "speed"), rtol=1e-5)
+    signs = learner.predict(source.test_x, "signs").sigmoid()
+    for index, probabilities in enumerate(signs.tolist()):
+        expected = {str(label): value for label, value in enumerate(probabilities) if value > 0.5}
+        rows = [row for row in predict("signs") if row["index"] == index]
+        assert {row["class"]: row["probability"] for row in rows} == pytest.approx(expected or {None: None})
+    assert {row["class"] for row in predict("light")} == {"green", "red"}
+    export_run(run, tmp_path / "speed.pt2", "speed")
+    program = torch.export.load(tmp_path / "speed.pt2").module()
+    torch.testing.assert_close(program(source.test_x), learner.predict(source.test_x, "speed"))
+    description = json.loads((tmp_path / "speed.pt2.json").read_text())
+    assert (description["kind"], len(description["columns"])) == ("regression", 2)
 
 
 def test_a_folder_without_a_run_is_named(base: Path, copied: Path, tmp_path: Path) -> None:

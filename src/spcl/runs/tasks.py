@@ -57,7 +57,7 @@ class RunTask(BaseModel):
 def add_task(learner: Learner, task: RunTask) -> None:
     """Start a task of a run: a classifier, or a linear head with the loss of its kind."""
     if task.kind == "classification":
-        learner.add_task(task.name, classes=task.outputs)
+        learner.add_task(task.name, classes=task.class_names or task.outputs)
     else:
         head, loss = make_heads([task], learner.model.backbone, learner.seed)[task.name]
         learner.add_task(task.name, head=head, loss=loss)
