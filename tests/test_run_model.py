@@ -14,10 +14,11 @@ import torch
 
 from spcl.checkpoint import read_checkpoint
 from spcl.data import SourceData, from_sources
-from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import SORO
+from spcl.models import BACKBONES, Inputs
 from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, execute, load_run, read_run, resolve_settings
 from spcl.runs.export import export_run
 from spcl.runs.prediction import predict_files
@@ -95,6 +96,7 @@ def test_names_of_classes_are_those_of_the_data(trained: Trained) -> None:
     run, learner = read_run(trained.path), trained.learner
     names = np.array([run.tasks[task].class_names[label] for task, label in learner.classes])
     assert sorted(names) == sorted(NAMES)
+    assert [name for _, name in load_run(trained.path).class_names] == names.tolist()
     accuracy = json.loads((trained.path / "result.json").read_text())["accuracy"]
     right = []
     for task, classes in names_by_task(run).items():
@@ -217,6 +219,49 @@ def test_models_of_every_kind_of_task_predict_and_are_evaluated_and_exported(tmp
     torch.testing.assert_close(program(source.test_x), learner.predict(source.test_x, "speed"))
     description = json.loads((tmp_path / "speed.pt2.json").read_text())
     assert (description["kind"], len(description["columns"])) == ("regression", 2)
+
+
+class Masked(torch.nn.Module):
+    """Mean of embeddings of the tokens that are not masked."""
+
+    feature_dim = 6
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(vocabulary, 6)
+
+    def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+        mask = x["mask"].unsqueeze(-1).float()
+        means: torch.Tensor = (self.table(x["tokens"]) * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return means
+
+
+@BACKBONES.register("masked-mean")
+def masked_mean(inputs: Inputs) -> torch.nn.Module:
+    assert inputs.parts is not None
+    return Masked(inputs.parts["tokens"].vocabulary or 0)
+
+
+def test_samples_of_several_parts_are_read_by_name_and_exported(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = {"tokens": rng.integers(0, 9, (40, 4)), "mask": rng.integers(0, 2, (40, 4))}
+    data = from_sources({"first": (x, x["tokens"][:, 0] > 4), "other": (x, x["mask"][:, 0] > 0)}, name="texts")
+    small = {"method": "er", "batch_size": 8, "threads": 1, "device": "cpu", "backbone": "masked-mean", "epochs": 2}
+    execute(resolve_settings(small, data=data), tmp_path / "run", data=data)
+    run = read_run(tmp_path / "run")
+    learner = run.learner("cpu")
+    np.savez(tmp_path / "x.npz", **x)
+    rows = list(predict_files(run, learner, [tmp_path / "x.npz"], task="other", on_error=pytest.fail))
+    expected = learner.predict_proba(x, "other").amax(1).tolist()
+    assert [row["probability"] for row in rows] == pytest.approx(expected, rel=1e-5)
+    np.savez(tmp_path / "part.npz", tokens=x["tokens"])
+    errors: list[DataError] = []
+    assert not list(predict_files(run, learner, [tmp_path / "part.npz"], task="other", on_error=errors.append))
+    assert "must hold the arrays tokens, mask, but it has no mask" in str(errors[0])
+    export_run(run, tmp_path / "model.pt2", "other")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    tensors = {name: torch.from_numpy(part) for name, part in x.items()}
+    torch.testing.assert_close(program(tensors), learner.logits(x, "other"))
 
 
 def test_a_folder_without_a_run_is_named(base: Path, copied: Path, tmp_path: Path) -> None:
