@@ -323,9 +323,9 @@ def test_changed_settings_are_refused(copied: Path, changes: dict[str, object], 
         load_run(copied)
 
 
-def test_a_model_state_holds_heads_of_any_kind() -> None:
+def test_a_model_state_holds_heads_of_any_kind_and_averaged_weights() -> None:
     torch.manual_seed(0)
-    learner = Learner(torch.nn.Linear(4, 8), SORO(), memory=BalancedCoreset(10))
+    learner = Learner(torch.nn.Linear(4, 8), SORO(), memory=BalancedCoreset(10), average=0.9)
     learner.add_task("kind", classes=3)
     learner.add_task("speed", head=torch.nn.Linear(8, 1), loss=torch.nn.functional.mse_loss)
     x = torch.randn(12, 4)
