@@ -6,18 +6,22 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from spcl.checkpoint import read_checkpoint
-from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.data import SourceData, from_sources
+from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import SORO
-from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, load_run, read_run
+from spcl.models import BACKBONES, Inputs
+from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, execute, load_run, read_run, resolve_settings
 from spcl.runs.export import export_run
+from spcl.runs.prediction import predict_files
 from spcl.runs.reevaluation import evaluate_run
 from trained_runs import NAMES, Trained, train
 
@@ -92,6 +96,7 @@ def test_names_of_classes_are_those_of_the_data(trained: Trained) -> None:
     run, learner = read_run(trained.path), trained.learner
     names = np.array([run.tasks[task].class_names[label] for task, label in learner.classes])
     assert sorted(names) == sorted(NAMES)
+    assert [name for _, name in load_run(trained.path).class_names] == names.tolist()
     accuracy = json.loads((trained.path / "result.json").read_text())["accuracy"]
     right = []
     for task, classes in names_by_task(run).items():
@@ -175,6 +180,90 @@ def test_a_task_incremental_export_needs_a_task(base: Path, tmp_path: Path, trai
     assert not list(tmp_path.iterdir())
 
 
+def kinds_of_data() -> SourceData:
+    """A regression, multi-label targets and a classification, all of the same features."""
+    x = np.random.default_rng(0).normal(size=(60, 5))
+    sources = {
+        "speed": (x, x[:, :2] @ np.array([[1.0, 0.5], [1.0, -0.5]])),
+        "signs": (x, (x[:, :3] > 0).astype(int)),
+        "light": (x, np.where(x[:, 1] > 0, "red", "green")),
+    }
+    return from_sources(sources, name="car")
+
+
+def test_models_of_every_kind_of_task_predict_and_are_evaluated_and_exported(tmp_path: Path) -> None:
+    data, out = kinds_of_data(), tmp_path / "run"
+    small = {"method": "er", "batch_size": 8, "threads": 1, "device": "cpu", "learning_rate": 0.01, "epochs": 5}
+    result = execute(resolve_settings(small, data=data), out, data=data)
+    run = read_run(out)
+    outcome = evaluate_run(run, "cpu", data=data)
+    assert outcome.now == outcome.recorded == {name: task.final for name, task in result.tasks.items()}
+    assert outcome.metrics == {"speed": "R²", "signs": "F1", "light": "accuracy"}
+    source = data.sources[0]
+    np.save(tmp_path / "x.npy", source.test_x)
+    learner = run.learner("cpu")
+
+    def predict(task: str, top: int = 1) -> list[dict[str, Any]]:
+        return list(predict_files(run, learner, [tmp_path / "x.npy"], task=task, top=top, on_error=pytest.fail))
+
+    outputs = np.array([list(row["outputs"].values()) for row in predict("speed")])
+    np.testing.assert_allclose(outputs, learner.predict(source.test_x, "speed"), rtol=1e-5)
+    signs = learner.predict(source.test_x, "signs").sigmoid()
+    for index, probabilities in enumerate(signs.tolist()):
+        expected = {str(label): value for label, value in enumerate(probabilities) if value > 0.5}
+        rows = [row for row in predict("signs") if row["index"] == index]
+        assert {row["class"]: row["probability"] for row in rows} == pytest.approx(expected or {None: None})
+    assert {row["class"] for row in predict("light")} == {"green", "red"}
+    export_run(run, tmp_path / "speed.pt2", "speed")
+    program = torch.export.load(tmp_path / "speed.pt2").module()
+    torch.testing.assert_close(program(source.test_x), learner.predict(source.test_x, "speed"))
+    description = json.loads((tmp_path / "speed.pt2.json").read_text())
+    assert (description["kind"], len(description["columns"])) == ("regression", 2)
+
+
+class Masked(torch.nn.Module):
+    """Mean of embeddings of the tokens that are not masked."""
+
+    feature_dim = 6
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(vocabulary, 6)
+
+    def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+        mask = x["mask"].unsqueeze(-1).float()
+        means: torch.Tensor = (self.table(x["tokens"]) * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return means
+
+
+@BACKBONES.register("masked-mean")
+def masked_mean(inputs: Inputs) -> torch.nn.Module:
+    assert inputs.parts is not None
+    return Masked(inputs.parts["tokens"].vocabulary or 0)
+
+
+def test_samples_of_several_parts_are_read_by_name_and_exported(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = {"tokens": rng.integers(0, 9, (40, 4)), "mask": rng.integers(0, 2, (40, 4))}
+    data = from_sources({"first": (x, x["tokens"][:, 0] > 4), "other": (x, x["mask"][:, 0] > 0)}, name="texts")
+    small = {"method": "er", "batch_size": 8, "threads": 1, "device": "cpu", "backbone": "masked-mean", "epochs": 2}
+    execute(resolve_settings(small, data=data), tmp_path / "run", data=data)
+    run = read_run(tmp_path / "run")
+    learner = run.learner("cpu")
+    np.savez(tmp_path / "x.npz", **x)
+    rows = list(predict_files(run, learner, [tmp_path / "x.npz"], task="other", on_error=pytest.fail))
+    expected = learner.predict_proba(x, "other").amax(1).tolist()
+    assert [row["probability"] for row in rows] == pytest.approx(expected, rel=1e-5)
+    np.savez(tmp_path / "part.npz", tokens=x["tokens"])
+    errors: list[DataError] = []
+    assert not list(predict_files(run, learner, [tmp_path / "part.npz"], task="other", on_error=errors.append))
+    assert "must hold the arrays tokens, mask, but it has no mask" in str(errors[0])
+    export_run(run, tmp_path / "model.pt2", "other")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    tensors = {name: torch.from_numpy(part) for name, part in x.items()}
+    torch.testing.assert_close(program(tensors), learner.logits(x, "other"))
+
+
 def test_a_folder_without_a_run_is_named(base: Path, copied: Path, tmp_path: Path) -> None:
     with pytest.raises(FolderError, match=r"no run in .*absent, which does not exist; give the folder of a run"):
         load_run(tmp_path / "absent")
@@ -234,9 +323,9 @@ def test_changed_settings_are_refused(copied: Path, changes: dict[str, object], 
         load_run(copied)
 
 
-def test_a_model_state_holds_heads_of_any_kind() -> None:
+def test_a_model_state_holds_heads_of_any_kind_and_averaged_weights() -> None:
     torch.manual_seed(0)
-    learner = Learner(torch.nn.Linear(4, 8), SORO(), memory=BalancedCoreset(10))
+    learner = Learner(torch.nn.Linear(4, 8), SORO(), memory=BalancedCoreset(10), average=0.9)
     learner.add_task("kind", classes=3)
     learner.add_task("speed", head=torch.nn.Linear(8, 1), loss=torch.nn.functional.mse_loss)
     x = torch.randn(12, 4)

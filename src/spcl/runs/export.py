@@ -6,19 +6,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 import spcl
+from spcl.batches import leaves
 from spcl.errors import SpclError
 from spcl.files import scratch_path, user_errors, write_json
 from spcl.learner import Learner
 from spcl.models import InputSpec
 from spcl.runs.model import TrainedRun
 from spcl.runs.prediction import check_task
+from spcl.runs.samples import Samples, assemble
 
 __all__ = ["DESCRIPTION", "describe_export", "export_run"]
 
@@ -103,9 +105,9 @@ def _write_onnx(module: nn.Module, inputs: InputSpec, path: Path, description: M
     program.save(path)
     evaluator = onnx.reference.ReferenceEvaluator(onnx.load(path))
 
-    def compute(x: Tensor | dict[str, Tensor]) -> Tensor:
-        parts = [x] if isinstance(x, Tensor) else list(x.values())
-        (output,) = evaluator.run(None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
+    def compute(x: Samples) -> Tensor:
+        feeds = {name: part.numpy() for name, part in zip(names, leaves(x).values(), strict=True)}
+        (output,) = evaluator.run(None, feeds)
         return torch.from_numpy(output)
 
     return compute
@@ -116,16 +118,24 @@ def _check(module: nn.Module, compute: Compute, inputs: InputSpec) -> None:
     x = _example(inputs, CHECKED)
     with torch.no_grad():
         expected, found = module(x), compute(x)
-    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-4):
+    if found.shape != expected.shape or not _close(found, expected):
         raise SpclError(
             "the exported model gives other outputs than the model itself on random samples, so nothing was written; "
             "its backbone may do what an export cannot follow"
         )
 
 
-def _example(inputs: InputSpec, count: int) -> Tensor | dict[str, Tensor]:
-    if inputs.parts is not None:
-        return {name: cast(Tensor, _example(part, count)) for name, part in inputs.parts.items()}
+def _close(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def _example(inputs: InputSpec, count: int) -> Samples:
+    """Return random samples."""
+    parts = inputs.parts or {"x": inputs}
+    return assemble(inputs, {name: _random(part, count) for name, part in parts.items()})
+
+
+def _random(inputs: InputSpec, count: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     size = (count, *inputs.shape)
     if inputs.dtype.is_floating_point:
@@ -136,7 +146,7 @@ def _example(inputs: InputSpec, count: int) -> Tensor | dict[str, Tensor]:
 
 def _any_batch_size(inputs: InputSpec) -> Any:
     batch = {0: Dim("batch", min=1)}
-    return batch if inputs.parts is None else dict.fromkeys(inputs.parts, batch)
+    return assemble(inputs, dict.fromkeys(inputs.parts or ("x",), batch))
 
 
 @contextmanager

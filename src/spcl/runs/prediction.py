@@ -1,13 +1,13 @@
 """Predictions of a trained run for files of samples, as rows of plain data."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from spcl.batches import concatenate, number_of_samples
 from spcl.data.progress import track
 from spcl.errors import DataError, TaskError
 from spcl.learner import Learner
@@ -65,9 +65,9 @@ def predict_files(
     chunks = track(_chunks(files, on_error), "predicting", sum(math.ceil(file.count / BATCH) for file in files))
     for batch in _batches(chunks):
         parts = [samples for _, _, samples in batch]
-        rows = iter(_predictions(run, learner, _concatenated(parts), task, top))
+        rows = iter(_predictions(run, learner, concatenate(parts), task, top))
         for (file, start, _), samples in zip(batch, parts, strict=True):
-            for index in range(start, start + _length(samples)):
+            for index in range(start, start + number_of_samples(samples)):
                 origin = {"file": str(file.path), "index": None if file.is_picture else index}
                 yield from (origin | row for row in next(rows))
 
@@ -94,7 +94,7 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     batch: list[Chunk] = []
     for chunk in chunks:
         batch.append(chunk)
-        if sum(_length(samples) for _, _, samples in batch) >= BATCH:
+        if sum(number_of_samples(samples) for _, _, samples in batch) >= BATCH:
             yield batch
             batch = []
     if batch:
@@ -104,10 +104,10 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 def _predictions(run: TrainedRun, learner: Learner, x: Samples, task: str | None, top: int) -> list[list[Row]]:
     """Return the rows of every sample."""
     if task is not None and run.tasks[task].kind != "classification":
-        outputs = learner.predict(cast(Tensor, x), task).flatten(1)
+        outputs = learner.predict(x, task).flatten(1)
         return [_own_rows(run.tasks[task], values) for values in outputs.cpu()]
     classes = learner.classes if task is None else [each for each in learner.classes if each[0] == task]
-    probabilities = learner.predict_proba(cast(Tensor, x), task)
+    probabilities = learner.predict_proba(x, task)
     values, indices = probabilities.topk(min(top, len(classes)), dim=1)
     return [
         [_row(run, classes[index], rank, value) for rank, (index, value) in enumerate(zip(*pair, strict=True), 1)]
@@ -138,13 +138,3 @@ def _described(task: RunTask) -> str:
     names = task.class_names
     shown = [*names[:5], *(["…"] if len(names) > 5 else [])]
     return f"{task.name} ({', '.join(shown)})" if shown else task.name
-
-
-def _length(samples: Samples) -> int:
-    return len(samples if isinstance(samples, Tensor) else next(iter(samples.values())))
-
-
-def _concatenated(parts: Sequence[Samples]) -> Samples:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(cast(list[Tensor], parts))
-    return {name: torch.cat([cast(dict[str, Tensor], part)[name] for part in parts]) for name in parts[0]}

@@ -1,27 +1,28 @@
 """Samples to predict, from picture files, folders of pictures and NumPy files, in the form the model was trained on."""
 
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from spcl.batches import InputSpec as Samples
 from spcl.batches import as_tensor
 from spcl.data.pictures import Mode, decode_picture
 from spcl.errors import DataError
 from spcl.models import InputSpec
 
-__all__ = ["SampleFile", "Samples", "find_files", "open_file"]
+__all__ = ["SampleFile", "Samples", "assemble", "find_files", "open_file"]
 
 MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 ARRAYS = (".npy", ".npz")
 
-Samples = Tensor | dict[str, Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,18 @@ class SampleFile:
     count: int
     is_picture: bool
     read: Callable[[int, int], Samples]
+
+
+def assemble(inputs: InputSpec, parts: Mapping[str, T]) -> T | dict[str, T] | tuple[T, ...]:
+    """Return the parts of samples by name in the structure of the inputs: one alone, a dict, or a tuple.
+
+    >>> pair = InputSpec.of((torch.zeros(1, 2), torch.zeros(1)))
+    >>> assemble(pair, {"0": "first", "1": "second"})
+    ('first', 'second')
+    """
+    if inputs.parts is None:
+        return next(iter(parts.values()))
+    return tuple(parts.values()) if all(name.isdigit() for name in parts) else dict(parts)
 
 
 def find_files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -63,7 +76,7 @@ def open_file(path: Path, inputs: InputSpec) -> SampleFile:
 
     def read(start: int, stop: int) -> Samples:
         parts = {name: _samples(path, array[start:stop], expected[name]) for name, array in arrays.items()}
-        return parts["x"] if inputs.parts is None else parts
+        return assemble(inputs, parts)
 
     return SampleFile(path, next(iter(counts.values())), False, read)
 
