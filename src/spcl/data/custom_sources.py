@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spcl.batches import Inputs, map_leaves, number_of_samples
 from spcl.data.custom import as_labels, as_samples, held_out_mask
 from spcl.data.source_data import Kind, Source, SourceData
 from spcl.errors import DataError
-from spcl.streams import Inputs, count_samples, map_parts
 
 __all__ = ["from_sources"]
 
@@ -60,8 +60,8 @@ def from_sources(
 def _source(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed: int) -> Source:
     inputs, targets = [_inputs(x, name) for x in arrays[::2]], [_targets(y, kind, name) for y in arrays[1::2]]
     for x, y in zip(inputs, targets, strict=True):
-        if count_samples(x) != len(y):
-            raise DataError(f"{name}: {count_samples(x)} samples but {len(y)} targets; give one target per sample")
+        if number_of_samples(x) != len(y):
+            raise DataError(f"{name}: {number_of_samples(x)} samples but {len(y)} targets; give one target per sample")
     if len(arrays) == 2:
         test = torch.from_numpy(_held_out(targets[0], fraction, seed, name))
         inputs = [_chosen(inputs[0], ~test), _chosen(inputs[0], test)]
@@ -109,7 +109,7 @@ def _held_out(targets: np.ndarray, fraction: float, seed: int, name: str) -> np.
 
 
 def _chosen(x: Inputs, mask: Tensor) -> Inputs:
-    return map_parts(x, lambda part: part[mask])
+    return map_leaves(lambda part: part[mask], x)
 
 
 def _numbered(name: str, y: np.ndarray, test_y: np.ndarray) -> tuple[list[np.ndarray], tuple[str, ...]]:

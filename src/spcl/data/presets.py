@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from spcl.batches import Inputs, leaves
 from spcl.data.image_data import TOKEN_TYPES, ImageData
 from spcl.data.source_data import SourceData
 from spcl.registry import Named
-from spcl.streams import Inputs, parts_of
 
 __all__ = ["PRESETS", "Preset", "PresetName", "preset_for"]
 
@@ -97,7 +97,7 @@ def _preset_of_sources(data: SourceData) -> Preset:
 
 def _fitting_backbone(x: Inputs) -> str:
     """Return the backbone for samples such as these: tokens, images or other features."""
-    first = parts_of(x)[0]
+    first = next(iter(leaves(x).values()))
     if first.dtype in TOKEN_TYPES:
         return "text"
     return "cnn" if first.ndim == 4 else "mlp"

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from spcl.batches import Inputs, leaves, number_of_samples
 from spcl.data.image_data import check_labels, check_samples
 from spcl.errors import DataError
-from spcl.streams import Inputs, count_samples, parts_of
 
 __all__ = ["Kind", "Source", "SourceData", "describe_inputs"]
 
@@ -53,7 +53,7 @@ class Source:
         for split in ("train", "test"):
             what, x, y = f"{self.name}, {split}", getattr(self, f"{split}_x"), getattr(self, f"{split}_y")
             _check_inputs(what, x)
-            y = _check_targets(what, self.kind, y, count_samples(x), len(self.class_names), soft=split == "train")
+            y = _check_targets(what, self.kind, y, number_of_samples(x), len(self.class_names), soft=split == "train")
             object.__setattr__(self, f"{split}_y", y)
         train, test = describe_inputs(self.train_x, types=True), describe_inputs(self.test_x, types=True)
         if train != test:
@@ -83,7 +83,7 @@ class Source:
     def __repr__(self) -> str:
         noun = "class" if self.kind == "classification" else "output"
         plural = "" if self.outputs == 1 else "es" if noun == "class" else "s"
-        counts = f"{count_samples(self.train_x)} + {count_samples(self.test_x)}"
+        counts = f"{number_of_samples(self.train_x)} + {number_of_samples(self.test_x)}"
         what = f"{self.kind} of {self.outputs} {noun}{plural}"
         return f"Source({self.name!r}: {what}, {counts} samples of {describe_inputs(self.train_x)})"
 
@@ -129,7 +129,7 @@ class SourceData:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, where all sources have tensors of one shape; otherwise empty."""
-        shapes = {tuple(part.shape[1:]) for source in self.sources for part in parts_of(source.train_x)}
+        shapes = {tuple(part.shape[1:]) for source in self.sources for part in leaves(source.train_x).values()}
         tensors = all(isinstance(source.train_x, Tensor) for source in self.sources)
         return shapes.pop() if tensors and len(shapes) == 1 else ()
 
@@ -155,15 +155,15 @@ def describe_inputs(x: Inputs, *, types: bool = False) -> str:
 
     if isinstance(x, dict):
         return ", ".join(f"{name} {describe(part)}" for name, part in x.items())
-    return ", ".join(map(describe, parts_of(x)))
+    return ", ".join(map(describe, leaves(x).values()))
 
 
 def _check_inputs(what: str, x: Inputs) -> None:
     if isinstance(x, Tensor):
         return check_samples(what, x)
-    if not isinstance(x, dict | tuple) or not x or not all(isinstance(part, Tensor) for part in parts_of(x)):
+    if not isinstance(x, dict | tuple) or not x or not all(isinstance(part, Tensor) for part in leaves(x).values()):
         raise DataError(f"{what}: samples must be a tensor, or a dict or tuple of tensors, found {type(x).__name__}")
-    counts = [part.shape[0] if part.ndim else 0 for part in parts_of(x)]
+    counts = [part.shape[0] if part.ndim else 0 for part in leaves(x).values()]
     if len(set(counts)) != 1:
         raise DataError(f"{what}: the tensors of the samples have {counts} entries; give every one as many")
     if not counts[0]:

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spcl.batches import map_leaves
 from spcl.data.image_data import ImageData
 from spcl.data.source_data import Source, SourceData
 from spcl.errors import SpclError
-from spcl.streams import map_parts
 
 __all__ = ["hold_out", "stratified_mask"]
 
@@ -45,9 +45,9 @@ def _held_out_source(source: Source, fraction: float) -> Source:
     held = _held_out(labels if source.kind == "classification" else torch.zeros(len(y), dtype=torch.int64), fraction)
     return replace(
         source,
-        train_x=map_parts(source.train_x, lambda part: part[~held]),
+        train_x=map_leaves(lambda part: part[~held], source.train_x),
         train_y=y[~held],
-        test_x=map_parts(source.train_x, lambda part: part[held]),
+        test_x=map_leaves(lambda part: part[held], source.train_x),
         test_y=(labels if source.kind == "classification" else y)[held],
     )
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spcl.data import ImageData, SourceData
+from spcl.batches import Inputs, map_leaves
+from spcl.data import ImageData, Source, SourceData
 from spcl.data.protocol import Configuration, Protocol, draw_protocol, draw_timeline, fit, in_paradigm, load_protocol
 from spcl.data.splits import hold_out
 from spcl.errors import DataError, SpclError
@@ -16,7 +17,7 @@ from spcl.methods.base import MEMORY
 from spcl.runs.loading import load_benchmark
 from spcl.runs.settings import RunSettings
 from spcl.runs.tasks import RunTask
-from spcl.streams import Inputs, ParallelStream, StreamTask, map_parts
+from spcl.streams import ParallelStream, StreamTask
 
 __all__ = [
     "DATA_SETTINGS",
@@ -94,11 +95,16 @@ def lay_out(settings: RunSettings, data: ImageData | SourceData, device: torch.d
         settings.seed,
         epochs=settings.epochs,
     )
-    names = {
-        name: tuple(data.class_names[label] for label in classes)
+    counts = torch.bincount(data.train_y, minlength=data.classes).tolist()
+    tasks = {
+        name: RunTask(
+            name=name,
+            outputs=len(classes),
+            class_names=tuple(data.class_names[label] for label in classes),
+            class_counts=tuple(counts[label] for label in classes),
+        )
         for name, classes in zip(stream.names, configuration.label_set, strict=True)
     }
-    tasks = {name: RunTask(name=name, outputs=len(classes), class_names=classes) for name, classes in names.items()}
     return Problem(data, configuration, stream, _test_samples(data, stream, device), tasks)
 
 
@@ -171,12 +177,19 @@ def _lay_out_sources(settings: RunSettings, data: SourceData, device: torch.devi
         Configuration(stream.label_set, timeline, settings.config),
         stream,
         {source.name: (_on(device, source.test_x), source.test_y) for source in data.sources},
-        {
-            source.name: RunTask(
-                name=source.name, kind=source.kind, outputs=source.outputs, class_names=source.class_names
-            )
-            for source in data.sources
-        },
+        {source.name: _task_of(source) for source in data.sources},
+    )
+
+
+def _task_of(source: Source) -> RunTask:
+    labels = source.train_y if source.kind == "classification" and source.train_y.ndim == 1 else None
+    counts = None if labels is None else tuple(torch.bincount(labels, minlength=source.outputs).tolist())
+    return RunTask(
+        name=source.name,
+        kind=source.kind,
+        outputs=source.outputs,
+        class_names=source.class_names,
+        class_counts=counts,
     )
 
 
@@ -208,7 +221,7 @@ def _check_sources(settings: RunSettings, data: SourceData) -> None:
 
 
 def _on(device: torch.device, x: Inputs) -> Inputs:
-    return map_parts(x, lambda part: part.to(device))
+    return map_leaves(lambda part: part.to(device), x)
 
 
 def _test_samples(data: ImageData, stream: ParallelStream, device: torch.device) -> dict[str, tuple[Inputs, Tensor]]:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spcl.batches import Inputs, leaves
 from spcl.data import ImageData, Source, SourceData
 from spcl.runs.folder import FolderError
 from spcl.runs.identity import first_difference
 from spcl.runs.settings import RunSettings
-from spcl.streams import Inputs, parts_of
 
 __all__ = ["Provenance", "fingerprint"]
 
@@ -71,7 +71,7 @@ def fingerprint(data: ImageData | SourceData) -> str:
 def _samples_checksum(x: Inputs, y: Tensor, checksum: int) -> int:
     if isinstance(x, dict):
         checksum = zlib.crc32(" ".join(x).encode(), checksum)
-    for inputs in parts_of(x):
+    for inputs in leaves(x).values():
         for tensor in (y, inputs[:: 1 + inputs.nbytes // MAX_BYTES]):
             checksum = zlib.crc32(f"{inputs.dtype} {list(inputs.shape)}".encode(), checksum)
             checksum = zlib.crc32(_bytes(tensor), checksum)

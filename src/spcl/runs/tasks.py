@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from spcl.data import Kind
 from spcl.errors import SpclError
 from spcl.learner import Learner
-from spcl.methods.base import Loss
+from spcl.losses import Loss, TaskDescription
 
 __all__ = ["METRICS", "Metric", "RunTask", "add_task", "make_heads"]
 
@@ -31,6 +31,7 @@ class RunTask(BaseModel):
         kind: what its targets are.
         outputs: the number of its classes, labels or numbers.
         class_names: the names of its classes or outputs; empty where they have none.
+        class_counts: the number of training samples of every class; None where there are no classes.
 
     >>> RunTask(name="speed", kind="regression", outputs=1).metric
     'R²'
@@ -42,6 +43,12 @@ class RunTask(BaseModel):
     kind: Kind = "classification"
     outputs: int
     class_names: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] | None = None
+
+    def description(self) -> TaskDescription:
+        """Return what a loss may depend on."""
+        classes = None if self.kind == "regression" else self.outputs
+        return TaskDescription(self.name, self.kind, classes, self.class_counts)
 
     @property
     def metric(self) -> Metric:
@@ -49,10 +56,11 @@ class RunTask(BaseModel):
         return METRICS[self.kind]
 
 
-def add_task(learner: Learner, task: RunTask) -> None:
-    """Start a task of a run: a classifier, or a linear head with the loss of its kind."""
+def add_task(learner: Learner, task: RunTask, loss: Loss | None = None) -> None:
+    """Start a task: a classifier with this loss or cross-entropy, or a linear head with the loss of its kind."""
     if task.kind == "classification":
-        learner.add_task(task.name, classes=task.outputs)
+        named = all(task.class_names) and len(set(task.class_names)) == task.outputs  # published names may repeat
+        learner.add_task(task.name, classes=task.class_names if named else task.outputs, loss=loss)
     else:
         head, loss = make_heads([task], learner.model.backbone, learner.seed)[task.name]
         learner.add_task(task.name, head=head, loss=loss)

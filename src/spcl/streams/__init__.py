@@ -4,7 +4,6 @@ A moment is one step of parallel learning: a batch of every task that has data. 
 data set whose tasks overlap in time; `LiveStream` those of sources that run concurrently.
 """
 
-from spcl.streams.inputs import Inputs, count_samples, map_parts, parts_of
 from spcl.streams.labels import LabelSet, check_label_set, draw_label_set, split_by_task, task_durations
 from spcl.streams.live import Failure, LiveStream
 from spcl.streams.moment import Moment
@@ -13,7 +12,6 @@ from spcl.streams.timeline import Timeline
 
 __all__ = [
     "Failure",
-    "Inputs",
     "LabelSet",
     "LiveStream",
     "Moment",
@@ -22,10 +20,7 @@ __all__ = [
     "Timeline",
     "check_label_set",
     "check_timeline",
-    "count_samples",
     "draw_label_set",
-    "map_parts",
-    "parts_of",
     "split_by_task",
     "task_durations",
 ]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spcl.batches import Batch, Inputs, leaves, map_leaves
 from spcl.errors import CheckpointError, DataError, SpclError, TimelineError
-from spcl.streams.inputs import Inputs, map_parts, parts_of
 from spcl.streams.labels import LabelSet, split_by_task, task_durations
 from spcl.streams.moment import Moment
 from spcl.streams.timeline import Timeline
@@ -99,8 +99,8 @@ class ParallelStream:
         ([['text'], ['text', 'speed'], ['speed'], ['speed']], {'text': 2})
         """
         for task in tasks:
-            if {len(part) for part in parts_of(task.x)} != {len(task.y)}:
-                counts = ", ".join(str(len(part)) for part in parts_of(task.x))
+            if {len(part) for part in leaves(task.x).values()} != {len(task.y)}:
+                counts = ", ".join(str(len(part)) for part in leaves(task.x).values())
                 raise DataError(f"task {task.name!r} has {counts} samples and {len(task.y)} targets; give one for each")
         _check_steps([len(task.y) for task in tasks], timeline, batch_size, epochs)
         ends = accumulate(task.classes or 0 for task in tasks)
@@ -233,17 +233,17 @@ class _Samples:
 
     def __init__(self, x: Inputs, indices: Tensor | None, y: Tensor, seed: tuple[int, int]) -> None:
         self._x, self._indices, self._y, self._seed = x, indices, y, seed
-        self._device = parts_of(x)[0].device
+        self._device = next(iter(leaves(x).values())).device
         self._epoch, (self._order, self._targets) = 0, self._shuffled(0)
 
-    def batch(self, number: int, batch_size: int) -> tuple[Any, Tensor]:
+    def batch(self, number: int, batch_size: int) -> Batch:
         """Return the batch of this number, counted over all epochs."""
         epoch, number = divmod(number, -(-len(self._y) // batch_size))
         if epoch != self._epoch:
             self._epoch, (self._order, self._targets) = epoch, self._shuffled(epoch)
         batch = slice(number * batch_size, (number + 1) * batch_size)
         order = self._order[batch]
-        return map_parts(self._x, lambda part: part.index_select(0, order)), self._targets[batch].clone()
+        return map_leaves(lambda part: part.index_select(0, order), self._x), self._targets[batch].clone()
 
     def _shuffled(self, epoch: int) -> tuple[Tensor, Tensor]:
         """Return the indices into x and the targets in the order of an epoch."""
