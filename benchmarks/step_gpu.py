@@ -1,4 +1,4 @@
-"""Steps on a GPU: with CUDA graphs against without, SORO against ER, a gradient three ways, and peak memory.
+"""Steps on a GPU: CUDA graphs, SORO against ER, training habits, a gradient three ways, and peak memory.
 
 Compared steps are run in turns, in one process, and the ratios are medians over the rounds. Peak memory is what PyTorch
 has reserved on the GPU at most, in a process of its own for every variant.
@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -24,6 +25,8 @@ from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import ER, SORO, Method
 from spcl.models import MLP, Backbone, Normalise, ResNet18
+from spcl.schedules import Cosine
+from spcl.transforms import Compose, Crop, Flip
 
 GPU = torch.device("cuda")
 BATCH, CLASSES = 128, 10
@@ -65,12 +68,12 @@ def learner_step(
     capture: bool = True,
     autocast: torch.dtype | None = None,
     replays: bool = False,
+    **habits: Any,
 ) -> Step:
     torch.manual_seed(0)
     memory = BalancedCoreset(1000, device=GPU) if replays else None
-    learner = Learner(
-        make(), method(), optimizer=adam, memory=memory, memory_batch=BATCH, capture=capture, autocast=autocast
-    )
+    options = {"memory_batch": BATCH, "capture": capture, "autocast": autocast}
+    learner = Learner(make(), method(), optimizer=adam, memory=memory, **options, **habits)
     if replays:
         learner.add_task("earlier", classes=CLASSES)
         for _ in range(10):
@@ -169,6 +172,23 @@ def add_speed(table: Table, rounds: int) -> None:
     )
 
 
+def add_habits(table: Table, rounds: int) -> None:
+    """Training habits against the same steps without; with T = 4 and memory, five gradients a step."""
+    make = partial(learner_step, resnet, SORO, 4, autocast=torch.bfloat16, replays=True)
+    for title, target, habits in (
+        ("augmentation, crop and flip", 1.05, {"augment": Compose([Crop(), Flip()])}),
+        ("averaged weights", 1.02, {"average": 0.999}),
+        ("schedule and clipping", 1.02, {"schedule": Cosine(10_000), "clip_norm": 1.0}),
+    ):
+        found = seconds_of({"with": make(**habits), "without": make()}, rounds)
+        slower = ratio(found, "with", "without")
+        table.add_row(
+            f"ResNet-18, T = 4 and memory: {title}",
+            *(f"{1e3 * median(found[name]):.2f} ms" for name in ("with", "without")),
+            *(f"{slower:.3f}× the time", f"at most {target:.2f}×", "yes" if slower <= target else "no"),
+        )
+
+
 def add_memory(table: Table, tasks: int) -> None:
     row = sum(parameter.numel() for parameter in ResNet18().parameters()) * 4 / 2**20
     ours, plain = measured_peak("SORO", tasks), measured_peak("plain", tasks)
@@ -243,6 +263,7 @@ def main() -> None:
     table = judged_table(f"Steps of {BATCH} images a task")
     add_memory(table, tasks=8)
     add_speed(table, arguments.rounds)
+    add_habits(table, arguments.rounds)
     console.print(table)
     if arguments.compile:
         console.print(gradient_table(arguments.rounds))

@@ -280,10 +280,6 @@ def test_outputs_of_another_kind_are_refused() -> None:
 
 
 def test_impossible_backbones_are_refused() -> None:
-    with pytest.raises(SpclError, match="no parameter that can be trained"):
-        Learner(TinyResNet().requires_grad_(False), ER())
-    with pytest.raises(SpclError, match="no parameter that can be trained"):
-        Learner(nn.Flatten(), ER())
     with pytest.raises(SpclError, match=r"share one type and device; found torch.float32 on cpu, torch.float64 on cpu"):
         Learner(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), ER())
 
@@ -300,7 +296,7 @@ def test_a_backbone_that_is_frozen_or_unfrozen_later_is_refused(at_first: bool, 
     learner.step({"a": batch(4, 2, 1)})
     before = complete_state(learner)
     backbone.stem.requires_grad_(not at_first)
-    with pytest.raises(SpclError, match=rf"parameter 'stem.0.weight' was {done} after the learner was made; set it"):
+    with pytest.raises(SpclError, match=rf"parameter 'stem.0.weight' was {done} after the .*; set it back, and call"):
         learner.step({"a": batch(4, 2, 2)})
     assert_same(complete_state(learner), before)
     backbone.stem.requires_grad_(at_first)

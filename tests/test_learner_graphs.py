@@ -18,6 +18,7 @@ from spcl.cuda_graphs.penalty import PenaltyGraph
 from spcl.cuda_graphs.update import UpdateGraphs
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
+from spcl.engine.update import Update
 from spcl.orthogonality import orthogonality_penalty
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
@@ -72,7 +73,7 @@ def steps(update: UpdateGraphs | None, device: str, changes: bool) -> list[Tenso
         if update is None:
             optimizer.step()
         else:
-            update.run(optimizer)
+            update.run(Update(optimizer))
     return [parameter.detach().cpu() for parameter in parameters]
 
 
@@ -93,7 +94,7 @@ def test_an_optimiser_with_hooks_or_not_capturable_is_not_replayed(device: str) 
     hooked.register_step_post_hook(lambda *_: seen.append(1))
     for optimizer in (hooked, torch.optim.SGD([parameter], lr=1.0)):
         for _ in range(2 * WARM_UPS):
-            update.run(optimizer)
+            update.run(Update(optimizer))
     assert len(seen) == 2 * WARM_UPS
     assert not update._cache._replays
     assert parameter.tolist() == pytest.approx([1.0 - 2 * WARM_UPS * 1.001] * 2, abs=1e-4)

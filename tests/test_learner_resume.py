@@ -216,7 +216,10 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
         r"the backbone does not fit .* in \d+ tensors, e.g. 'residual.0.weight': float32\[10, 5, 3, 3\] here",
     ),
     "another type": ({"backbone": TinyResNet().double()}, r"float64\[8, 4, 3, 3\] here, float32\[8, 4, 3, 3\]"),
-    "frozen": ({"backbone": TinyResNet().requires_grad_(False)}, "no parameter that can be trained"),
+    "frozen": (
+        {"backbone": TinyResNet().requires_grad_(False)},
+        r"groups of \[12, 2\] parameters, .* of \[0, 2\]",
+    ),
     "unknown source": ({"camera": small_stream()}, r"holds no source 'camera'; it has \['stream'\]"),
     "another stream": ({"stream": small_stream(48)}, r"position 3 of 6 moments does not fit this stream of 12"),
     "another method": ({"method": ER()}, "made with the method 'soro', not 'er'"),

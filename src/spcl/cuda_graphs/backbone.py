@@ -59,7 +59,8 @@ class _StaticPass:
         self._views = gradients.views(self._gradient)
         self._features: Tensor | None = None
         self._feature_gradient: Tensor | None = None
-        self._replays = capture.capture([self._forward_work, self._backward_work])
+        works = [self._forward_work, self._backward_work]
+        self._replays = capture.capture(works if gradients.parameters else works[:1])
         if self._replays is not None and self._features is not None:
             self._features = self._features.detach()  # else eager passes would share autograd's record of streams
 
@@ -70,6 +71,8 @@ class _StaticPass:
         return self._features.detach()
 
     def backward(self, gradient: Tensor) -> None:
+        if not self._gradients.parameters:
+            return
         assert self._feature_gradient is not None
         self._feature_gradient.copy_(gradient)
         (self._backward_work if self._replays is None else self._replays[1])()
@@ -84,6 +87,9 @@ class _StaticPass:
 
     def _backward_work(self) -> None:
         assert self._features is not None
+        if not self._features.requires_grad:  # frozen but for parameters that the features do not depend on
+            self._gradient.zero_()
+            return
         parameters = self._gradients.parameters
         gradients = torch.autograd.grad(self._features, parameters, self._feature_gradient, allow_unused=True)
         write_gradients(self._views, gradients)

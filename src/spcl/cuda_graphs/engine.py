@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from spcl.batches import Inputs, sample_kind
@@ -20,6 +19,7 @@ from spcl.cuda_graphs.update import UpdateGraphs
 from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
+from spcl.engine.update import Update
 from spcl.methods.base import Method, Output
 
 __all__ = ["CudaGraphEngine"]
@@ -32,8 +32,8 @@ class CudaGraphEngine(EagerEngine):
 
     It decides for every piece of work whether it can be captured: whole gradients of classifiers with linear heads,
     those of all tasks at once for small networks, the backbone alone below other heads and losses, the orthogonality
-    gradient, the Gramian, the optimiser's step and the copies of buffers. Everything else runs eagerly. On a device
-    without graphs the same code runs without capturing.
+    gradient, the Gramian, the update of the weights and the copies of buffers. Everything else runs eagerly. On a
+    device without graphs the same code runs without capturing.
     """
 
     def __init__(self, model: SharedModel, method: Method) -> None:
@@ -47,7 +47,8 @@ class CudaGraphEngine(EagerEngine):
         self._update = UpdateGraphs(capture)
         self._copies = GraphCache(capture)
         alpha = method.settings.alpha
-        self._penalty = PenaltyGraph(model, self.gradients, capture, alpha) if alpha > 0.0 else None
+        is_penalised = alpha > 0.0 and self.gradients.length > 0
+        self._penalty = PenaltyGraph(model, self.gradients, capture, alpha) if is_penalised else None
 
     @property
     def capture_seconds(self) -> float:  # type: ignore[override]
@@ -94,8 +95,8 @@ class CudaGraphEngine(EagerEngine):
             parameter.grad = gradient  # always the same tensor, so that the optimiser's graph can be replayed
 
     @override
-    def update(self, optimizer: Optimizer) -> None:
-        self._update.run(optimizer)
+    def update(self, update: Update) -> None:
+        self._update.run(update)
 
     @override
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:

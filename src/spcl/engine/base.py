@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim import Optimizer
 
 from spcl.batches import Inputs
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot
+from spcl.engine.update import Update
 
 __all__ = ["Engine"]
 
@@ -58,8 +58,8 @@ class Engine(ABC):
         """Assign the combined update and the heads' gradients to the parameters' ``.grad``."""
 
     @abstractmethod
-    def update(self, optimizer: Optimizer) -> None:
-        """Make one step of the optimiser."""
+    def update(self, update: Update) -> None:
+        """Update the weights by the assigned gradients."""
 
     @abstractmethod
     def snapshot(self) -> BufferSnapshot:

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from spcl.aggregation.gramians import gramian_and_numbers
@@ -17,6 +16,7 @@ from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot, total_norm
+from spcl.engine.update import Update
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import add_orthogonality_gradient
 
@@ -31,7 +31,8 @@ class EagerEngine(Engine):
     def __init__(self, model: SharedModel, method: Method) -> None:
         self.model = model
         self.method = method
-        self.gradients = GradientMatrix([p for p in model.backbone.parameters() if p.requires_grad])
+        shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
+        self.gradients = GradientMatrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
 
     @override
@@ -75,8 +76,9 @@ class EagerEngine(Engine):
         self.gradients.assign_grads(0)
 
     @override
-    def update(self, optimizer: Optimizer) -> None:
-        optimizer.step()
+    def update(self, update: Update) -> None:
+        update.set_learning_rates()
+        update.apply()
 
     @override
     def snapshot(self) -> BufferSnapshot:

@@ -26,6 +26,10 @@ class GradientMatrix:
     held only where they are needed. The ``.grad`` of the parameters are views of a row: autograd writes a gradient
     where it belongs, and the optimiser reads the update, without a copy.
 
+    Args:
+        parameters: the shared parameters.
+        like: gives type and device where there are no parameters: the matrix then has no columns.
+
     Attributes:
         parameters: the shared parameters.
         length: n, how many numbers they have.
@@ -51,8 +55,10 @@ class GradientMatrix:
 
     plan: ReductionPlan
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], like: Tensor | None = None) -> None:
         kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+        if not kinds and like is not None:
+            kinds = {(like.dtype, like.device)}
         if len(kinds) != 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
             raise SpclError(f"the backbone's trainable parameters must share one type and device; found {found}")
@@ -193,7 +199,8 @@ def write_gradients(views: Sequence[Tensor], gradients: Sequence[Tensor | None])
     (tensor([3., 4.]), tensor([0.]))
     """
     used = [(view, gradient) for view, gradient in zip(views, gradients, strict=True) if gradient is not None]
-    torch._foreach_copy_([view for view, _ in used], [gradient for _, gradient in used])
+    if used:
+        torch._foreach_copy_([view for view, _ in used], [gradient for _, gradient in used])
     for view, gradient in zip(views, gradients, strict=True):
         if gradient is None:
             view.zero_()

@@ -61,10 +61,7 @@ class SharedModel:
         self._make_head = make_head
         self._seed = seed
         self.autocast = autocast
-        first = next((parameter for parameter in backbone.parameters() if parameter.requires_grad), None)
-        if first is None:
-            raise SpclError("the backbone has no parameter that can be trained")
-        self.device, self.dtype = first.device, first.dtype
+        self.device, self.dtype = _device_and_dtype(backbone)
         self._known_heads = 0
         self._head_parameters: list[nn.Parameter] = []
 
@@ -248,6 +245,13 @@ class SharedModel:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
+
+
+def _device_and_dtype(backbone: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Return where, and in which type, a backbone computes: those of its first trainable tensor, or of any."""
+    tensors = [tensor for tensor in (*backbone.parameters(), *backbone.buffers()) if tensor.is_floating_point()]
+    first = next((tensor for tensor in tensors if tensor.requires_grad), tensors[0] if tensors else torch.empty(0))
+    return first.device, first.dtype
 
 
 def checked_loss(output: Output) -> Tensor:

@@ -68,7 +68,7 @@ class Admission:
                 done = "unfrozen" if parameter.requires_grad else "frozen"
                 raise SpclError(
                     f"the backbone's parameter {name!r} was {done} after the learner was made; "
-                    f"set it back, or make a new learner of the backbone"
+                    f"set it back, and call the learner's {done.removesuffix('frozen')}freeze({name!r}) instead"
                 )
 
 

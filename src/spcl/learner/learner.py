@@ -10,40 +10,49 @@ from torch import nn
 
 from spcl.batches import BatchLike
 from spcl.checkpoint import read_checkpoint, write_checkpoint
-from spcl.cuda_graphs import CudaGraphEngine
-from spcl.engine.base import Engine
-from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, Scenario, SharedModel
+from spcl.engine.update import Update
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.admission import Admission, check_arguments, check_new_task, find_task
+from spcl.learner.admission import check_arguments, check_new_task, find_task
 from spcl.learner.fitting import Fitting, MomentLike
-from spcl.learner.optimizer import (
-    MakeOptimizer,
-    add_head,
-    check_new_head,
-    make_optimizer,
-    saved_optimizer,
-)
-from spcl.learner.prediction import Predictor
+from spcl.learner.freezing import trainable
+from spcl.learner.habits import check_habits, habits_state, learning_rate_factor, saved_habits
+from spcl.learner.optimizer import MakeOptimizer, add_head, check_new_head
 from spcl.learner.report import StepReport
-from spcl.learner.step_runner import StepRunner
+from spcl.learner.step import StepOptions
+from spcl.learner.trained_model import TrainedModel
 from spcl.losses import Loss
 from spcl.memory import Memory
 from spcl.methods.base import Method
 from spcl.methods.tasks import Task, classifier_task
+from spcl.schedules import Schedule
 from spcl.stability import Stability
+from spcl.transforms import Transform
 
 __all__ = ["Learner"]
 
 
-class Learner(Predictor):
+class Learner(TrainedModel):
     """Trains one shared backbone, with a head per task, on any number of sources at once.
 
     Args:
-        backbone: any module that turns a batch of inputs into features; training happens on its device.
+        backbone: any module that turns a batch of inputs into features; training happens on its device. Frozen
+            parameters stay, all of them in a linear probe. Batch-norm layers whose own parameters are all frozen run in
+            evaluation mode while training, so that what a frozen part computes does not drift.
         method: how the tasks' gradients become one update, e.g. ``spcl.methods.SORO()``.
         optimizer: makes the optimiser from a list of parameters; by default Adam with learning rate 1e-3.
+        schedule: step → factor of every group's initial learning rate, e.g. one of ``spcl.schedules``; None leaves the
+            learning rates to the optimiser's groups.
+        clip_norm: the largest norm of an update's gradients, those of backbone and heads together; larger ones are
+            scaled down to it before the optimiser's step.
+        average: decay of an exponential moving average of all trainable weights, e.g. 0.999: predictions use the
+            average, training the current weights.
+        augment: transforms inputs of new and of replayed samples on the device before they enter the network, those of
+            all tasks with the same shape and type in one call, e.g. one of ``spcl.transforms``. Memory stores samples
+            as they came.
+        updates: the number of updates in a step, all on the same batches, each with its own draws from memory and its
+            own augmentation.
         memory: keeps samples of earlier tasks for replay; None replays nothing.
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
             ``"class"``: it is not, and the loss covers the classes of every task added so far.
@@ -57,7 +66,7 @@ class Learner(Predictor):
     Attributes:
         model: the backbone and the heads.
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
-        memory, method, memory_batch, measure_stability: as given.
+        memory, method, memory_batch, measure_stability, schedule, clip_norm, average, augment, updates: as given.
         steps: the number of steps so far.
 
     >>> from spcl.methods import SORO
@@ -80,6 +89,11 @@ class Learner(Predictor):
         method: Method,
         *,
         optimizer: MakeOptimizer | None = None,
+        schedule: Schedule | None = None,
+        clip_norm: float | None = None,
+        average: float | None = None,
+        augment: Transform | None = None,
+        updates: int = 1,
         memory: Memory | None = None,
         scenario: Scenario = "task",
         memory_batch: int | None = None,
@@ -89,22 +103,17 @@ class Learner(Predictor):
         seed: int = 0,
     ) -> None:
         check_arguments(backbone, method, memory, memory_batch)
-        super().__init__(SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits))
-        self.method = method
-        self.memory = memory
+        check_habits(schedule, clip_norm, average, augment, updates)
+        model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
+        super().__init__(model, method, memory, optimizer=optimizer, average=average, capture=capture)
+        self.schedule = schedule
+        self.clip_norm = clip_norm
+        self.augment = augment
+        self.updates = updates
         self.memory_batch = memory_batch
         self.measure_stability = measure_stability
-        self.capture = capture
         self.seed = seed
         self.steps = 0
-        self._admission = Admission(self.model, method, memory)
-        graphs = capture and self.model.device.type == "cuda"
-        self._use_engine((CudaGraphEngine if graphs else EagerEngine)(self.model, method))
-        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, self._engine.gradients.parameters)
-
-    def _use_engine(self, engine: Engine) -> None:
-        self._engine = engine
-        self._runner = StepRunner(engine, self.model, self.method, self.memory)
 
     # -- tasks
 
@@ -145,6 +154,7 @@ class Learner(Predictor):
         self.tasks[name] = task
         if head is not None:
             add_head(self.optimizer, task)
+            self._average_all()
         if self.model.feature_dim is not None:
             self._build_heads(self.model.feature_dim)
 
@@ -160,17 +170,20 @@ class Learner(Predictor):
         task.finished = True
 
     def _build_heads(self, feature_dim: int) -> None:
-        for task in self.model.build_heads(feature_dim):
-            add_head(self.optimizer, task)
+        if made := self.model.build_heads(feature_dim):
+            for task in made:
+                add_head(self.optimizer, task)
+            self._average_all()
 
     # -- training
 
     def step(self, batches: Mapping[str, BatchLike], meanwhile: Callable[[], object] | None = None) -> StepReport:
-        """Make one update from a batch of each of the given tasks, and from memory once it holds samples.
+        """Make one update, or ``updates``, from a batch of each of the given tasks, and from memory if it has samples.
 
         A task whose loss or gradient is not finite is skipped, reported, and named in a warning after three in a row:
         the step is repeated without it, and the others train as if it had not been there. After a call that raises,
-        unless it is the optimiser that was interrupted, training goes on as if it had not been made.
+        unless it is the optimiser that was interrupted, training goes on as if it had not been made; of several
+        updates, those before the one that raised remain. The report is that of the first update.
 
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
@@ -178,14 +191,11 @@ class Learner(Predictor):
                 it is. Replayed samples of different shapes take one pass through the backbone per shape.
             meanwhile: called when a GPU's work is queued, before the host synchronises; e.g. to fetch more batches.
         """
+        factor = learning_rate_factor(self.schedule, self.steps)
         samples = self._admitted(batches)
-        outcome, skipped = self._runner.run(
-            samples,
-            self.optimizer,
-            memory_batch=self.memory_batch,
-            measure_stability=self.measure_stability,
-            meanwhile=meanwhile,
-        )
+        update = Update(self.optimizer, factor, self.clip_norm, self._average)
+        options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates, meanwhile)
+        outcome, skipped = self._runner.run(samples, update, options)
         self.steps += 1
         return StepReport(
             step=self.steps - 1,
@@ -244,14 +254,15 @@ class Learner(Predictor):
             sources: streams, schedules and whatever else has ``state_dict()``, saved under these names.
         """
         parameters = inspect.signature(type(self).load).parameters.values()
-        reserved = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+        reserved = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+        reserved -= {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them in any case
         for name in sources:
             if name in reserved:
                 raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
         write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
 
     def _state(self) -> dict[str, Any]:
-        settings = {
+        settings: dict[str, Any] = {
             "scenario": self.scenario,
             "memory_batch": self.memory_batch,
             "autocast": self.model.autocast is not None,
@@ -261,10 +272,12 @@ class Learner(Predictor):
             "steps": self.steps,
             "feature_dim": self.model.feature_dim,
         }
-        return {"learner": settings} | states.parts_state(self._parts())
+        if self._has_refrozen:
+            settings["trainable"] = states.trainable_names(self.optimizer, self.model.backbone)
+        return {"learner": settings | habits_state(vars(self))} | states.parts_state(self._parts())
 
     def _parts(self) -> states.Parts:
-        return states.Parts(self.model, self.optimizer, self.method, self.memory)
+        return states.Parts(self.model, self.optimizer, self.method, self.memory, self._average)
 
     @classmethod
     def load(
@@ -276,18 +289,22 @@ class Learner(Predictor):
         method: Method | None = None,
         optimizer: MakeOptimizer | None = None,
         memory: Memory | None = None,
+        schedule: Schedule | None = None,
+        augment: Transform | None = None,
         heads: states.Heads | None = None,
         losses: states.Losses | None = None,
         **sources: states.Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.
 
-        The backbone is changed only when all of the checkpoint fits.
+        The backbone is changed only when all of the checkpoint fits. What :meth:`freeze` and :meth:`unfreeze` did to it
+        is repeated.
 
         Args:
             checkpoint: the file, or its content as :func:`spcl.checkpoint.read_checkpoint` returns it.
             backbone: a module of the same architecture, which gets the saved weights.
             method, optimizer, memory: needed only if not of ``spcl.methods``, ``torch.optim`` and ``spcl.memory``.
+            schedule, augment: needed if the learner had them, because functions are not saved.
             heads: head and loss of every task that was added with its own, by name.
             losses: the loss of every classifier that was added with one other than a ``CrossEntropy``, by name.
             sources: what was saved along, each restored by its ``load_state_dict``. A schedule needs the loaded
@@ -295,15 +312,18 @@ class Learner(Predictor):
         """
         state = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
         states.check_state(state, backbone, sources)
-        settings = state["learner"]
-        learner = cls(
-            backbone,
-            states.saved_method(state["method"], method),
-            optimizer=optimizer or saved_optimizer(state["optimizer"]),
-            memory=states.saved_memory(state["memory"]) if memory is None else memory,
-            autocast=torch.bfloat16 if settings["autocast"] else None,
-            **{name: settings[name] for name in ("scenario", "memory_batch", "measure_stability", "capture", "seed")},
-        )
+        parts = states.saved_parts(state, method, optimizer, memory)
+        habits = saved_habits(state["learner"], schedule=schedule, augment=augment)
+        with trainable(backbone, states.saved_trainable(state, backbone)):
+            learner = cls._with_settings(state["learner"], backbone=backbone, **parts, **habits)
+            states.restore_parts(learner._parts(), state, heads or {}, losses or {}, sources)
+        return learner
+
+    @classmethod
+    def _with_settings(cls, settings: Mapping[str, Any], **arguments: Any) -> Self:
+        names = ("scenario", "memory_batch", "measure_stability", "capture", "seed")
+        autocast = torch.bfloat16 if settings["autocast"] else None
+        learner = cls(**arguments, autocast=autocast, **{name: settings[name] for name in names})
         learner.steps = settings["steps"]
-        states.restore_parts(learner._parts(), state, heads or {}, losses or {}, sources)
+        learner._has_refrozen = "trainable" in settings
         return learner

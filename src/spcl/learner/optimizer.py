@@ -1,7 +1,7 @@
 """The optimiser of a learner: one group of shared parameters, as the user makes it, and one of all heads."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,34 +15,62 @@ __all__ = [
     "MakeOptimizer",
     "add_head",
     "check_new_head",
+    "keep_trainable",
     "make_optimizer",
     "optimizer_state",
     "restore_optimizer",
     "saved_optimizer",
+    "shared_groups",
 ]
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
-def make_optimizer(make: MakeOptimizer, shared: list[nn.Parameter]) -> Optimizer:
+def make_optimizer(make: MakeOptimizer, shared: list[nn.Parameter], like: Tensor) -> Optimizer:
     """Return an optimiser of the shared parameters, with an empty group for the heads.
 
-    The group exists from the start, because a schedule must know all groups before the first step.
+    The group exists from the start, because a schedule must know all groups before the first step. An optimiser cannot
+    be made of no parameters: where all are frozen, it is made of an empty one of the type and device of ``like``, which
+    is then removed.
     """
     if not callable(make):
         raise SpclError(
             f"optimizer must make an optimiser from a list of parameters, e.g. "
             f"functools.partial(torch.optim.SGD, lr=0.1), but it is {type(make).__name__}"
         )
-    optimizer = make(shared)
+    optimizer = make(shared or [nn.Parameter(like.new_empty(0))])
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise SpclError(
             f"{type(optimizer).__name__} evaluates the loss several times in a step, which the gradients of several "
             f"tasks do not allow; use e.g. torch.optim.Adam or torch.optim.SGD"
         )
+    if not shared:
+        for group in optimizer.param_groups:
+            group["params"] = []
     _head_group(optimizer)
     return optimizer
+
+
+def shared_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the groups of shared parameters: all but that of the heads."""
+    return [group for group in optimizer.param_groups if "tasks" not in group]
+
+
+def keep_trainable(optimizer: Optimizer, shared: Iterable[nn.Parameter]) -> None:
+    """Let the groups hold those of the shared parameters that are trainable, in this order, with the state they have.
+
+    Parameters that are in no group yet join the first one; those that are frozen lose their state.
+    """
+    shared = dict.fromkeys(shared)
+    groups = shared_groups(optimizer)
+    places = {parameter: place for place, group in enumerate(groups) for parameter in group["params"]}
+    for place, group in enumerate(groups):
+        kept = [each for each in shared if each.requires_grad and places.get(each, 0) == place]
+        group["params"] = kept + [each for each in group["params"] if each not in shared]
+    for parameter in shared:
+        if not parameter.requires_grad:
+            optimizer.state.pop(parameter, None)
 
 
 def check_new_head(optimizer: Optimizer, name: str, head: nn.Module) -> None:

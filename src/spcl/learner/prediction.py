@@ -3,11 +3,13 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
+from spcl.engine.averaging import WeightAverage
 from spcl.engine.model import Scenario, SharedModel, checked_loss
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.admission import find_task, samples_of
@@ -20,10 +22,16 @@ PREDICT_BATCH = 1024
 
 
 class Predictor:
-    """Predicts with a shared model, batch by batch, in evaluation mode and without gradients."""
+    """Predicts with a shared model, batch by batch, in evaluation mode and without gradients.
 
-    def __init__(self, model: SharedModel) -> None:
+    Args:
+        model: the shared model.
+        average: of its weights, with which it then predicts; or None.
+    """
+
+    def __init__(self, model: SharedModel, average: WeightAverage | None = None) -> None:
         self.model = model
+        self._average = average
 
     @property
     def scenario(self) -> Scenario:
@@ -70,7 +78,7 @@ class Predictor:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
         inputs = _checked_inputs(x)
-        with self.model.task_errors(chosen, inputs), torch.no_grad(), self.model.evaluating():
+        with self.model.task_errors(chosen, inputs), torch.no_grad(), self.model.evaluating(), self._averaged():
             return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
@@ -93,16 +101,28 @@ class Predictor:
     def module(self, task: str | None = None) -> nn.Module:
         """Return backbone and head of a task as a plain module, or without ``task`` the logits of all classes seen.
 
-        It shares parameters and buffers with this model, so that it follows further training, but has modes of its own:
-        it is in evaluation mode. It computes in the precision of its parameters, without autocast, and takes inputs on
-        their device. Tasks that are added later are not part of it.
+        It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
+        further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
+        parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
         """
         chosen = self._chosen(task)
         tasks = self.model.classifiers if chosen is None else [chosen]
-        heads = [_sharing_copy(self.model.head(each)) for each in tasks]
-        backbone = _sharing_copy(uncompiled(self.model.backbone))
+        heads = [self._sharing_copy(self.model.head(each)) for each in tasks]
+        backbone = self._sharing_copy(uncompiled(self.model.backbone))
         top = ("heads", JointHeads(heads)) if chosen is None else ("head", heads[0])
         return nn.Sequential(OrderedDict([("backbone", backbone), top])).eval()
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Let the model have the averaged weights within the block, if there are any."""
+        return nullcontext() if self._average is None else self._average.applied()
+
+    def _sharing_copy(self, module: nn.Module) -> nn.Module:
+        """Copy a module but for its parameters, or their averages, and its buffers, which both then have."""
+        shared: dict[int, Tensor] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+        for parameter, value in ({} if self._average is None else self._average.averages).items():
+            if id(parameter) in shared:
+                shared[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        return copy.deepcopy(module, shared)
 
     def _chosen(self, task: str | None) -> Task | None:
         """Return the task of this name, or None for all classes seen."""
@@ -159,8 +179,3 @@ def _checked_inputs(x: object) -> Inputs:
         shape = f"has shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"is {describe(inputs)}"
         raise TaskError(f"there is nothing to predict: x {shape}")
     return inputs
-
-
-def _sharing_copy(module: nn.Module) -> nn.Module:
-    """Copy a module but for its parameters and buffers, which both then have."""
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})

@@ -1,6 +1,6 @@
 """State of a learner's parts as plain data and tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,10 +10,17 @@ from torch.optim import Optimizer
 
 import spcl.memory
 from spcl.batches import describe
+from spcl.engine.averaging import WeightAverage
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
 from spcl.learner.admission import check_method
-from spcl.learner.optimizer import optimizer_state, restore_optimizer
+from spcl.learner.optimizer import (
+    MakeOptimizer,
+    optimizer_state,
+    restore_optimizer,
+    saved_optimizer,
+    shared_groups,
+)
 from spcl.learner.random_state import random_state, set_random_state
 from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
@@ -29,8 +36,9 @@ __all__ = [
     "check_state",
     "parts_state",
     "restore_parts",
-    "saved_memory",
-    "saved_method",
+    "saved_parts",
+    "saved_trainable",
+    "trainable_names",
     "uncompiled",
 ]
 
@@ -69,6 +77,7 @@ class Parts(NamedTuple):
     optimizer: Optimizer
     method: Method
     memory: Memory | None
+    average: WeightAverage | None
 
 
 def parts_state(parts: Parts) -> dict[str, Any]:
@@ -80,6 +89,17 @@ def parts_state(parts: Parts) -> dict[str, Any]:
         "method": _method_state(parts.method),
         "memory": _memory_state(parts.memory),
         "random": random_state(),
+    } | ({} if parts.average is None else {"average": _average_state(parts.average, parts.model)})
+
+
+def saved_parts(
+    state: Mapping[str, Any], method: Method | None, optimizer: MakeOptimizer | None, memory: Memory | None
+) -> dict[str, Any]:
+    """Return method, optimiser and memory as arguments of a learner: those given, or new ones as they were saved."""
+    return {
+        "method": _saved_method(state["method"], method),
+        "optimizer": optimizer or saved_optimizer(state["optimizer"]),
+        "memory": _saved_memory(state["memory"]) if memory is None else memory,
     }
 
 
@@ -96,9 +116,12 @@ def restore_parts(
     if state["learner"]["feature_dim"] is not None:
         model.build_heads(state["learner"]["feature_dim"])
     _restore_heads(model.tasks, state["tasks"])
+    _restore_groups(parts.optimizer, model.backbone, state["learner"].get("trainable"))
     restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
     parts.method.load_state_dict(state["method"]["state"])
     _restore_memory(parts.memory, state["memory"])
+    if parts.average is not None:
+        _restore_average(parts.average, model, state["average"])
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     uncompiled(model.backbone).load_state_dict(state["backbone"])
@@ -114,7 +137,11 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 def _check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    here = {name: describe(tensor) for name, tensor in module.state_dict().items()}
+    _check_same(what, module.state_dict(), saved)
+
+
+def _check_same(what: str, mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    here = {name: describe(tensor) for name, tensor in mine.items()}
     there = {name: describe(tensor) for name, tensor in saved.items()}
     if here != there:
         names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
@@ -123,6 +150,57 @@ def _check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> No
             f"{what} does not fit the checkpoint in {len(names)} tensors, e.g. {first!r}: "
             f"{here.get(first, 'missing')} here, {there.get(first, 'missing')} in the checkpoint"
         )
+
+
+# -- trained parameters and their averages
+
+
+def trainable_names(optimizer: Optimizer, backbone: nn.Module) -> list[list[str]]:
+    """Return the names of the backbone's parameters in every group of the optimiser but that of the heads."""
+    names = {parameter: name for name, parameter in uncompiled(backbone).named_parameters()}
+    return [[names[each] for each in group["params"] if each in names] for group in shared_groups(optimizer)]
+
+
+def saved_trainable(state: Mapping[str, Any], backbone: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that were trained, or those that are trainable here if the checkpoint does not say."""
+    groups = state["learner"].get("trainable")
+    if groups is None:
+        return [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+    return [uncompiled(backbone).get_parameter(name) for names in groups for name in names]
+
+
+def _restore_groups(optimizer: Optimizer, backbone: nn.Module, names: Sequence[Sequence[str]] | None) -> None:
+    """Distribute the backbone's parameters over the groups as they were; by default as they are."""
+    groups = shared_groups(optimizer)
+    if names is not None and len(names) == len(groups):
+        known = set(backbone.parameters())
+        for group, its_names in zip(groups, names, strict=True):
+            own = [uncompiled(backbone).get_parameter(name) for name in its_names]
+            group["params"] = own + [each for each in group["params"] if each not in known]
+
+
+def _averaged_modules(model: SharedModel) -> dict[str, nn.Module]:
+    heads = {f"head of {task.name}": task.head for task in model.tasks.values() if task.head is not None}
+    return {"backbone": uncompiled(model.backbone)} | heads
+
+
+def _average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
+    """Return the averaged weights of backbone and heads by name."""
+    known = average.averages
+    return {
+        owner: {name: known[parameter] for name, parameter in module.named_parameters() if parameter in known}
+        for owner, module in _averaged_modules(model).items()
+    }
+
+
+@torch.no_grad()
+def _restore_average(average: WeightAverage, model: SharedModel, saved: Mapping[str, Any]) -> None:
+    """Restore the averaged weights."""
+    average.follow(model.modules())
+    for owner, here in _average_state(average, model).items():
+        _check_same(f"the averaged {owner}", here, saved[owner])
+        for name, tensor in here.items():
+            tensor.copy_(saved[owner][name])
 
 
 # -- tasks
@@ -221,7 +299,7 @@ def _method_state(method: Method) -> dict[str, Any]:
     }
 
 
-def saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
+def _saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
     """Return the given method, if it is the saved one, or a new one with the saved settings."""
     if method is not None:
         check_method(method)
@@ -246,7 +324,7 @@ def _memory_state(memory: Memory | None) -> dict[str, Any] | None:
     }
 
 
-def saved_memory(saved: Mapping[str, Any] | None) -> Memory | None:
+def _saved_memory(saved: Mapping[str, Any] | None) -> Memory | None:
     """Return a new, empty memory of the saved policy and budget."""
     if saved is None:
         return None

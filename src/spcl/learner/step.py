@@ -1,8 +1,8 @@
-"""One step of the paper's Algorithm 2, from the batches of the tasks to the update in the parameters' ``.grad``."""
+"""One update of the paper's Algorithm 2, from the batches of the tasks to the update in the parameters' ``.grad``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -15,15 +15,36 @@ from spcl.engine.base import Engine
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
+from spcl.learner.augmentation import augmented
 from spcl.learner.health import add_row_norms, find_faults
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
 from spcl.memory import ReplayBatch
 from spcl.methods.base import MEMORY, Gradients, Method, Weights
+from spcl.transforms import Transform
 
-__all__ = ["Outcome", "Step"]
+__all__ = ["Outcome", "Step", "StepOptions"]
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Options of a step.
+
+    Attributes:
+        memory_batch: the number of samples to replay, or None for as many as the largest batch has.
+        measure_stability: keep every gradient separately, so that their stability can be measured.
+        augment: transforms the inputs before they enter the network, or None.
+        updates: the number of updates.
+        meanwhile: called when the GPU's work is queued, before the host synchronises; or None.
+    """
+
+    memory_batch: int | None
+    measure_stability: bool
+    augment: Transform | None
+    updates: int
+    meanwhile: Callable[[], object] | None
 
 
 @dataclass
@@ -61,40 +82,35 @@ class Step:
         self._replay = replay
         self._rollback = rollback
 
-    def compute_update(
-        self,
-        outcome: Outcome,
-        batches: Sequence[Samples],
-        replayed: int,
-        separate: bool,
-        meanwhile: Callable[[], object] | None,
-    ) -> None:
+    def compute_update(self, outcome: Outcome, batches: Sequence[Samples], replayed: int, options: StepOptions) -> None:
         """Compute the update from the tasks' batches and ``replayed`` samples of memory: Algorithm 2, lines 3 to 10.
 
         Args:
             outcome: receives what the step computes.
             batches: the samples of the tasks in training (lines 2 and 4).
             replayed: the number of samples drawn from memory; their gradient is one more :math:`g_i`.
-            separate: keep every gradient separately, so that their stability can be measured.
-            meanwhile: called when the GPU's work is queued, before the host synchronises.
+            options: of the step.
         """
         engine, alpha = self._engine, self._method.settings.alpha
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
-        engine.begin(self._plan(names, separate))
+        engine.begin(self._plan(names, options.measure_stability))
         with outcome.timed("tasks"):
+            if options.augment is not None:
+                inputs = augmented(options.augment, [group.x for group in batches], self._gradients.device)
+                batches = _with_inputs(batches, inputs)
             outcome.logits = engine.backward(batches)  # lines 3, 4 and 7: g_i, and the gradient of head i
         if replayed:
             with outcome.timed("memory"):
-                self._backward_replay(outcome, replayed)
-        if alpha > 0.0:
+                self._backward_replay(outcome, replayed, options.augment)
+        if alpha > 0.0 and self._gradients.length:
             with outcome.timed("orthogonality"):
                 engine.penalty_gradient()  # line 5: α ∇ℓ_orth, the same for every task
-        if meanwhile is not None:
-            meanwhile()
+        if options.meanwhile is not None:
+            options.meanwhile()
         with outcome.timed("weighting"):
             gramian, health = engine.gramian(self._needs_gramian())  # the only host–device synchronisation
             self._check_health(outcome, gramian, health)
-            if not outcome.faults:
+            if not outcome.faults and self._gradients.length:
                 weights = self._weigh(outcome, gramian)  # line 9: Ĝ = G M, as the weights of G's columns
                 self._combine(outcome, weights, gramian)  # line 10: the update Ĝ W
         if not outcome.faults:
@@ -108,7 +124,7 @@ class Step:
             weights = self._method_weights(unknown).values.tolist()
         return ReductionPlan.make(names, self._method.reduction, separate=separate, weights=weights)
 
-    def _backward_replay(self, outcome: Outcome, count: int) -> None:
+    def _backward_replay(self, outcome: Outcome, count: int, augment: Transform | None) -> None:
         """Add the gradients of the replay batches; a batch on which the model raises marks memory as faulty.
 
         A head with batch-norm, for example, cannot be trained on a single sample; the next step draws others.
@@ -117,13 +133,19 @@ class Step:
             for draw in range(self._method.draws):
                 drawn = self._replay.draw(count, self._gradients)
                 outcome.edits += drawn.edits
-                self._engine.backward_replay(drawn.samples, drawn.inputs, draw)
+                samples, inputs = drawn.samples, drawn.inputs
+                if augment is not None:
+                    inputs = augmented(augment, inputs, self._gradients.device)
+                    samples = _with_inputs(samples, inputs)
+                self._engine.backward_replay(samples, inputs, draw)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, SpclError) or is_out_of_memory(error):
                 raise
             outcome.faults[MEMORY] = f"the model raised an error on the replay batch: {error}"
 
     def _needs_gramian(self) -> bool:
+        if not self._gradients.length:  # a frozen backbone: there is nothing to weigh
+            return False
         return self._gradients.plan.is_separate or (self._method.reduction == "mean" and self._method.uses_gramian)
 
     def _check_health(self, outcome: Outcome, gramian: Array | None, health: Array) -> None:
@@ -192,3 +214,7 @@ class Step:
         sizes = np.abs(weights)
         bound = float(max(sizes.max(), sizes @ np.sqrt(gramian.diagonal())))
         return bound < torch.finfo(self._gradients.dtype).max
+
+
+def _with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Samples]:
+    return [replace(group, x=x) for group, x in zip(samples, inputs, strict=True)]

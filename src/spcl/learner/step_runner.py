@@ -1,16 +1,16 @@
 """Steps that skip faulty gradients: a step is undone and repeated without them."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
-
-from torch.optim import Optimizer
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
+from spcl.engine.update import Update
+from spcl.learner.freezing import frozen_normalisations
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
-from spcl.learner.step import Outcome, Step
+from spcl.learner.step import Outcome, Step, StepOptions
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
 
@@ -20,7 +20,7 @@ WARN_AFTER = 3
 
 
 class StepRunner:
-    """Runs one step after another: computes and applies the update, then shows it to method and memory."""
+    """Runs one step after another: computes and applies its updates, then shows them to method and memory."""
 
     def __init__(self, engine: Engine, model: SharedModel, method: Method, memory: Memory | None) -> None:
         self._engine = engine
@@ -30,59 +30,79 @@ class StepRunner:
         self._replay = Replay(model, method, memory)
         self._rollback = Rollback(engine, method, memory, model.device)
         self._step = Step(engine, method, self._replay, self._rollback)
+        self._frozen_normalisations = frozen_normalisations(model.backbone)
+        self._keep_statistics()
 
-    def run(
-        self,
-        samples: Sequence[Samples],
-        optimizer: Optimizer,
-        *,
-        memory_batch: int | None,
-        measure_stability: bool,
-        meanwhile: Callable[[], object] | None,
-    ) -> tuple[Outcome, dict[str, str]]:
-        """Run one step, or undo it if it raises; return its outcome and why gradients were skipped."""
+    def run(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> tuple[Outcome, dict[str, str]]:
+        """Run one step; return the outcome of its first update and why gradients were skipped in any.
+
+        An update that raises is undone. A task that is skipped takes no part in the further updates of the step.
+        """
         captured = self._engine.capture_seconds
         if not self._model.backbone.training:
             self._model.backbone.train()
+        self._keep_statistics()
+        trained, skipped, outcomes = samples, dict[str, str](), list[Outcome]()
+        while trained and len(outcomes) < options.updates:
+            outcome, faults = self._update(trained, update, options)
+            skipped = faults | skipped
+            trained = [group for group in samples if group.task.name not in skipped]
+            outcomes.append(outcome)
+            options = replace(options, meanwhile=None)  # it has been called
+        with outcomes[-1].timed("update"):
+            self._observe(trained, outcomes[-1])
+        first, *others = outcomes
+        for phase, seconds in ((phase, seconds) for other in others for phase, seconds in other.seconds.items()):
+            first.seconds[phase] = first.seconds.get(phase, 0.0) + seconds
+        if self._engine.capture_seconds > captured:
+            first.seconds["capture"] = self._engine.capture_seconds - captured
+        _count_skipped(samples, skipped)
+        return first, skipped
+
+    def _update(
+        self, samples: Sequence[Samples], update: Update, options: StepOptions
+    ) -> tuple[Outcome, dict[str, str]]:
+        """Make one update, or undo it if it raises; return its outcome and why gradients were skipped."""
         self._rollback.save()
         outcome, skipped, healthy = Outcome(), dict[str, str](), samples
         try:
             while healthy:
-                replayed = 0 if MEMORY in skipped else self._replay.size(healthy, memory_batch)
-                self._step.compute_update(outcome, healthy, replayed, measure_stability, meanwhile)
+                replayed = 0 if MEMORY in skipped else self._replay.size(healthy, options.memory_batch)
+                self._step.compute_update(outcome, healthy, replayed, options)
                 if not outcome.faults:
                     break
                 skipped |= outcome.faults
-                meanwhile = None  # it has been called
-                self._undo(optimizer, draws=MEMORY not in skipped)  # a faulty memory draws other samples next time
+                options = replace(options, meanwhile=None)  # it has been called
+                self._undo(update, draws=MEMORY not in skipped)  # a faulty memory draws other samples next time
                 healthy = [group for group in samples if group.task.name not in skipped]
                 outcome = Outcome(seconds=outcome.seconds)
-            begin = perf_counter()
-            if healthy:
-                self._engine.update(optimizer)
+            with outcome.timed("update"):
+                if healthy:
+                    self._engine.update(update)
         except BaseException:
-            self._undo(optimizer)
+            self._undo(update)
             raise
-        self._observe(healthy, outcome)
-        outcome.seconds["update"] = perf_counter() - begin
-        if self._engine.capture_seconds > captured:
-            outcome.seconds["capture"] = self._engine.capture_seconds - captured
-        _count_skipped(samples, skipped)
+        if healthy:
+            self._method.after_step(outcome.losses)
+        for batch, x in outcome.edits:
+            assert self._memory is not None
+            self._memory.replace(batch, x)
         return outcome, skipped
 
-    def _undo(self, optimizer: Optimizer, draws: bool = True) -> None:
+    def _keep_statistics(self) -> None:
+        """Put frozen normalisation layers into evaluation mode: what a frozen part computes must not drift."""
+        for layer in self._frozen_normalisations:
+            if layer.training:
+                layer.eval()
+
+    def _undo(self, update: Update, draws: bool = True) -> None:
         self._rollback.restore(draws)
-        optimizer.zero_grad(set_to_none=True)
+        update.optimizer.zero_grad(set_to_none=True)
 
     def _observe(self, samples: Sequence[Samples], outcome: Outcome) -> None:
-        """Pass the losses to the method, and the edited and new samples to memory."""
-        if not samples:
-            return
-        self._method.after_step(outcome.losses)
+        """Pass the new samples to memory."""
         if self._memory is None:
             return
-        for batch, x in outcome.edits:
-            self._memory.replace(batch, x)
         for group in samples:
             self._memory.observe(group.task.name, group.x, group.y, outcome.logits.get(group.task.name))
 

@@ -1,0 +1,102 @@
+"""A shared model in training: its optimiser, its engine, and which of its parameters are trained."""
+
+import torch
+from torch import nn
+
+from spcl.cuda_graphs import CudaGraphEngine
+from spcl.engine.averaging import WeightAverage
+from spcl.engine.base import Engine
+from spcl.engine.eager import EagerEngine
+from spcl.engine.model import SharedModel
+from spcl.learner.admission import Admission
+from spcl.learner.freezing import frozen_normalisations, matching, trainable
+from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
+from spcl.learner.prediction import Predictor
+from spcl.learner.step_runner import StepRunner
+from spcl.memory import Memory
+from spcl.methods.base import Method
+
+__all__ = ["TrainedModel"]
+
+
+class TrainedModel(Predictor):
+    """A shared model, of whose backbone parts may be frozen and unfrozen.
+
+    Args:
+        model: the shared model.
+        method: how the tasks' gradients become one update.
+        memory: of earlier samples, or None.
+        optimizer: makes the optimiser from a list of parameters; by default Adam.
+        average: decay of the average of the weights, or None.
+        capture: whether CUDA graphs are captured on a GPU.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        method: Method,
+        memory: Memory | None,
+        *,
+        optimizer: MakeOptimizer | None,
+        average: float | None,
+        capture: bool,
+    ) -> None:
+        super().__init__(model, None if average is None else WeightAverage(average))
+        self.method = method
+        self.memory = memory
+        self.average = average
+        self.capture = capture
+        self._has_refrozen = False
+        self._use_engine(self._make_engine())
+        gradients = self._engine.gradients
+        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, gradients.parameters, gradients.buffer)
+        self._average_all()
+
+    def freeze(self, *patterns: str) -> None:
+        """Stop training the backbone's parameters whose names match any of these patterns; without patterns all.
+
+        The optimiser and the average of the weights forget them. Batch-norm layers whose own parameters are then all
+        frozen run in evaluation mode. Heads are trained on.
+
+        Args:
+            patterns: of names as in ``backbone.named_parameters()``, with the wildcards ``*``, ``?`` and ``[…]``.
+        """
+        frozen = matching(self.model.backbone, patterns)
+        self._train({each for each in self.model.backbone.parameters() if each.requires_grad} - frozen)
+
+    def unfreeze(self, *patterns: str) -> None:
+        """Train the backbone's parameters whose names match any of these patterns again; without patterns all.
+
+        Those that no group of the optimiser holds join its first one.
+        """
+        trained = {each for each in self.model.backbone.parameters() if each.requires_grad}
+        self._train(trained | matching(self.model.backbone, patterns))
+
+    def _train(self, chosen: set[nn.Parameter]) -> None:
+        """Train these parameters of the backbone, and no others, from now on."""
+        backbone = self.model.backbone
+        frozen_layers = frozen_normalisations(backbone)
+        with trainable(backbone, chosen):
+            engine = self._make_engine()
+        for parameter in backbone.parameters():
+            parameter.grad = None
+        for layer in frozen_layers:
+            layer.train(backbone.training)
+        self._use_engine(engine)
+        keep_trainable(self.optimizer, backbone.parameters())
+        self._average_all()
+        self._has_refrozen = True
+
+    def _make_engine(self) -> Engine:
+        graphs = self.capture and self.model.device.type == "cuda"
+        return (CudaGraphEngine if graphs else EagerEngine)(self.model, self.method)
+
+    def _use_engine(self, engine: Engine) -> None:
+        self._engine = engine
+        self._runner = StepRunner(engine, self.model, self.method, self.memory)
+        self._admission = Admission(self.model, self.method, self.memory)
+
+    def _average_all(self) -> None:
+        """Average the weights of heads that were added, and no longer those that were frozen."""
+        if self._average is not None:
+            self._average.follow(self.model.modules())
