@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 from spcl.cli.app import app
 from spcl.data import ImageData, SourceData, from_arrays, from_sources
 from spcl.errors import DataError, SpclError
 from spcl.learner import StepReport
+from spcl.models import BACKBONES, Inputs, TextTransformer
 from spcl.runs import (
     InterruptedRunError,
     LiveView,
@@ -145,6 +147,56 @@ def test_texts_are_trained_by_the_text_backbone(tmp_path: Path) -> None:
     settings = resolve_settings(SMALL | {"epochs": 5}, data=data)
     assert settings.backbone == "text"
     assert execute(settings, tmp_path / "run", data=data).accuracy > 80
+
+
+class ByKind(nn.Module):
+    """A backbone for texts with a mask, images and vectors."""
+
+    feature_dim = 16
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.text = TextTransformer(
+            inputs.parts["input_ids"].vocabulary or 1, inputs.shape[0], width=16, depth=1, heads=2
+        )
+        self.images = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.ReLU())
+        self.vectors = nn.Sequential(nn.Linear(5, 16), nn.ReLU())
+
+    def forward(self, x: Any) -> torch.Tensor:
+        if isinstance(x, dict):
+            return self.text(x)  # type: ignore[no-any-return]
+        return (self.images(x / 255) if x.ndim == 4 else self.vectors(x)) + 0.0  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def by_kind(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(BACKBONES, "_factories", dict(BACKBONES._factories))
+    BACKBONES.register("by-kind")(ByKind)
+    return "by-kind"
+
+
+def mixed() -> SourceData:
+    """Texts with a mask, images of bytes with soft labels, and a regression on vectors."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 12, size=(50, 6))
+    images = rng.integers(0, 256, size=(50, 3, 8, 8), dtype=np.uint8)
+    soft = rng.dirichlet(np.ones(3), size=50)
+    x = rng.normal(size=(50, 5))
+    text = {"input_ids": tokens, "attention_mask": (tokens > 2).astype(np.int64)}
+    sources = {"text": (text, tokens[:, 0] % 2), "images": (images, soft), "speed": (x, x[:, 0])}
+    return from_sources(sources, {"images": "classification"}, name="mixed")
+
+
+def test_sources_of_different_shapes_are_trained_together_and_resume_exactly(tmp_path: Path, by_kind: str) -> None:
+    data = mixed()
+    settings = resolve_settings(SMALL | {"backbone": by_kind}, data=data)
+    whole = execute(settings, tmp_path / "whole", data=data)
+    assert list(whole.confusion) == ["text", "images"]
+    assert whole.data is not None
+    assert "several shapes" in str(whole.data)
+    with pytest.raises(InterruptedRunError):
+        execute(settings, tmp_path / "run", data=data, view=StopAtStep(7))
+    assert content(execute(settings, tmp_path / "run", data=data, resume=True)) == content(whole)
 
 
 @pytest.mark.parametrize("scenario", ["task", "class"])
