@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,11 @@ def test_a_run_ends_with_the_commands_that_show_it(benchmark: Path, tmp_path: Pa
     out = tmp_path / "my run"
     words = ["run", "--benchmark", str(benchmark), "--out", str(out), *SMALL]
     lines = CliRunner().invoke(app, words).output.splitlines()
-    assert lines[-2:] == [f"next: spcl table '{out}'", f"      spcl report '{out}'"]
+    shows = [f"next: spcl table '{out}'", f"      spcl report '{out}'"]
+    uses = [f"      spcl predict '{out}' FILE", f"      spcl export '{out}' --out model.pt2"]
+    assert lines[-4:] == shows + uses
+    shutil.rmtree(out)
+    assert CliRunner().invoke(app, [*words, "--no-model"]).output.splitlines()[-2:] == shows
 
 
 @pytest.mark.parametrize("device", ["mps", "mps:0"])

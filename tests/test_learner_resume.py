@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_said_and_the_backbone_is_untouched(saved: Path, ki
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "c", {"epoch": 3, "backbone": {}})
-    with pytest.raises(CheckpointError, match="not that of a learner: it has no learner, memory, method"):
+    with pytest.raises(CheckpointError, match="not that of a learner: it has no learner, method, tasks"):
         Learner.load(tmp_path / "c", backbone=TinyResNet())
 
 

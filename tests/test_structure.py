@@ -18,6 +18,7 @@ SLOW_OR_OPTIONAL = {
     "transformers",
     "optuna",
     "wandb",
+    "onnx",
     "torch.utils.tensorboard",
     "plotly",
     "matplotlib",

@@ -25,14 +25,15 @@ def plain_console(**options: Any) -> Console:
     return Console(markup=False, emoji=False, highlight=False, **options)
 
 
-def print_next(console: Console, out: Path) -> None:
-    """Print the commands that show the runs in a folder.
+def print_next(console: Console, out: Path, *, model: bool = False) -> None:
+    """Print the commands that show the runs in a folder, or that also use the model of a single run.
 
     >>> print_next(plain_console(), Path("my runs"))
     next: spcl table 'my runs'
           spcl report 'my runs'
     """
-    commands = [shlex.join(["spcl", command, str(out)]) for command in ("table", "report")]
+    uses = [("table",), ("report",), *((("predict", "FILE"), ("export", "--out", "model.pt2")) if model else ())]
+    commands = [shlex.join(["spcl", command, str(out), *more]) for command, *more in uses]
     console.print("next: " + "\n      ".join(commands), soft_wrap=True)
 
 

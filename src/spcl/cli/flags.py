@@ -57,7 +57,7 @@ Plugins = Annotated[
 Jobs = Annotated[int, typer.Option(min=1, help="How many runs at once; they share the CPU's threads.")]
 
 
-DIRECT = ("benchmark", "preset", "protocol", "device", "data_dir")
+DIRECT = ("benchmark", "preset", "protocol", "device", "data_dir", "keep_model")
 """The flags that are settings of the same name."""
 
 METHOD = typer.Option(help="See 'spcl methods'.")
@@ -77,6 +77,10 @@ class RunFlags:
     fit: Fit = False
     device: Device = None
     data_dir: DataDir = None
+    keep_model: Annotated[
+        bool | None,
+        typer.Option("--keep-model/--no-model", help="Keep the trained model; 'tune' does not unless told to."),
+    ] = None
     settings: Annotated[Path | None, typer.Option(help="A YAML or JSON file of settings.")] = None
     plugin: Plugins = None
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False

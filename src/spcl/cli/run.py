@@ -66,7 +66,7 @@ def run(
         numbers = f"accuracy {result.accuracy:.2f} %, forgetting {result.forgetting:+.2f} %"
         console.print(f"this run was complete already: {numbers}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
-    print_next(console, out)
+    print_next(console, out, model=RunFolder(out).model.exists())
 
 
 def _resumed(out: Path, layers: Sequence[Mapping[str, Any]]) -> RunSettings:

@@ -29,6 +29,7 @@ from spcl.runs.settings import merge_settings
 __all__ = ["run_command", "tune"]
 
 BENCHMARK = "ps-glyphs"
+HERE_ONLY = ("threads", "validation", "keep_model")
 
 
 @expand_flags
@@ -52,7 +53,7 @@ def tune(
     """Search for good settings with Optuna, scored on held-out training data and never on the test data."""
     with naming_flags({SpclError: "--search"}):
         dimensions = [parse_search(text) for text in search]
-    fixed = {"benchmark": BENCHMARK, "validation": validation, "threads": threads_per_job(jobs)}
+    fixed = {"benchmark": BENCHMARK, "validation": validation, "threads": threads_per_job(jobs), "keep_model": False}
     tuning = Tuning(
         base=merge_settings(fixed, *flags.layers()),
         method=method,
@@ -70,7 +71,7 @@ def tune(
 
 def run_command(tuning: Tuning, best: Trial) -> str:
     """Return the command that runs the best settings on the test data."""
-    base = {name: value for name, value in flat_settings(tuning.base).items() if name not in ("threads", "validation")}
+    base = {name: value for name, value in flat_settings(tuning.base).items() if name not in HERE_ONLY}
     named = {"benchmark": base.pop("benchmark", BENCHMARK), "method": tuning.method, "scenario": tuning.scenario}
     parts = ["spcl", "run", *(part for name, value in named.items() for part in (f"--{name}", value))]
     for name, value in {**base, **best.params}.items():

@@ -18,9 +18,10 @@ SIXTEEN_BIT_IN_32 = ("PNG", "PPM")
 """Formats without 32-bit pictures, whose 16-bit values Pillow opens as 32-bit integers."""
 
 
-def decode_picture(content: bytes, origin: str, mode: Mode, size: int | None = None) -> np.ndarray:
+def decode_picture(content: bytes, origin: str, mode: Mode, size: int | tuple[int, int] | None = None) -> np.ndarray:
     """Decode one picture to uint8 C×H×W in grey (``"L"``) or colour (``"RGB"``), resized if `size` is given.
 
+    The size is width and height, or one number for both.
     Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); 32-bit pictures are an error.
 
     >>> file = io.BytesIO()
@@ -39,7 +40,8 @@ def decode_picture(content: bytes, origin: str, mode: Mode, size: int | None = N
         reason = "no known format" if unknown else error
         raise DataError(f"{origin}: expected a picture, found something that does not decode ({reason})") from error
     if size is not None:
-        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+        width, height = (size, size) if isinstance(size, int) else size
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 

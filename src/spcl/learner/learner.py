@@ -261,7 +261,17 @@ class Learner(TrainedModel):
                 raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
         write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
 
+    def model_state(self) -> dict[str, Any]:
+        """Return the model as plain data and tensors: backbone, tasks with their heads, and method.
+
+        :meth:`load` makes a learner of it that predicts the same; its optimiser is new and its memory empty.
+        """
+        return {"learner": self._settings()} | states.model_state(self._parts())
+
     def _state(self) -> dict[str, Any]:
+        return {"learner": self._settings()} | states.parts_state(self._parts())
+
+    def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "scenario": self.scenario,
             "memory_batch": self.memory_batch,
@@ -274,7 +284,7 @@ class Learner(TrainedModel):
         }
         if self._has_refrozen:
             settings["trainable"] = states.trainable_names(self.optimizer, self.model.backbone)
-        return {"learner": settings | habits_state(vars(self))} | states.parts_state(self._parts())
+        return settings | habits_state(vars(self))
 
     def _parts(self) -> states.Parts:
         return states.Parts(self.model, self.optimizer, self.method, self.memory, self._average)
@@ -301,7 +311,7 @@ class Learner(TrainedModel):
         is repeated.
 
         Args:
-            checkpoint: the file, or its content as :func:`spcl.checkpoint.read_checkpoint` returns it.
+            checkpoint: the file, its content as of :func:`spcl.checkpoint.read_checkpoint`, or a :meth:`model_state`.
             backbone: a module of the same architecture, which gets the saved weights.
             method, optimizer, memory: needed only if not of ``spcl.methods``, ``torch.optim`` and ``spcl.memory``.
             schedule, augment: needed if the learner had them, because functions are not saved.

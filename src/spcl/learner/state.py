@@ -16,6 +16,7 @@ from spcl.errors import CheckpointError, SpclError
 from spcl.learner.admission import check_method
 from spcl.learner.optimizer import (
     MakeOptimizer,
+    add_head,
     optimizer_state,
     restore_optimizer,
     saved_optimizer,
@@ -34,6 +35,7 @@ __all__ = [
     "Parts",
     "Stateful",
     "check_state",
+    "model_state",
     "parts_state",
     "restore_parts",
     "saved_parts",
@@ -45,7 +47,8 @@ __all__ = [
 Heads = Mapping[str, tuple[nn.Module, Loss]]
 Losses = Mapping[str, Loss]
 
-PARTS = frozenset({"learner", "tasks", "backbone", "optimizer", "method", "memory", "random", "sources"})
+MODEL = frozenset({"learner", "tasks", "backbone", "method"})
+TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
 
 
 class Stateful(Protocol):
@@ -61,13 +64,15 @@ class Stateful(Protocol):
 
 
 def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable[str]) -> None:
-    """Refuse a state that is not that of a learner with this backbone and these sources."""
-    if missing := sorted(PARTS - state.keys()):
+    """Refuse a state that is not that of a learner, or of its model, with this backbone and these sources."""
+    parts = MODEL | TRAINING if TRAINING & state.keys() else MODEL
+    if missing := sorted(parts - state.keys()):
         raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
     _check_fits("the backbone", uncompiled(backbone), state["backbone"])
+    saved = state.get("sources", {})
     for name in sources:
-        if name not in state["sources"]:
-            raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(state['sources'])}")
+        if name not in saved:
+            raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(saved)}")
 
 
 class Parts(NamedTuple):
@@ -82,13 +87,19 @@ class Parts(NamedTuple):
 
 def parts_state(parts: Parts) -> dict[str, Any]:
     """Return the state of a learner's parts, and of the global random number generators."""
+    return model_state(parts) | {
+        "optimizer": optimizer_state(parts.optimizer),
+        "memory": _memory_state(parts.memory),
+        "random": random_state(),
+    }
+
+
+def model_state(parts: Parts) -> dict[str, Any]:
+    """Return the state of the parts that make up the model: tasks with their heads, backbone and method."""
     return {
         "tasks": [_task_state(task) for task in parts.model.tasks.values()],
         "backbone": uncompiled(parts.model.backbone).state_dict(),
-        "optimizer": optimizer_state(parts.optimizer),
         "method": _method_state(parts.method),
-        "memory": _memory_state(parts.memory),
-        "random": random_state(),
     } | ({} if parts.average is None else {"average": _average_state(parts.average, parts.model)})
 
 
@@ -98,15 +109,18 @@ def saved_parts(
     """Return method, optimiser and memory as arguments of a learner: those given, or new ones as they were saved."""
     return {
         "method": _saved_method(state["method"], method),
-        "optimizer": optimizer or saved_optimizer(state["optimizer"]),
-        "memory": _saved_memory(state["memory"]) if memory is None else memory,
+        "optimizer": optimizer or (saved_optimizer(state["optimizer"]) if "optimizer" in state else None),
+        "memory": _saved_memory(state.get("memory")) if memory is None else memory,
     }
 
 
 def restore_parts(
     parts: Parts, state: Mapping[str, Any], heads: Heads, losses: Losses, sources: Mapping[str, Stateful]
 ) -> None:
-    """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit."""
+    """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit.
+
+    Where the state is that of a model alone, the optimiser is new and the memory empty.
+    """
     model = parts.model
     _check_apart(model.backbone, heads)
     _check_losses(state["tasks"], losses)
@@ -117,15 +131,28 @@ def restore_parts(
         model.build_heads(state["learner"]["feature_dim"])
     _restore_heads(model.tasks, state["tasks"])
     _restore_groups(parts.optimizer, model.backbone, state["learner"].get("trainable"))
-    restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
+    if state.keys() >= TRAINING:
+        restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
+        _restore_memory(parts.memory, state["memory"])
+    else:
+        _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
-    _restore_memory(parts.memory, state["memory"])
     if parts.average is not None:
         _restore_average(parts.average, model, state["average"])
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     uncompiled(model.backbone).load_state_dict(state["backbone"])
-    set_random_state(state["random"])
+    if "random" in state:
+        set_random_state(state["random"])
+
+
+def _admit_tasks(parts: Parts) -> None:
+    """Add the heads of restored tasks to a new optimiser, and start the unfinished ones in an empty memory."""
+    for task in parts.model.tasks.values():
+        if task.head is not None:
+            add_head(parts.optimizer, task)
+        if parts.memory is not None and not task.finished:  # a finished one would get a share of the budget
+            parts.memory.start(task.name, task.classes)
 
 
 # -- modules

@@ -1,11 +1,12 @@
 """The learner of a run from its settings: device, backbone, memory and optimiser."""
 
+from collections.abc import Sequence
 from functools import partial, reduce
 from operator import or_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from spcl.data import ImageData, SourceData
@@ -20,6 +21,7 @@ from spcl.runs.settings import RunSettings
 
 __all__ = [
     "DeviceError",
+    "inputs_of",
     "learner_parts",
     "make_backbone",
     "make_learner",
@@ -49,8 +51,14 @@ def make_learner(settings: RunSettings, data: ImageData | SourceData, device: to
     )
 
 
-def learner_parts(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> dict[str, Any]:
-    """Make the parts of a learner that settings name, as arguments of ``Learner`` and ``Learner.load``."""
+def learner_parts(
+    settings: RunSettings, data: ImageData | SourceData | Sequence[Inputs], device: torch.device
+) -> dict[str, Any]:
+    """Make the parts of a learner that settings name, as arguments of ``Learner`` and ``Learner.load``.
+
+    For a learner that is loaded, the :func:`inputs_of` the data are enough, since its state has the statistics of the
+    training samples.
+    """
     name, options = named_options(settings.method, "method")
     method = make_method(name, **options)
     return {
@@ -61,23 +69,37 @@ def learner_parts(settings: RunSettings, data: ImageData | SourceData, device: t
     }
 
 
-def make_backbone(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> nn.Module:
+def inputs_of(data: ImageData | SourceData) -> list[Inputs]:
+    """Return shape and type of the training samples, of every source where there are several."""
+    return [Inputs.of(x) for x in _training_samples(data)]
+
+
+def make_backbone(
+    settings: RunSettings, data: ImageData | SourceData | Sequence[Inputs], device: torch.device
+) -> nn.Module:
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data.
 
     Where sources have samples of several shapes or types, bytes reach the network as they are.
     """
-    samples = [source.train_x for source in data.sources] if isinstance(data, SourceData) else [data.train_x]
-    inputs, momentum = reduce(or_, map(Inputs.of, samples)), settings.batch_norm_momentum
+    kinds = inputs_of(data) if isinstance(data, ImageData | SourceData) else data
+    inputs, momentum = reduce(or_, kinds), settings.batch_norm_momentum
     backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = [x for x in samples if isinstance(x, Tensor) and x.dtype == torch.uint8]
-    if len(images) < len(samples) or len({x.shape[1:] for x in images}) > 1:
+    if any(kind.parts is not None or kind.dtype != torch.uint8 or kind.shape != inputs.shape for kind in kinds):
         return backbone
+    if not isinstance(data, ImageData | SourceData):
+        channels = inputs.shape[0]
+        return Backbone(Normalise([0.0] * channels, [1.0] * channels).to(device), backbone)
+    images = _training_samples(data)
     every = max(1, sum(map(len, images)) // SAMPLES_FOR_NORMALISATION)
     sample = torch.cat([x[::every] for x in images]).to(device)
     std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
     return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
+
+
+def _training_samples(data: ImageData | SourceData) -> list[Any]:
+    return [source.train_x for source in data.sources] if isinstance(data, SourceData) else [data.train_x]
 
 
 def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Memory | None:

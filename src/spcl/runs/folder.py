@@ -13,7 +13,7 @@ from spcl.runs.identity import first_difference
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
 
-__all__ = ["FolderError", "FolderInUseError", "RunFolder"]
+__all__ = ["FolderError", "FolderInUseError", "RunFolder", "UnfinishedRunError"]
 
 
 class FolderError(SpclError):
@@ -24,8 +24,16 @@ class FolderInUseError(FolderError):
     """A folder that another process writes to."""
 
 
+class UnfinishedRunError(FolderError):
+    """A folder that holds an unfinished run, which only resuming may continue."""
+
+
 class RunFolder:
-    """``settings.json``, ``metrics.jsonl``, ``result.json`` and ``checkpoint.safetensors`` of one run."""
+    """The files of one run.
+
+    They are ``settings.json``, ``metrics.jsonl``, ``checkpoint.safetensors`` until the run is complete, and then
+    ``model.safetensors`` and ``result.json``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,6 +41,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
         self.checkpoint = path / "checkpoint.safetensors"
+        self.model = path / "model.safetensors"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

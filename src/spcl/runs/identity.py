@@ -14,6 +14,7 @@ BOOKKEEPING = frozenset(
         "device",
         "evaluate",
         "evaluate_every",
+        "keep_model",
         "record_every",
         "stability",
         "threads",

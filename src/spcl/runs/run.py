@@ -8,7 +8,7 @@ from spcl.data import ImageData, SourceData
 from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
 from spcl.plugins import load_plugins
-from spcl.runs.folder import FolderError, RunFolder
+from spcl.runs.folder import RunFolder, UnfinishedRunError
 from spcl.runs.identity import flat_settings
 from spcl.runs.loading import check_data
 from spcl.runs.result import RunResult
@@ -17,11 +17,7 @@ from spcl.runs.training import TrainingRun
 from spcl.runs.view import SilentView, View
 from spcl.trackers import TRACKERS, Tracker
 
-__all__ = ["UnfinishedRunError", "execute"]
-
-
-class UnfinishedRunError(FolderError):
-    """A folder that holds an unfinished run, which only resuming may continue."""
+__all__ = ["execute"]
 
 
 def execute(

@@ -79,6 +79,7 @@ class _ExecutionSettings(BaseModel):
     capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's choice if not given")
     data_dir: str | None = Field(None, description="where the publishers' files are")
+    keep_model: bool = Field(True, description="keep the trained model in model.safetensors")
     trackers: tuple[Named, ...] = Field((), description="where to report: tensorboard, wandb, …")
 
 

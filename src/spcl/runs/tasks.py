@@ -51,6 +51,11 @@ class RunTask(BaseModel):
         return TaskDescription(self.name, self.kind, classes, self.class_counts)
 
     @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of its classes or outputs, or their indices where they have none."""
+        return self.class_names or tuple(map(str, range(self.outputs)))
+
+    @property
     def metric(self) -> Metric:
         """The score that the task is evaluated by."""
         return METRICS[self.kind]

@@ -16,11 +16,12 @@ from spcl.data import ImageData, SourceData
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
-from spcl.runs.build import learner_parts, make_learner, pick_device
+from spcl.runs.build import inputs_of, learner_parts, make_learner, pick_device
 from spcl.runs.environment import current_environment
 from spcl.runs.evaluation import Evaluation, average_accuracy, convolution_statistics, evaluate, forgetting
 from spcl.runs.folder import RunFolder
 from spcl.runs.metrics import MetricsFile, Recorder
+from spcl.runs.model import save_model
 from spcl.runs.problem import make_problem
 from spcl.runs.provenance import Provenance
 from spcl.runs.result import DataSummary, RunResult, TaskResult
@@ -103,6 +104,8 @@ class TrainingRun:
                 self._record_start()
             self._train()
             result = self._result()
+            if self.settings.keep_model:
+                save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
             write_json(self.folder.result, result.model_dump(mode="json"))
             for tracker in self.trackers:
                 tracker.result(result.accuracy, result.forgetting)

@@ -1,0 +1,161 @@
+"""Export of a trained model: a program for PyTorch alone, or ONNX, with a description beside it."""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import spcl
+from spcl.errors import SpclError
+from spcl.files import scratch_path, user_errors, write_json
+from spcl.learner import Learner
+from spcl.models import Inputs
+from spcl.runs.model import TrainedRun
+from spcl.runs.prediction import check_task
+
+__all__ = ["DESCRIPTION", "describe_export", "export_run"]
+
+DESCRIPTION = "spcl.json"
+"""The name of the description among the extra files of a PyTorch program."""
+
+TRACED, CHECKED = 2, 3  # batch sizes; a program that is specialised to the first fails the check
+
+Compute = Callable[[Any], Tensor]
+
+
+def export_run(run: TrainedRun, path: Path, task: str | None = None) -> None:
+    """Write the model of a run, for batches of any size, to a file, and its description to ``<file>.json``.
+
+    A PyTorch program (``.pt2``) is loaded with ``torch.export.load(path).module()`` and needs nothing of this package.
+    ONNX (``.onnx``) needs the packages onnx and onnxscript to be written. Outputs are compared with the model's before
+    the file is put in place.
+
+    Args:
+        run: the run.
+        path: the file, whose suffix is the format.
+        task: whose head to export; None, class-incremental, exports the logits of all classes seen.
+    """
+    inputs = check_task(run, task)
+    write = FORMATS.get(path.suffix)
+    if write is None:
+        raise SpclError(f"cannot export to {path}; give a file that ends in {' or '.join(FORMATS)}")
+    learner = run.learner("cpu")
+    module = learner.module(task)
+    description = describe_export(run, learner, task)
+    with user_errors(path), scratch_path(path) as scratch:
+        with _export_errors(run):
+            program = write(module, inputs, scratch, description)
+        _check(module, program, inputs)
+        scratch.replace(path)
+        write_json(path.with_name(f"{path.name}.json"), description)
+
+
+def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict[str, Any]:
+    """Return what the inputs and outputs of an exported model mean."""
+    names = [each.name for each in learner.model.classifiers] if task is None else [task]
+    kind = run.tasks[names[0]].kind
+    return {
+        "spcl": spcl.__version__,
+        "benchmark": run.settings.benchmark,
+        "method": run.settings.method["name"],
+        "scenario": run.settings.scenario,
+        "task": task,
+        "input": check_task(run, task).state_dict(),
+        "kind": kind,
+        "output": "values" if kind == "regression" else "logits",
+        "columns": [{"task": name, "class": each} for name in names for each in run.tasks[name].output_names],
+    }
+
+
+def _write_program(module: nn.Module, inputs: Inputs, path: Path, description: Mapping[str, Any]) -> Compute:
+    program = torch.export.export(module, (_example(inputs, TRACED),), dynamic_shapes=(_any_batch_size(inputs),))
+    with path.open("xb") as file:
+        torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
+    with path.open("rb") as file:  # the suffix of the temporary file would be refused
+        return torch.export.load(file).module()
+
+
+def _write_onnx(module: nn.Module, inputs: Inputs, path: Path, description: Mapping[str, Any]) -> Compute:
+    try:
+        import onnx
+        import onnx.reference
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise SpclError(f'ONNX needs onnx and onnxscript ({error}); run: pip install "spcl[onnx]"') from error
+    names = ["x"] if inputs.parts is None else list(inputs.parts)
+    program = torch.onnx.export(
+        module,
+        (_example(inputs, TRACED),),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes=(_any_batch_size(inputs),),
+        input_names=names,
+        output_names=[description["output"]],
+    )
+    assert program is not None
+    program.save(path)
+    evaluator = onnx.reference.ReferenceEvaluator(onnx.load(path))
+
+    def compute(x: Tensor | dict[str, Tensor]) -> Tensor:
+        parts = [x] if isinstance(x, Tensor) else list(x.values())
+        (output,) = evaluator.run(None, {name: part.numpy() for name, part in zip(names, parts, strict=True)})
+        return torch.from_numpy(output)
+
+    return compute
+
+
+def _check(module: nn.Module, compute: Compute, inputs: Inputs) -> None:
+    """Raise an error if the exported model computes something else than the model on random samples."""
+    x = _example(inputs, CHECKED)
+    with torch.no_grad():
+        expected, found = module(x), compute(x)
+    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-3, atol=1e-4):
+        raise SpclError(
+            "the exported model gives other outputs than the model itself on random samples, so nothing was written; "
+            "its backbone may do what an export cannot follow"
+        )
+
+
+def _example(inputs: Inputs, count: int) -> Tensor | dict[str, Tensor]:
+    if inputs.parts is not None:
+        return {name: cast(Tensor, _example(part, count)) for name, part in inputs.parts.items()}
+    generator = torch.Generator().manual_seed(0)
+    size = (count, *inputs.shape)
+    if inputs.dtype.is_floating_point:
+        return torch.rand(size, generator=generator, dtype=inputs.dtype)
+    end = inputs.vocabulary or 256
+    return torch.randint(0, end, size, generator=generator).to(inputs.dtype)
+
+
+def _any_batch_size(inputs: Inputs) -> Any:
+    batch = {0: Dim("batch", min=1)}
+    return batch if inputs.parts is None else dict.fromkeys(inputs.parts, batch)
+
+
+@contextmanager
+def _export_errors(run: TrainedRun) -> Iterator[None]:
+    """Raise what an exporter raises as one line, without its warnings."""
+    exporters = logging.getLogger("torch.onnx")
+    level = exporters.level
+    exporters.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch about itself
+            yield
+    except (SpclError, OSError):
+        raise
+    except Exception as error:  # exporters raise many kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SpclError(f"the model of the run in {run.path} cannot be exported: {reason}") from error
+    finally:
+        exporters.setLevel(level)
+
+
+FORMATS = {".pt2": _write_program, ".onnx": _write_onnx}
