@@ -201,7 +201,9 @@ def test_presets_fit_the_kinds_of_samples() -> None:
 # -- loading by name
 
 
-def test_data_sets_of_plug_ins_are_loaded_by_name_with_options(tmp_path: Path) -> None:
+def test_data_sets_of_plug_ins_are_loaded_by_name_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DATA, "_factories", {})
+
     @DATA.register("two-cars")
     def two_cars(data_dir: str | None, samples: int = 10) -> ImageData:
         assert data_dir == str(tmp_path)

@@ -172,7 +172,7 @@ def test_live_sources_may_yield_dicts_and_tuples() -> None:
 
 @pytest.mark.parametrize("form", [dict, as_tuple], ids=["dict", "tuple"])
 @pytest.mark.parametrize("policy", [BalancedCoreset, Reservoir])
-def test_memory_keeps_the_parts_of_a_sample_together(policy: type[Memory], form: Callable[[Any], Any]) -> None:
+def test_memory_keeps_the_leaves_a_sample_together(policy: type[Memory], form: Callable[[Any], Any]) -> None:
     memory = policy(10, seed=0)
     memory.start("a", 2)
     for first in range(0, 60, 6):

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
 from spcl.cli.app import app
 from spcl.data import ImageData, SourceData, from_arrays, from_sources
 from spcl.errors import DataError, SpclError
 from spcl.learner import StepReport
-from spcl.runs import (
+from spcl.models import BACKBONES, InputSpec, TextTransformer
+from spcl.runs import RunSettings, (
     InterruptedRunError,
     LiveView,
     PlainView,
@@ -147,6 +149,56 @@ def test_texts_are_trained_by_the_text_backbone(tmp_path: Path) -> None:
     assert execute(settings, tmp_path / "run", data=data).accuracy > 80
 
 
+class ByKind(nn.Module):
+    """A backbone for texts with a mask, images and vectors."""
+
+    feature_dim = 16
+
+    def __init__(self, inputs: InputSpec) -> None:
+        super().__init__()
+        self.text = TextTransformer(
+            inputs.parts["input_ids"].vocabulary or 1, inputs.shape[0], width=16, depth=1, heads=2
+        )
+        self.images = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.ReLU())
+        self.vectors = nn.Sequential(nn.Linear(5, 16), nn.ReLU())
+
+    def forward(self, x: Any) -> torch.Tensor:
+        if isinstance(x, dict):
+            return self.text(x)  # type: ignore[no-any-return]
+        return (self.images(x / 255) if x.ndim == 4 else self.vectors(x)) + 0.0  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def by_kind(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(BACKBONES, "_factories", dict(BACKBONES._factories))
+    BACKBONES.register("by-kind")(ByKind)
+    return "by-kind"
+
+
+def mixed() -> SourceData:
+    """Texts with a mask, images of bytes with soft labels, and a regression on vectors."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 12, size=(50, 6))
+    images = rng.integers(0, 256, size=(50, 3, 8, 8), dtype=np.uint8)
+    soft = rng.dirichlet(np.ones(3), size=50)
+    x = rng.normal(size=(50, 5))
+    text = {"input_ids": tokens, "attention_mask": (tokens > 2).astype(np.int64)}
+    sources = {"text": (text, tokens[:, 0] % 2), "images": (images, soft), "speed": (x, x[:, 0])}
+    return from_sources(sources, {"images": "classification"}, name="mixed")
+
+
+def test_sources_of_different_shapes_are_trained_together_and_resume_exactly(tmp_path: Path, by_kind: str) -> None:
+    data = mixed()
+    settings = resolve_settings(SMALL | {"backbone": by_kind}, data=data)
+    whole = execute(settings, tmp_path / "whole", data=data)
+    assert list(whole.confusion) == ["text", "images"]
+    assert whole.data is not None
+    assert "several shapes" in str(whole.data)
+    with pytest.raises(InterruptedRunError):
+        execute(settings, tmp_path / "run", data=data, view=StopAtStep(7))
+    assert content(execute(settings, tmp_path / "run", data=data, resume=True)) == content(whole)
+
+
 @pytest.mark.parametrize("scenario", ["task", "class"])
 def test_sources_of_classes_work_in_both_scenarios(tmp_path: Path, scenario: str) -> None:
     result = run(tmp_path / "run", lights(), scenario=scenario)
@@ -234,10 +286,10 @@ def test_heads_can_be_made_again_from_plain_data() -> None:
     tasks = [RunTask(name="speed", kind="regression", outputs=2), RunTask(name="light", outputs=3)]
     again = [RunTask.model_validate_json(task.model_dump_json()) for task in tasks]
     assert again == tasks
-    (one, _), (other, _) = (make_heads(each, backbone, seed=1)["speed"] for each in (tasks, again))
+    (one, _), (other, _) = (make_heads(each, backbone, RunSettings(seed=1))["speed"] for each in (tasks, again))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     with pytest.raises(SpclError, match="give the backbone Linear the attribute feature_dim"):
-        make_heads(tasks, torch.nn.Linear(4, 6), seed=1)
+        make_heads(tasks, torch.nn.Linear(4, 6), RunSettings(seed=1))
 
 
 def test_views_name_the_metric(tmp_path: Path) -> None:

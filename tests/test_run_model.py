@@ -18,7 +18,7 @@ from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import SORO
-from spcl.models import BACKBONES, Inputs
+from spcl.models import BACKBONES, InputSpec
 from spcl.runs import FolderError, TrainedRun, UnfinishedRunError, execute, load_run, read_run, resolve_settings
 from spcl.runs.export import export_run
 from spcl.runs.prediction import predict_files
@@ -237,7 +237,7 @@ class Masked(torch.nn.Module):
 
 
 @BACKBONES.register("masked-mean")
-def masked_mean(inputs: Inputs) -> torch.nn.Module:
+def masked_mean(inputs: InputSpec) -> torch.nn.Module:
     assert inputs.parts is not None
     return Masked(inputs.parts["tokens"].vocabulary or 0)
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from spcl.batches import InputSpec as Samples
+from spcl.batches import Inputs as Samples
 from spcl.batches import as_tensor
 from spcl.data.pictures import Mode, decode_picture
 from spcl.errors import DataError

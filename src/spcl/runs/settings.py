@@ -45,7 +45,7 @@ class _ProblemSettings(BaseModel):
     """Problem: data, scenario, method, label set and timeline."""
 
     plugins: tuple[Plugin, ...] = Field((), description="Python files or modules that add methods, backbones and more")
-    benchmark: str = Field("ps-glyphs", description="a known benchmark, a folder of pictures or an .npz file")
+    benchmark: str = Field("ps-glyphs", description="a known benchmark, a path to your data, or a plug-in's data set")
     data: dict[str, Any] = Field(
         default={},
         description="options of the data's loader: size and mode of a folder of pictures, or those of a plug-in's data "

@@ -61,8 +61,9 @@ class RunTask(BaseModel):
 def add_task(learner: Learner, task: RunTask, settings: RunSettings) -> None:
     """Start a task of a run: a classifier, or a linear head with the loss of its kind."""
     if task.kind == "classification":
+        named = all(task.class_names) and len(set(task.class_names)) == task.outputs  # published names may repeat
         loss = make_losses([task], settings).get(task.name)
-        learner.add_task(task.name, classes=task.class_names or task.outputs, loss=loss)
+        learner.add_task(task.name, classes=task.class_names if named else task.outputs, loss=loss)
     else:
         head, loss = make_heads([task], learner.model.backbone, settings)[task.name]
         learner.add_task(task.name, head=head, loss=loss)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spcl.batches import Inputs, leaves, map_leaves
+from spcl.batches import Batch, Inputs, leaves, map_leaves
 from spcl.errors import CheckpointError, DataError, SpclError, TimelineError
 from spcl.streams.labels import LabelSet, split_by_task, task_durations
 from spcl.streams.moment import Moment
@@ -236,7 +236,7 @@ class _Samples:
         self._device = next(iter(leaves(x).values())).device
         self._epoch, (self._order, self._targets) = 0, self._shuffled(0)
 
-    def batch(self, number: int, batch_size: int) -> tuple[Any, Tensor]:
+    def batch(self, number: int, batch_size: int) -> Batch:
         """Return the batch of this number, counted over all epochs."""
         epoch, number = divmod(number, -(-len(self._y) // batch_size))
         if epoch != self._epoch:

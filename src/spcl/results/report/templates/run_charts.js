@@ -73,14 +73,14 @@ function confusionChart(found, task) {
   const totals = table.map((row) => row.reduce((sum, count) => sum + count, 0));
   const axis = (names, title) => ({
     title: { text: title }, tickvals: names.map((_, index) => index),
-    ticktext: names.map((name) => short(name)), showticklabels: names.length <= MOST_LABELS, automargin: true,
+    ticktext: names.map((name) => short(name)), showticklabels: names.length <= MOST_LABELS, ticks: "", automargin: true,
   });
   return {
     traces: [{
       type: "heatmap", z: table.map((row, label) => row.map((count) => (totals[label] ? (100 * count) / totals[label] : null))),
       colorscale: "Cividis", zmin: 0, zmax: 100, hoverongaps: false, colorbar: { title: { text: "%" }, thickness: 12 },
       customdata: table.map((row, label) => row.map((count, column) => [rows[label], columns[column], count, totals[label]])),
-      texttemplate: columns.length <= 12 ? "%{customdata[2]}" : "",
+      text: table.map((row) => row.map((count) => count || "")), texttemplate: columns.length <= 10 ? "%{text}" : "",
       hovertemplate: "%{customdata[0]} as %{customdata[1]}: %{customdata[2]} of %{customdata[3]}<extra></extra>",
     }],
     layout: {
