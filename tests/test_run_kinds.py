@@ -19,7 +19,7 @@ from spcl.data import ImageData, SourceData, from_arrays, from_sources
 from spcl.errors import DataError, SpclError
 from spcl.learner import StepReport
 from spcl.models import BACKBONES, InputSpec, TextTransformer
-from spcl.runs import RunSettings, (
+from spcl.runs import (
     InterruptedRunError,
     LiveView,
     PlainView,
