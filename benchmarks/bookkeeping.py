@@ -43,7 +43,8 @@ PLAIN = "training and evaluation alone"
 
 
 def plain(settings: RunSettings, problem: Problem) -> None:
-    learner, stream = make_learner(settings, problem.data, pick_device(settings.device)), problem.stream
+    stream = problem.stream
+    learner = make_learner(settings, problem.data, pick_device(settings.device), len(stream))
     for moment in stream:
         for name in moment.started:
             learner.add_task(name, classes=stream.classes[name])
