@@ -475,3 +475,35 @@ def test_training_with_all_habits_resumes_on_a_gpu(tmp_path: Path) -> None:
         each.step({"a": tuple(part.cuda() for part in batch(8, 3, 31))})
     x = images(6, 77).cuda()
     torch.testing.assert_close(loaded.logits(x, "a"), learner.logits(x, "a"), rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize("transform", [Flip(1.0), Compose((Flip(1.0), Flip(1.0)))])
+def test_a_captured_transform_is_that_of_the_eager_engine(transform: Any) -> None:
+    eager, captured = (on_a_gpu(capture, augment=transform) for capture in (False, True))
+    assert captured._engine._augmentation._cache._replays
+    x = images(6, 77).cuda()
+    torch.testing.assert_close(captured.logits(x, "a"), eager.logits(x, "a"), rtol=5e-3, atol=5e-3)
+
+
+@needs_gpu
+def test_a_captured_transform_draws_anew_at_every_replay() -> None:
+    learner = Learner(TinyResNet().cuda(), SORO())
+    x, crop = images(16, 0).cuda(), Crop(1)
+    engine = learner._engine
+    results = []
+    for _ in range(12):
+        found = engine.augment(crop, [x[:10], x[10:]])
+        results.append(torch.cat([part.clone() for part in found]))
+    assert engine._augmentation._cache._replays
+    padded = nn.functional.pad(x, [1] * 4)
+    shifts = torch.stack([padded[:, :, i : i + x.shape[2], j : j + x.shape[3]] for i in range(3) for j in range(3)])
+    for result in results:
+        assert bool((result == shifts).flatten(2).all(dim=2).any(dim=0).all())
+    assert len({result.cpu().numpy().tobytes() for result in results[6:]}) == 6
+
+
+@needs_gpu
+def test_a_transform_that_decides_on_the_host_is_not_captured() -> None:
+    learner = on_a_gpu(True, augment=mirrored)
+    assert not learner._engine._augmentation._cache._counts

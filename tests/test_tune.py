@@ -148,7 +148,7 @@ def test_mistakes_are_found_before_anything_runs(benchmark: Path, pool: WorkerPo
         "would score settings on the test data": tuning(benchmark, validation=0.0),
         "there is no setting 'sigmo'": replace(whole, search=[Dimension("method.sigmo", "log", (1.0, 2.0))]),
         "learning_rate = -1.0": replace(whole, search=[Dimension("learning_rate", "float", (-1.0, 2.0))]),
-        "memory = 'none'": replace(whole, search=[Dimension("memory", "choice", ("balanced", "none"))]),
+        "there is no memory 'none'": replace(whole, search=[Dimension("memory", "choice", ("balanced", "none"))]),
         "there is no configuration 11": replace(whole, configs=[11]),
         "nothing to search": replace(whole, search=[]),
     }

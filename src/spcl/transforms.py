@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ __all__ = ["TRANSFORMS", "Compose", "Crop", "Flip", "Transform", "compose"]
 Transform: TypeAlias = Callable[[Any], Any]
 """A function of the inputs of a whole batch, which are a tensor or a dict or tuple of tensors.
 
-Its random numbers come from PyTorch's generator of the batch's device.
+Its random numbers come from PyTorch's generator of the batch's device. With an attribute ``capturable = True`` it says
+that it decides nothing on the host, so that a CUDA graph of it can be replayed.
 """
 
 TRANSFORMS: Registry[Callable[..., Transform]] = Registry("transform")
@@ -33,6 +34,7 @@ class Flip:
     tensor([[[[2, 1, 0]]]])
     """
 
+    capturable: ClassVar[bool] = True
     p: float = 0.5
 
     def __post_init__(self) -> None:
@@ -57,6 +59,7 @@ class Crop:
               [0, 0]]]])
     """
 
+    capturable: ClassVar[bool] = True
     padding: int = 4
 
     def __post_init__(self) -> None:
@@ -76,6 +79,11 @@ class Compose:
     """One transform after another."""
 
     transforms: Sequence[Transform]
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all of them decide nothing on the host."""
+        return all(getattr(transform, "capturable", False) is True for transform in self.transforms)
 
     def __call__(self, x: Any) -> Any:
         """Return the inputs after all transforms."""

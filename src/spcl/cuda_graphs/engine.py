@@ -1,6 +1,7 @@
 """Engine that replays CUDA graphs wherever the work of a step can be captured."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from spcl.batches import Inputs, sample_kind
+from spcl.cuda_graphs.augmentation import AugmentationGraphs
 from spcl.cuda_graphs.backbone import BackboneGraphs
 from spcl.cuda_graphs.cache import GraphCache
 from spcl.cuda_graphs.capture import GraphCapture
@@ -21,6 +23,7 @@ from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.update import Update
 from spcl.methods.base import Method, Output
+from spcl.transforms import Transform
 
 __all__ = ["CudaGraphEngine"]
 
@@ -43,6 +46,7 @@ class CudaGraphEngine(EagerEngine):
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
         self._task_group = TaskGroupGraph(self._classifiers, self.gradients, capture, self._snapshot)
         self._backbone = BackboneGraphs(model, self.gradients, capture)
+        self._augmentation = AugmentationGraphs(model)
         self._gramian = GramianGraphs(capture)
         self._update = UpdateGraphs(capture)
         self._copies = GraphCache(capture)
@@ -62,6 +66,12 @@ class CudaGraphEngine(EagerEngine):
         if self._penalty is not None:
             self._penalty.run()
         self._classifiers.begin()
+
+    @override
+    def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
+        if not self._augmentation.supports(transform, inputs):
+            return super().augment(transform, inputs)
+        return self._augmentation.run(transform, cast(Sequence[Tensor], inputs))
 
     @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot
 from spcl.engine.update import Update
+from spcl.transforms import Transform
 
 __all__ = ["Engine"]
 
@@ -33,6 +34,10 @@ class Engine(ABC):
     @abstractmethod
     def begin(self, plan: ReductionPlan) -> None:
         """Start a step: gradients are accumulated from zero."""
+
+    @abstractmethod
+    def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
+        """Return inputs of tasks on the device, transformed."""
 
     @abstractmethod
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from spcl.aggregation.gramians import gramian_and_numbers
 from spcl.batches import Inputs
+from spcl.engine.augmentation import augmented
 from spcl.engine.base import Engine
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
@@ -19,6 +20,7 @@ from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.update import Update
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import add_orthogonality_gradient
+from spcl.transforms import Transform
 
 __all__ = ["EagerEngine"]
 
@@ -40,6 +42,10 @@ class EagerEngine(Engine):
         self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
+
+    @override
+    def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
+        return augmented(transform, inputs, self.model.device)
 
     @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:

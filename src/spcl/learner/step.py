@@ -15,7 +15,6 @@ from spcl.engine.base import Engine
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
-from spcl.learner.augmentation import augmented
 from spcl.learner.health import add_row_norms, find_faults
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
@@ -96,7 +95,7 @@ class Step:
         engine.begin(self._plan(names, options.measure_stability))
         with outcome.timed("tasks"):
             if options.augment is not None:
-                inputs = augmented(options.augment, [group.x for group in batches], self._gradients.device)
+                inputs = engine.augment(options.augment, [group.x for group in batches])
                 batches = _with_inputs(batches, inputs)
             outcome.logits = engine.backward(batches)  # lines 3, 4 and 7: g_i, and the gradient of head i
         if replayed:
@@ -135,7 +134,7 @@ class Step:
                 outcome.edits += drawn.edits
                 samples, inputs = drawn.samples, drawn.inputs
                 if augment is not None:
-                    inputs = augmented(augment, inputs, self._gradients.device)
+                    inputs = self._engine.augment(augment, inputs)
                     samples = _with_inputs(samples, inputs)
                 self._engine.backward_replay(samples, inputs, draw)
         except (RuntimeError, ValueError) as error:
