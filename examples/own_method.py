@@ -2,6 +2,10 @@
 
     python examples/own_method.py
 
+The file is a plug-in, too, so that the command can use it by name:
+
+    spcl run --plugin examples/own_method.py --method balanced --set method.power=0.9 --out runs/balanced
+
 `Balanced` weights each gradient by the inverse of its norm to some power, so that no task dominates the update. It sees
 the T×T Gramian of the gradients only, at a cost that does not depend on the size of the model. Its settings are
 checked, and it is saved with the learner.
@@ -22,6 +26,9 @@ class BalancedSettings(MethodSettings):
 
 class Balanced(Method):
     name = "balanced"
+    family = "MTL"
+    summary = "gradients of more equal norms"
+    reference = "an example"
     Settings = BalancedSettings
     settings: BalancedSettings
 
@@ -41,7 +48,8 @@ def train(method: Method) -> Learner:
     return learner
 
 
-x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
-for method in (ER(), Balanced(power=0.9)):
-    accuracy = train(method).evaluate([(x, (x[:, 0] > 0).long())], task="side")
-    print(f"{method}: {accuracy:.1%} accuracy on the task with small gradients")
+if __name__ == "__main__":
+    x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
+    for method in (ER(), Balanced(power=0.9)):
+        accuracy = train(method).evaluate([(x, (x[:, 0] > 0).long())], task="side")
+        print(f"{method}: {accuracy:.1%} accuracy on the task with small gradients")

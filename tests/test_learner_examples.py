@@ -1,13 +1,17 @@
 """The examples run and show what they promise."""
 
+import ast
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from spcl.checkpoint import read_checkpoint
+from spcl.cli.app import app
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -84,3 +88,39 @@ def test_live_training_resumes_after_a_crash(
     assert "finished after" in printed
     delivered = read_checkpoint(tmp_path / "checkpoint")["sources"]["stream"]["delivered"]
     assert delivered == {"left": 150, "upper": 100}
+
+
+def test_own_backbone_learns_from_text(capsys: pytest.CaptureFixture[str]) -> None:
+    found = dict(re.findall(r"(\w+): ([\d.]+) %", printed_by("own_text_backbone", capsys)))
+    assert float(found["topic"]) > 90
+    assert float(found["urgency"]) > 80
+
+
+def test_a_hugging_face_model_is_a_backbone(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    printed = printed_by("hugging_face", capsys)
+    assert float(re.findall(r"length: ([\d.]+)%", printed)[0]) > 95
+    error, variance = (float(number) for number in re.findall(r" (0\.\d{4})", printed))
+    assert error < 0.6 * variance
+
+
+def commands_of(name: str) -> list[list[str]]:
+    """The command lines in the docstring of an example."""
+    text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    lines = re.findall(r"^    spcl ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    return [shlex.split(line.replace("\\\n", " ")) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["own_method", "own_text_backbone", "hugging_face"])
+def test_the_command_lines_of_examples_work_as_printed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "hugging_face":
+        pytest.importorskip("transformers")
+    (command,) = commands_of(name)
+    monkeypatch.chdir(EXAMPLES.parent)
+    command[command.index("--out") + 1] = str(tmp_path / "run")
+    smaller = ["--set", "data.samples=200"] if "notes" in command else ["--set", "tasks=2", "--set", "evaluate=ended"]
+    result = CliRunner().invoke(app, [*command, *smaller, "--set", "threads=1", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / "model.safetensors").exists()
