@@ -14,7 +14,8 @@ from spcl.data import from_arrays
 from spcl.errors import SpclError
 from spcl.losses import CrossEntropy
 from spcl.plugins import load_plugins
-from spcl.runs import InterruptedRunError, RunFolder, SilentView, execute, load_run, resolve_settings
+from spcl.results import read_runs
+from spcl.runs import FolderError, InterruptedRunError, RunFolder, SilentView, execute, load_run, resolve_settings
 from spcl.runs.build import make_learner
 from spcl.runs.problem import make_problem
 from spcl.transforms import Compose, Crop, Flip
@@ -215,3 +216,17 @@ def test_data_losses_schedules_and_transforms_of_a_plugin(tmp_path: Path) -> Non
     with pytest.raises(SpclError, match="data set 'stripes' has no option 'sample'; did you mean 'samples'"):
         resolve_settings({**layer, "data": {"sample": 3}})
     assert load_plugins([str(plugin)])
+
+
+def test_settings_that_an_earlier_version_did_not_record_have_their_defaults(benchmark: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = execute(small_settings(benchmark), out)
+    recorded = json.loads((out / "settings.json").read_text())
+    for name in ("epochs", "average", "plugins", "augment", "data"):
+        del recorded[name]
+    (out / "settings.json").write_text(json.dumps(recorded))
+    assert execute(small_settings(benchmark), out) == result
+    with pytest.raises(FolderError, match="holds a run with epochs = 1, not 2"):
+        execute(small_settings(benchmark, epochs=2), out)
+    execute(small_settings(benchmark, epochs=2), tmp_path / "twice")
+    assert [run.variant for run in read_runs(tmp_path)] == [{"epochs": 1}, {"epochs": 2}]

@@ -13,6 +13,7 @@ from spcl.results.index import IndexEntry, read_folder
 from spcl.results.variants import find_variants
 from spcl.runs import RunFolder
 from spcl.runs.result import RunResult
+from spcl.runs.settings import with_defaults
 
 __all__ = ["CompleteRun", "RunRecord", "complete_runs", "read_runs"]
 
@@ -145,7 +146,7 @@ def read_runs(*folders: Path) -> list[RunRecord]:
             check_unpacked(folder)
         for path, entry in runs.items():
             found.setdefault(path.resolve(), (path, entry))
-    variants = find_variants([entry.settings for _, entry in found.values()])
+    variants = find_variants([with_defaults(entry.settings) for _, entry in found.values()])
     records = [
         RunRecord(path, entry.settings, entry.result, variant)
         for (path, entry), variant in zip(found.values(), variants, strict=True)

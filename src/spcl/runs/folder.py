@@ -11,7 +11,7 @@ from spcl.errors import SpclError
 from spcl.files import read_json, user_errors
 from spcl.runs.identity import first_difference
 from spcl.runs.result import RunResult
-from spcl.runs.settings import RunSettings
+from spcl.runs.settings import RunSettings, with_defaults
 
 __all__ = ["FolderError", "FolderInUseError", "RunFolder", "UnfinishedRunError"]
 
@@ -80,7 +80,10 @@ class RunFolder:
 
     def check_settings(self, settings: RunSettings) -> None:
         """Raise :class:`FolderError` if the folder holds a run with other settings."""
-        if found := first_difference(self.read_settings() or {}, settings.model_dump(mode="json")):
+        recorded = self.read_settings()
+        if recorded is None:
+            return
+        if found := first_difference(with_defaults(recorded), settings.model_dump(mode="json")):
             name, recorded, requested = found
             raise FolderError(
                 f"{self.path} holds a run with {name} = {recorded}, not {requested}; "

@@ -12,7 +12,7 @@ from spcl.batches import Inputs, leaves
 from spcl.data import ImageData, Source, SourceData
 from spcl.runs.folder import FolderError
 from spcl.runs.identity import first_difference
-from spcl.runs.settings import RunSettings
+from spcl.runs.settings import RunSettings, with_defaults
 
 __all__ = ["Provenance", "fingerprint"]
 
@@ -37,7 +37,7 @@ class Provenance:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise :class:`FolderError` if the run was saved with other settings or other data."""
-        if found := first_difference(state["settings"], self._settings):
+        if found := first_difference(with_defaults(state["settings"]), self._settings):
             name, saved, now = found
             raise FolderError(
                 f"the run in {self._out} was saved with {name} = {saved}, but its settings.json now says {now}; "

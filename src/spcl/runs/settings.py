@@ -22,7 +22,16 @@ from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS
 from spcl.transforms import TRANSFORMS
 
-__all__ = ["RunSettings", "absolute_paths", "load_settings_file", "merge_settings", "parse_assignments"]
+__all__ = [
+    "LISTED",
+    "NAMED",
+    "RunSettings",
+    "absolute_paths",
+    "load_settings_file",
+    "merge_settings",
+    "parse_assignments",
+    "with_defaults",
+]
 
 PATHS = ("benchmark", "protocol", "data_dir")
 
@@ -120,6 +129,19 @@ class RunSettings(_ExecutionSettings, _TrainingSettings, Preset, _ProblemSetting
     def _without_options(cls, value: Named) -> Named:
         """Record a name without options as the name alone."""
         return value["name"] if isinstance(value, dict) and value.keys() == {"name"} else value
+
+
+def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings, with the defaults of those that the version that made the record did not have.
+
+    Settings whose default depends on the benchmark are not added.
+
+    >>> with_defaults({"benchmark": "ps-emnist", "seed": 1})["epochs"]
+    1
+    """
+    fields = RunSettings.model_fields.items()
+    defaults = {name: field.default for name, field in fields if name not in Preset.model_fields}
+    return {**defaults, **recorded}
 
 
 def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
