@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import dedent
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
+LIBRARIES = ("purelib", "platlib")
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]), file=sys.stderr)"
 
 PYPROJECT = """
@@ -109,7 +111,7 @@ SETTINGS = {
 
 IMPORTED = """
     import json, sys
-    import own_things.parts, spcl
+    import own_things, spcl
     print(json.dumps([spcl.__file__, own_things.__file__, sys.path, [str(finder) for finder in sys.meta_path]]))
 """
 
@@ -162,8 +164,10 @@ class Environment:
     def script(self, source: str, *arguments: object) -> str:
         return self.call([str(self.python), "-c", dedent(source), *map(str, arguments)])
 
-
-LIBRARIES = ("purelib", "platlib")
+    def torch_alone(self, *arguments: str) -> None:
+        """Load and call an exported program where neither spcl nor the plug-in can be imported."""
+        libraries = sysconfig.get_paths()["platlib"]
+        self.call([sys.executable, "-I", "-S", "-c", dedent(TORCH_ALONE), libraries, *arguments])
 
 
 def build(source: Path, wheels: Path) -> Path:
@@ -239,22 +243,27 @@ def test_an_installed_plugin_from_a_killed_run_to_an_export_for_torch_alone(envi
     whole = read(home / "grid/class/doubled/config-0/seed-0/result.json")
     assert (whole["tasks"], whole["confusion"]) == (result["tasks"], result["confusion"])
 
-    table = {row["method"]: row for row in csv.DictReader(io.StringIO(spcl("table", "grid", "--format", "csv")))}
-    assert {name: row["type"] for name, row in table.items()} == {"doubled": "MTL", "er": "SCL"}
-    assert float(table["doubled"]["accuracy"]) == pytest.approx(result["accuracy"])
-    spcl("report", "grid", "--out", "report.html")
-    assert '"doubled"' in (home / "report.html").read_text()
-
     x = np.random.default_rng(1).normal(scale=3.0, size=(7, 5)).astype(np.float32)
     np.save(home / "x.npy", x)
-    rows = [json.loads(line) for line in spcl("predict", "run", "x.npy", "--format", "json").splitlines()]
-    spcl("export", "run", "--out", "model.pt2")
-    environment.script(LOGITS, "run", "x.npy", "expected.npy")
-    libraries = sysconfig.get_paths()["platlib"]
-    alone = [sys.executable, "-I", "-S", "-c", dedent(TORCH_ALONE), libraries, "model.pt2", "x.npy", "found.npy"]
-    environment.call(alone)
+    with ThreadPoolExecutor(2) as pool:
+        exported = pool.submit(spcl, "export", "run", "--out", "model.pt2")
+        tabulated = pool.submit(spcl, "table", "grid", "--format", "csv")
+        reported = pool.submit(spcl, "report", "grid", "--out", "report.html")
+        predicted = pool.submit(spcl, "predict", "run", "x.npy", "--format", "json")
+        computed = pool.submit(environment.script, LOGITS, "run", "x.npy", "expected.npy")
+        exported.result()
+        environment.torch_alone("model.pt2", "x.npy", "found.npy")
+
+    table = {row["method"]: row for row in csv.DictReader(io.StringIO(tabulated.result()))}
+    assert {name: row["type"] for name, row in table.items()} == {"doubled": "MTL", "er": "SCL"}
+    assert float(table["doubled"]["accuracy"]) == pytest.approx(result["accuracy"])
+    assert "the report is in report.html" in reported.result()
+    assert '"doubled"' in (home / "report.html").read_text()
+
+    computed.result()
     expected, found = np.load(home / "expected.npy"), np.load(home / "found.npy")
     assert expected.shape == (7, 6)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    rows = [json.loads(line) for line in predicted.result().splitlines()]
     names = [column["class"] for column in read(home / "model.pt2.json")["columns"]]
     assert [row["class"] for row in rows] == [names[index] for index in found.argmax(axis=1)]

@@ -87,7 +87,7 @@ def default_scenarios(base: Mapping[str, Any]) -> list[str]:
     >>> default_scenarios({"benchmark": "ps-glyphs"})
     ['task', 'class']
     """
-    benchmark = base.get("benchmark")
+    benchmark = str(base.get("benchmark"))
     data = load_benchmark(benchmark, base.get("data_dir"), **base.get("data", {})) if benchmark in DATA else None
     mixed = isinstance(data, SourceData) and any(source.kind != "classification" for source in data.sources)
     return ["task"] if mixed else ["task", "class"]
