@@ -70,7 +70,7 @@ class RecordingView:
     def tick(self, state: GridState) -> None:
         self.act(state)
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
         self.finished_jobs.append(job.name)
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
@@ -458,8 +458,8 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
 
     plain = Console(file=io.StringIO(), width=60)
     with PlainGridView(plain) as view:
-        view.finished(job, state, 81.234, -3.0, 0)
-        view.finished(job, state, 81.234, -3.0, 7)
+        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 0)
+        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 7)
         view.failed(job, state, "[bold] reason", again=False)
     assert plain.file.getvalue().splitlines() == [
         " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, about 0:00:45 left",
@@ -471,9 +471,9 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
     live = Console(file=io.StringIO(), width=120, force_terminal=True)
     with LiveGridView(live) as view:
         view.tick(state)
-        view.finished(job, state, 81.234, -3.0, 0)
+        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 0)
         assert "skipped" not in live.file.getvalue()
-        view.finished(job, state, 81.234, -3.0, 7)
+        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 7)
         view.failed(job, state, "[bold] reason", again=True)
     assert "seed-0: tasks were skipped 7 times" in live.file.getvalue()
     assert "will be retried" in live.file.getvalue()

@@ -79,6 +79,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Fresh:
     """Methods as a new process would find them, entry points included."""
     monkeypatch.setattr(spcl.registry, "_installed", False)
     monkeypatch.setattr(spcl.registry, "_listeners", [])
+    monkeypatch.setattr(spcl.registry, "_versions", {})
     return _Methods
 
 

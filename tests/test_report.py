@@ -176,6 +176,29 @@ def test_names_cannot_break_the_page(base: Path, tmp_path: Path) -> None:
     assert "&amp;{{ 7 * 7 }}" in page.text
 
 
+def test_lists_and_options_among_settings_are_readable(base: Path, tmp_path: Path) -> None:
+    plugin = {"name": "/somewhere/my_things.py", "sha256": "0123456789abcdef" * 4}
+    given = {
+        "plugins": [plugin],
+        "optimizer": {"name": "sgd", "momentum": 0.9},
+        "augment": ["flip", {"name": "crop", "padding": 2}],
+        "frozen": [],
+    }
+    expected = {
+        "plugins": "my_things.py (0123456789ab)",
+        "optimizer": "sgd(momentum=0.9)",
+        "augment": "flip, crop(padding=2)",
+        "frozen": None,
+    }
+    copy_run(grid_runs(base) / "task/er/0", tmp_path / "run", **given)
+    page = Page(write_report([tmp_path / "run"], tmp_path / "report.html"))
+    (details,) = page.details()
+    assert {name: details["settings"][name] for name in expected} == expected
+    assert not [value for value in details["settings"].values() if isinstance(value, dict | list)]
+    for text in filter(None, expected.values()):
+        assert text in page.text
+
+
 def test_unfinished_and_damaged_runs_are_shown_as_such(base: Path, tmp_path: Path) -> None:
     source = two_task_runs(base) / "soro/0"
     copy_run(source, tmp_path / "whole")

@@ -3,11 +3,12 @@
 A plug-in is imported by every command and worker that uses it. A subclass of :class:`spcl.methods.Method` with a name
 needs nothing else; functions and classes of other kinds have a decorator:
 
->>> import torch
+>>> import math
+>>> from torch import nn
 >>> from spcl.plugins import backbone
 >>> @backbone("thin-mlp")
 ... def thin_mlp(inputs, width=8):
-...     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(width))
+...     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), width), nn.ReLU())
 
 An installed package adds its plug-ins by entry points of the group ``spcl.plugins``, each of which names a module.
 """
@@ -51,7 +52,6 @@ __all__ = [
 ]
 
 backbone = BACKBONES.register
-data_set = DATA.register
 data_set = DATA.register
 loss = LOSSES.register
 memory = MEMORIES.register

@@ -18,6 +18,7 @@ __all__ = [
     "Registry",
     "UnknownNameError",
     "add_plugin",
+    "installed_plugins",
     "load_installed",
     "named_options",
     "on_plugin",
@@ -166,6 +167,7 @@ def named_options(setting: Named, kind: str) -> tuple[str, dict[str, Any]]:
 
 
 _installed = False
+_versions: dict[str, str] = {}
 _listeners: list[Callable[[ModuleType], int]] = []
 
 
@@ -202,9 +204,17 @@ def load_installed() -> None:
             )
 
 
+def installed_plugins() -> dict[str, str]:
+    """Return the installed packages whose plug-ins are loaded, with their versions."""
+    load_installed()
+    return dict(_versions)
+
+
 def _load(entry: EntryPoint) -> None:
     entry.load()
     add_plugin(sys.modules[entry.module])
+    if entry.dist is not None:
+        _versions[entry.dist.name] = entry.dist.version
 
 
 def _takes(factory: Callable[..., Any], keyword: str) -> bool:

@@ -17,6 +17,7 @@ from spcl.grids import (
     LiveGridView,
     PlainGridView,
     check_jobs,
+    default_scenarios,
     parse_methods,
     parse_numbers,
     parse_sweep,
@@ -35,7 +36,10 @@ def grid(
     out: Annotated[Path, typer.Option(help="Folder for all runs; the same folder again continues.")],
     flags: RunFlags,
     methods: Annotated[str, typer.Option(help="all, or names separated by commas; see 'spcl methods'.")] = "all",
-    scenarios: Annotated[str, typer.Option(help="task, class or task,class.")] = "task,class",
+    scenarios: Annotated[
+        str | None,
+        typer.Option(help="task, class or task,class (the default; task for data with regression or multi-label)."),
+    ] = None,
     configs: Configs = "0-8",
     seeds: Seeds = "0-2",
     jobs: Jobs = 1,
@@ -49,11 +53,12 @@ def grid(
     """Make every run of a comparison that is missing: methods × scenarios × configurations × seeds."""
     with naming_flags({SpclError: "--sweep"}):
         swept = [parse_sweep(sweep) for sweep in sweeps or []]
+    base = merge_settings({"threads": threads_per_job(jobs)}, *flags.layers())
     planned = plan_grid(
         out,
-        merge_settings({"threads": threads_per_job(jobs)}, *flags.layers()),
+        base,
         methods=parse_flag("--methods", parse_methods, methods),
-        scenarios=[scenario.strip() for scenario in scenarios.split(",")],
+        scenarios=default_scenarios(base) if scenarios is None else [part.strip() for part in scenarios.split(",")],
         configs=parse_flag("--configs", parse_numbers, configs),
         seeds=parse_flag("--seeds", parse_numbers, seeds),
         sweeps=swept,

@@ -63,8 +63,7 @@ def run(
             console.print(f"{stopped}; continue with: {command}", soft_wrap=True)
             raise typer.Exit(130) from None
     if was_complete:
-        numbers = f"accuracy {result.accuracy:.2f} %, forgetting {result.forgetting:+.2f} %"
-        console.print(f"this run was complete already: {numbers}", soft_wrap=True)
+        console.print(f"this run was complete already: {result.summary}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
     print_next(console, out, model=RunFolder(out).model.exists())
 

@@ -6,7 +6,17 @@ import torch
 import typer
 
 from spcl.cli.consoles import plain_console
-from spcl.cli.flags import Assignments, DataDir, Fit, Protocol, naming_flags, parsed_assignments, settings_from
+from spcl.cli.flags import (
+    Assignments,
+    DataDir,
+    Fit,
+    Plugins,
+    Protocol,
+    load_plugin_flags,
+    naming_flags,
+    parsed_assignments,
+    settings_from,
+)
 from spcl.errors import TimelineError
 from spcl.runs import make_problem, resolve_settings
 from spcl.runs.timeline_drawing import draw_timeline
@@ -15,15 +25,17 @@ __all__ = ["timeline"]
 
 
 def timeline(
-    benchmark: Annotated[str, typer.Option(help="A benchmark, a folder of pictures or an .npz file.")] = "ps-glyphs",
+    benchmark: Annotated[str, typer.Option(help="A benchmark, a plug-in's data set or a path to data.")] = "ps-glyphs",
     config: Annotated[int, typer.Option(help="Which label set and timeline.")] = 0,
     protocol: Protocol = None,
     fit: Fit = False,
     paradigm: Annotated[str, typer.Option(help="parallel, joint or serial.")] = "parallel",
     data_dir: DataDir = None,
+    plugin: Plugins = None,
     assignments: Assignments = None,
 ) -> None:
     """Draw when each task of a configuration trains, and when memory starts."""
+    load_plugin_flags(plugin)
     given = settings_from(
         benchmark=benchmark, config=config, fit=fit, paradigm=paradigm, protocol=protocol, data_dir=data_dir
     )

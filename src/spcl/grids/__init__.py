@@ -2,7 +2,7 @@
 
 from spcl.grids.checks import check_data, check_folders, check_jobs
 from spcl.grids.grid import run_grid, run_jobs
-from spcl.grids.plan import Job, Sweep, parse_methods, parse_numbers, parse_sweep, plan_grid
+from spcl.grids.plan import Job, Sweep, default_scenarios, parse_methods, parse_numbers, parse_sweep, plan_grid
 from spcl.grids.pool import WorkerPool, threads_per_job
 from spcl.grids.progress import GridState, GridView, Running
 from spcl.grids.search import Dimension, Tuning, parse_search
@@ -25,6 +25,7 @@ __all__ = [
     "check_data",
     "check_folders",
     "check_jobs",
+    "default_scenarios",
     "parse_methods",
     "parse_numbers",
     "parse_search",

@@ -91,7 +91,7 @@ class _Scheduler:
         del self.state.running[job.name]
         match message.event:
             case "done":
-                self._finish(job, values["accuracy"], values["forgetting"], values["left_out"])
+                self._finish(job, values["summary"], values["left_out"])
             case "busy":
                 self.state.busy.add(job.name)
                 self.later.append((time.monotonic() + BUSY_SECONDS, job))
@@ -100,11 +100,11 @@ class _Scheduler:
             case "failed":
                 self._fail(job, **values)
 
-    def _finish(self, job: Job, accuracy: float, forgetting: float, skipped: int) -> None:
+    def _finish(self, job: Job, summary: str, skipped: int) -> None:
         self.state.done += 1
         self.state.busy.discard(job.name)
         _clean_up(job)
-        self.view.finished(job, self.state, accuracy, forgetting, skipped)
+        self.view.finished(job, self.state, summary, skipped)
 
     def _fail(
         self, job: Job, reason: str, details: str = "", user_error: bool = False, out_of_memory: bool = False

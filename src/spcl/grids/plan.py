@@ -7,14 +7,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from spcl.data import DATA, SourceData
 from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.runs import RunFolder, RunSettings, parse_assignments, resolve_settings
 from spcl.runs.identity import flat_settings
+from spcl.runs.loading import load_benchmark
 from spcl.runs.settings import merge_settings
 from spcl.validation import validated
 
-__all__ = ["Job", "Sweep", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
+__all__ = ["Job", "Sweep", "default_scenarios", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
 
 PLANNED = {"scenario": "scenarios", "config": "configs", "seed": "seeds", "method.name": "methods"}
 
@@ -77,6 +79,18 @@ def plan_grid(
             settings = validated(RunSettings, template.model_dump() | {"config": config, "seed": seed}, "settings")
             jobs.append(Job(name, settings, out / name))
     return jobs
+
+
+def default_scenarios(base: Mapping[str, Any]) -> list[str]:
+    """Return both scenarios, or ``task`` alone where the data of these settings has tasks other than classifications.
+
+    >>> default_scenarios({"benchmark": "ps-glyphs"})
+    ['task', 'class']
+    """
+    benchmark = str(base.get("benchmark"))
+    data = load_benchmark(benchmark, base.get("data_dir"), **base.get("data", {})) if benchmark in DATA else None
+    mixed = isinstance(data, SourceData) and any(source.kind != "classification" for source in data.sources)
+    return ["task"] if mixed else ["task", "class"]
 
 
 def parse_numbers(text: str) -> list[int]:

@@ -56,8 +56,8 @@ class GridView(Protocol):
         """Update the view, a few times a second."""
         ...
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
-        """Show a complete run; ``skipped`` counts how often a task was skipped because of non-finite values."""
+    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
+        """Show a complete run: its A and F as text, and how often a task was skipped because of non-finite values."""
         ...
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:

@@ -27,7 +27,7 @@ class SilentGridView:
     def tick(self, state: GridState) -> None:
         """Do nothing."""
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
         """Do nothing."""
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
@@ -40,10 +40,10 @@ class PlainGridView(SilentGridView):
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
         """Print accuracy, forgetting, skipped tasks and the time left."""
-        facts = [f"accuracy {accuracy:.2f} %", f"forgetting {forgetting:+.2f} %", _skipped_note(skipped)]
-        self._print(state, f"{job.name}: {', '.join(filter(None, [*facts, _time_left(state)]))}")
+        facts = [summary, _skipped_note(skipped), _time_left(state)]
+        self._print(state, f"{job.name}: {', '.join(filter(None, facts))}")
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """Print the reason."""
@@ -77,7 +77,7 @@ class LiveGridView(SilentGridView):
         """Redraw."""
         self._live.update(grid_picture(state))
 
-    def finished(self, job: Job, state: GridState, accuracy: float, forgetting: float, skipped: int) -> None:
+    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
         """Print a line if tasks were skipped."""
         if skipped:
             line = Text.assemble(("non-finite", "yellow"), f": {job.name}: {_skipped_note(skipped)}")

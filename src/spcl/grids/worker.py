@@ -93,8 +93,7 @@ def _run(settings: RunSettings, out: Path, send: Send) -> bool:
         reason = f"{type(error).__name__}: {error}"
         send("failed", reason=reason, details=traceback.format_exc(), user_error=False)
     else:
-        left_out = sum(result.left_out.values())
-        send("done", accuracy=result.accuracy, forgetting=result.forgetting, left_out=left_out)
+        send("done", summary=result.summary, left_out=sum(result.left_out.values()))
         return True
     return False
 

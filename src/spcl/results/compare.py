@@ -13,6 +13,7 @@ from spcl.errors import SpclError
 from spcl.results.measures import Measure
 from spcl.results.records import RunRecord
 from spcl.runs.identity import flat_settings
+from spcl.runs.result import common_measure
 
 __all__ = ["Comparison", "compare", "comparison_table", "stability_summary"]
 
@@ -30,8 +31,8 @@ class Comparison:
     Attributes:
         runs: the runs.
         settings: the settings in which they differ, by dotted name.
-        results: accuracy and forgetting, in per cent.
-        tasks: the final accuracy of each task, in per cent.
+        results: accuracy (or score) and forgetting, in per cent.
+        tasks: the final accuracy (or score) of each task, in per cent.
         stability: means over training of the measures of the gradients, before and after their adjustment.
     """
 
@@ -52,7 +53,7 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
         runs=tuple(runs),
         settings={name: values for name, values in settings.items() if any(value != values[0] for value in values)},
         results={
-            "accuracy": [result.accuracy if result else None for result in results],
+            common_measure(results): [result.accuracy if result else None for result in results],
             "forgetting": [result.forgetting if result else None for result in results],
         },
         tasks=_align([_final_accuracies(run) for run in runs]),
@@ -81,7 +82,8 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_column(Text(str(run.path)), justify="right", overflow="fold")
     _add_rows(table, "{}", comparison.settings.items())
     _add_rows(table, "{}, %", comparison.results.items())
-    _add_rows(table, "{}, final accuracy, %", comparison.tasks.items())
+    measure = common_measure(run.result for run in comparison.runs)
+    _add_rows(table, f"{{}}, final {measure}, %", comparison.tasks.items())
     _add_rows(table, "{}, mean", comparison.stability.items())
     return table
 

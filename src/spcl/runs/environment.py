@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import spcl
+from spcl.registry import installed_plugins
 from spcl.runs.result import Environment
 
 __all__ = ["current_environment"]
@@ -22,6 +23,7 @@ def current_environment(device: torch.device) -> Environment:
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         threads=torch.get_num_threads(),
         git=_git_commit(),
+        plugins=installed_plugins(),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BOOKKEEPING", "decisive_settings", "first_difference", "flat_settings", "nested_settings"]
+__all__ = ["BOOKKEEPING", "decisive_settings", "first_difference", "flat_settings", "nested_settings", "shown_settings"]
 
 BOOKKEEPING = frozenset(
     {
@@ -61,6 +61,22 @@ def decisive_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     written = {name: value if name == "method" else _written(name, value) for name, value in settings.items()}
     return {name: value for name, value in flat_settings(written).items() if name not in BOOKKEEPING}
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings for readers: those of the method by dotted name, lists and options of others as text.
+
+    What is empty is None.
+
+    >>> augment = ["flip", {"name": "crop", "padding": 2}]
+    >>> shown_settings({"method": {"name": "er"}, "augment": augment, "frozen": [], "data": {"size": 8}})
+    {'method.name': 'er', 'augment': 'flip, crop(padding=2)', 'frozen': None, 'data': 'size=8'}
+    """
+    shown = {}
+    for name, value in settings.items():
+        written = _written(name, value) if isinstance(value, Mapping | list | tuple) and name != "method" else value
+        shown[name] = ", ".join(map(str, written)) if isinstance(written, list) else written
+    return {name: None if value == "" else value for name, value in flat_settings(shown).items()}
 
 
 def _written(name: str, value: Any) -> Any:

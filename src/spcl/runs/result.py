@@ -1,6 +1,7 @@
 """The result of a complete run: the typed content of ``result.json``."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, Self
 
 from pydantic import (
@@ -16,7 +17,7 @@ from pydantic import (
 from spcl.data import ImageData, SourceData
 from spcl.runs.tasks import Metric
 
-__all__ = ["DataSummary", "Environment", "RunResult", "TaskResult"]
+__all__ = ["DataSummary", "Environment", "RunResult", "TaskResult", "common_measure"]
 
 
 class _Record(BaseModel):
@@ -82,7 +83,13 @@ class TaskResult(_Record):
 
 
 class Environment(_Record):
-    """Versions and hardware that a run was made with."""
+    """Versions and hardware that a run was made with.
+
+    ``plugins`` are the installed packages that added plug-ins by entry points, with their versions.
+
+    >>> Environment(spcl="1.0", plugins={"my-things": "0.3"}).model_dump(exclude_none=True)
+    {'spcl': '1.0', 'plugins': {'my-things': '0.3'}}
+    """
 
     spcl: str | None = None
     torch: str | None = None
@@ -90,6 +97,13 @@ class Environment(_Record):
     device: str | None = None
     threads: int | None = None
     git: str | None = None
+    plugins: dict[str, str] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_no_plugins(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Name plug-ins only where there are any, as in records of earlier versions."""
+        content: dict[str, Any] = serialise(self)
+        return content if self.plugins else {name: content[name] for name in content if name != "plugins"}
 
 
 class RunResult(_Record):
@@ -139,6 +153,25 @@ class RunResult(_Record):
     environment: Environment | None = None
     seconds: dict[str, float] = Field(default_factory=dict)
 
+    @property
+    def measure(self) -> str:
+        """What A is the mean of: accuracy, or score where a task has another metric.
+
+        >>> tasks = {"speed": {"at_end": 75.0, "final": 70.0, "metric": "R²"}}
+        >>> RunResult(accuracy=70.0, forgetting=-5.0, tasks=tasks).measure
+        'score'
+        """
+        return "accuracy" if all(task.metric == "accuracy" for task in self.tasks.values()) else "score"
+
+    @property
+    def summary(self) -> str:
+        """A and F as text.
+
+        >>> RunResult(accuracy=70.0, forgetting=-5.0, tasks={}).summary
+        'accuracy 70.00 %, forgetting -5.00 %'
+        """
+        return f"{self.measure} {self.accuracy:.2f} %, forgetting {self.forgetting:+.2f} %"
+
     @field_validator("data", mode="before")
     @classmethod
     def _data_of_earlier_versions(cls, value: Any) -> Any:
@@ -151,3 +184,8 @@ class RunResult(_Record):
             return cls.model_validate(content)
         except ValidationError:
             return None
+
+
+def common_measure(results: Iterable[RunResult | None]) -> str:
+    """Return what A is the mean of in all these results: accuracy, or score where some have other metrics."""
+    return "score" if any(result is not None and result.measure == "score" for result in results) else "accuracy"

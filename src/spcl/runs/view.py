@@ -79,11 +79,6 @@ def _scores(scores: Mapping[str, float], tasks: Mapping[str, RunTask]) -> str:
     return ", ".join(f"{name} {value:.1f} %{metrics.get(name, '')}" for name, value in scores.items())
 
 
-def _noun(result: RunResult) -> str:
-    """Return what the scores of a run are called: accuracy, unless a task has another metric."""
-    return "accuracy" if all(task.metric == "accuracy" for task in result.tasks.values()) else "score"
-
-
 def _condition(report: StepReport) -> str:
     if report.before is None:
         return "–"
@@ -119,8 +114,7 @@ class PlainView:
     def end(self, result: RunResult) -> None:
         """Print accuracy, forgetting and training time."""
         self._console.print(
-            f"{result.scenario}-incremental: {_noun(result)} {result.accuracy:.2f} %, "
-            f"forgetting {result.forgetting:+.2f} %, {result.seconds['training']:.1f} s of training",
+            f"{result.scenario}-incremental: {result.summary}, {result.seconds['training']:.1f} s of training",
             highlight=False,
         )
 
@@ -175,7 +169,7 @@ class LiveView:
         """Replace the picture by a table of the result."""
         self._live.stop()
         table = Table(title=title(self._settings), title_justify="left")
-        noun = _noun(result)
+        noun = result.measure
         for heading in ("task", f"{noun} when it ended", f"{noun} at the end", "change"):
             table.add_column(heading, justify="left" if heading == "task" else "right")
         for name, task in result.tasks.items():

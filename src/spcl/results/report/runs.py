@@ -11,7 +11,7 @@ from spcl.errors import SpclError
 from spcl.results.measures import MEASURES
 from spcl.results.records import RunRecord
 from spcl.results.tables.methods import display_name
-from spcl.runs.identity import flat_settings
+from spcl.runs.identity import shown_settings
 
 __all__ = ["pack", "points_per_curve", "run_details", "run_row", "to_columns"]
 
@@ -38,6 +38,7 @@ def run_row(run: RunRecord) -> dict[str, Any]:
         "config": run.config,
         "seed": run.seed,
         "accuracy": _rounded(result.accuracy, digits=12) if result else None,  # the page rounds as the tables do
+        "measure": result.measure if result else "accuracy",
         "forgetting": _rounded(result.forgetting, digits=12) if result else None,
         "steps": result.steps if result else None,
         "seconds": _rounded(result.seconds.get("training")) if result else None,
@@ -46,7 +47,7 @@ def run_row(run: RunRecord) -> dict[str, Any]:
 
 def run_details(run: RunRecord, points: int) -> dict[str, Any]:
     """Return everything that the page of a run shows."""
-    details: dict[str, Any] = {"path": str(run.path), "settings": flat_settings(run.settings)}
+    details: dict[str, Any] = {"path": str(run.path), "settings": shown_settings(run.settings)}
     if run.result is not None:
         details |= run.result.model_dump(include={"tasks", "environment", "left_out"})
         if points == MOST_POINTS and (result := run.full_result()) is not None:  # not in reports of very many runs

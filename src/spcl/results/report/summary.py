@@ -8,7 +8,7 @@ from spcl.results.formatting import format_value
 from spcl.results.grouping import group_by
 from spcl.results.records import RunRecord, complete_runs
 from spcl.results.tables.methods import display_name, method_order
-from spcl.runs.identity import flat_settings
+from spcl.runs.identity import shown_settings
 from spcl.runs.settings import RunSettings
 
 __all__ = ["BenchmarkSummary", "Setting", "common_settings", "differing_settings", "summarise"]
@@ -71,7 +71,7 @@ def _settings(runs: Sequence[RunRecord]) -> list[Setting]:
     values: dict[str, dict[str, None]] = {}
     descriptions: dict[str, str] = {}
     for run in runs:
-        for name, value in flat_settings(run.settings).items():
+        for name, value in shown_settings(run.settings).items():
             values.setdefault(name, {})["–" if value is None else format_value(value)] = None
             descriptions.setdefault(name, _description(name, run.method))
     return [Setting(name, list(found), descriptions[name]) for name, found in values.items()]

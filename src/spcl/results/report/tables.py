@@ -23,6 +23,7 @@ def _table(table: ResultTable) -> dict[str, Any]:
         "title": table.title,
         "note": " ".join(table.remarks),
         "scenario": table.scenario,
+        "measure": table.measure,
         "benchmarks": [{"name": name, "paper": name in published} for name in table.benchmarks],
         "rows": [
             {

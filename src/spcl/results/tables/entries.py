@@ -27,7 +27,8 @@ def headings(table: ResultTable, benchmark: str) -> list[str]:
 
 def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
     """Return the sentences below a table: its marks, its remarks and its significance test."""
-    sentences = [f"A is the final accuracy, F the forgetting (higher is better). Best {best}, second best {second}."]
+    measure = table.measure if table.measure == "accuracy" else f"{table.measure} (accuracy, R² or F1)"
+    sentences = [f"A is the final {measure}, F the forgetting (higher is better). Best {best}, second best {second}."]
     sentences += map(escape, table.remarks)
     if table.against:
         sentences.append(

@@ -74,6 +74,7 @@ class ResultTable:
         against: the reference method of the significance tests.
         partial_data: the benchmarks whose published data was incomplete, and how much of it there was.
         paper_notes: the benchmarks whose runs are not like the paper's, and in what they differ.
+        measure: what A is the mean of: accuracy, or score where tasks have other metrics.
     """
 
     scenario: str
@@ -84,6 +85,7 @@ class ResultTable:
     against: str | None = None
     partial_data: Mapping[str, str] = field(default_factory=dict)
     paper_notes: Mapping[str, str] = field(default_factory=dict)
+    measure: str = "accuracy"
 
     @property
     def title(self) -> str:

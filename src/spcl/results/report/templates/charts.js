@@ -77,7 +77,7 @@ function resultChart(table, benchmark) {
     layout: {
       height: 90 + 24 * names.length, showlegend: traces.length > 1, legend: { orientation: "h", y: 1, yanchor: "bottom" },
       margin: { l: 50, r: 15, t: traces.length > 1 ? 30 : 10, b: 40 },
-      xaxis: { title: { text: "accuracy (%)" } }, yaxis: { tickvals: positions, ticktext: names.map(short) },
+      xaxis: { title: { text: `${table.measure} (%)` } }, yaxis: { tickvals: positions, ticktext: names.map(short) },
     },
   };
 }

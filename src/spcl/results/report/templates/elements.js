@@ -21,6 +21,7 @@ const labelled = (text) => {
   const [name, ...variant] = text.split(" ");
   return variant.length ? [name, " ", make("span", { class: "variant" }, variant.join(" "))] : [name];
 };
+const capitalised = (text) => text[0].toUpperCase() + text.slice(1);
 const short = (text) => (text.length > 24 ? `${text.slice(0, 23)}…` : text);
 const duration = (seconds) =>
   seconds === null ? "–" : seconds < 120 ? `${seconds.toFixed(1)} s` : `${(seconds / 60).toFixed(1)} min`;

@@ -45,7 +45,7 @@ function matrixChart({ names, evaluations: { step, ended, accuracy } }) {
   };
 }
 
-function accuracyChart({ names, evaluations: { step, accuracy } }) {
+function accuracyChart({ names, evaluations: { step, accuracy } }, measure) {
   return {
     traces: names.map((name, task) => ({
       type: "scatter", mode: "lines+markers", name, x: step, y: accuracy[task],
@@ -53,7 +53,7 @@ function accuracyChart({ names, evaluations: { step, accuracy } }) {
       marker: { symbol: SYMBOLS[task % SYMBOLS.length], size: 5 },
       hovertemplate: `${name}: %{y:.2f} %<extra></extra>`,
     })),
-    layout: { height: 320, hovermode: "x unified", hoverdistance: -1, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "accuracy (%)" } } },
+    layout: { height: 320, hovermode: "x unified", hoverdistance: -1, xaxis: { title: { text: "step" } }, yaxis: { title: { text: `${measure} (%)` } } },
   };
 }
 

@@ -40,7 +40,7 @@ function settingsTable(settings) {
 function facts(run, { environment, path, left_out: skipped }) {
   const skippedSteps = Object.entries(skipped ?? {}).map(([task, steps]) => `${task}: ${steps}`).join(", ");
   const entries = {
-    Accuracy: run.accuracy === null ? "unfinished" : `${fixed(run.accuracy)} %`,
+    [capitalised(run.measure)]: run.accuracy === null ? "unfinished" : `${fixed(run.accuracy)} %`,
     Forgetting: run.forgetting === null ? "–" : `${signed(run.forgetting)} %`,
     Steps: run.steps ?? "–",
     ...(skippedSteps && { "Skipped steps (not finite)": skippedSteps }),
@@ -81,14 +81,15 @@ function tasksSection(found) {
   return [section, [[timeline, () => timelineChart(found)]]];
 }
 
-function accuracySection(found) {
-  const matrix = chart("Accuracy of every task whenever a task ended", 110 + 30 * found.names.length);
-  const section = make("section", {}, make("h2", {}, "Accuracy"), figure(matrix, "Accuracy of every task seen whenever a task ended."));
+function accuracySection(found, measure) {
+  const title = capitalised(measure);
+  const matrix = chart(`${title} of every task whenever a task ended`, 110 + 30 * found.names.length);
+  const section = make("section", {}, make("h2", {}, title), figure(matrix, `${title} of every task seen whenever a task ended.`));
   const drawings = [[matrix, () => matrixChart(found)]];
   if (found.evaluations.ended.some((ended) => !ended.length)) {
-    const lines = chart("Accuracy of every task over time", 320);
-    section.append(figure(lines, "Accuracy of every task over time."));
-    drawings.push([lines, () => accuracyChart(found)]);
+    const lines = chart(`${title} of every task over time`, 320);
+    section.append(figure(lines, `${title} of every task over time.`));
+    drawings.push([lines, () => accuracyChart(found, measure)]);
   }
   return [section, drawings];
 }
@@ -132,7 +133,7 @@ async function showRun(id) {
   if (found.problem) page.append(make("section", {}, make("p", {}, found.problem)));
   const sections = [
     ...(found.names?.length ? [tasksSection(found)] : []),
-    ...(found.evaluations?.step.length ? [accuracySection(found)] : []),
+    ...(found.evaluations?.step.length ? [accuracySection(found, run.measure)] : []),
     ...(found.stability?.step.length ? [stabilitySection(found)] : []),
     ...(Object.keys(found.confusion ?? {}).length ? [confusionSection(found)] : []),
   ];
