@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -5,11 +6,15 @@ import pytest
 import torch
 from hypothesis import settings
 
+import spcl.registry
 from small_benchmark import write_benchmark
 from spcl.grids import WorkerPool
 
 settings.register_profile("reproducible", deadline=None, derandomize=True)
 settings.load_profile("reproducible")
+
+STATE = ("_factories", "_others")
+"""The attributes in which registries hold what plug-ins add."""
 
 torch.set_num_threads(1)  # the tensors of a test are too small for more
 
@@ -25,3 +30,15 @@ def pool() -> Iterator[WorkerPool]:
     """Worker processes that the tests of a file share."""
     with WorkerPool(2) as pool:
         yield pool
+
+
+@pytest.fixture(autouse=True)
+def _no_plugins_of_other_tests() -> Iterator[None]:
+    """Forget the plug-ins that a test loads, so that the next one sees the package's own things only."""
+    registries = [listener.__self__ for listener in spcl.registry._listeners]
+    before = [{name: dict(value) for name, value in vars(each).items() if name in STATE} for each in registries]
+    yield
+    for each, state in zip(registries, before, strict=True):
+        vars(each).update(state)
+    for name in [name for name in sys.modules if name.startswith("spcl_plugin_")]:
+        del sys.modules[name]

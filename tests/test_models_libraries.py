@@ -58,7 +58,7 @@ def test_a_model_of_images(tmp_path: Path) -> None:
 def test_unknown_models_and_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = InputSpec((4,), torch.int64, 10)
     if pytest.importorskip("transformers"):
-        with pytest.raises(SpclError, match="transformers cannot make 'no-such-model'"):
+        with pytest.raises(SpclError, match="transformers has no model type 'no-such-model'"):
             BACKBONES.make("transformers:no-such-model", inputs)
     for library in ("timm", "transformers"):
         monkeypatch.setitem(__import__("sys").modules, library, None)

@@ -144,7 +144,7 @@ def _import_errors(name: str) -> Iterator[None]:
         if error.name == name.partition(".")[0]:
             raise PluginError(f"there is no plug-in {name!r}; give a Python file or the name of a module") from None
         raise PluginError(f"the plug-in {name} cannot be imported: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f" in line {frame.lineno}" for frame in reversed(frames) if frame.filename == name), "")
         kind = "" if isinstance(error, SpclError) else f"{type(error).__name__}: "

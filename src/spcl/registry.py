@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from spcl.errors import SpclError
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+
+from spcl.errors import SpclError, is_out_of_memory
 from spcl.suggestions import did_you_mean
 
 __all__ = [
@@ -91,17 +93,19 @@ class Registry(Mapping[str, F], Generic[F]):
     def make(self, setting: Named, *arguments: Any, **keywords: Any) -> Any:
         """Make the thing that a setting names: call its factory with these arguments and the setting's options.
 
-        Keywords that the factory does not take are left out.
+        Keywords that the factory does not name are left out.
         """
         name, options = self.check(setting)
         factory = self[name]
         taken = {key: value for key, value in keywords.items() if _takes(factory, key)}
         try:
             made = factory(*arguments, **taken, **options)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, SpclError):
+        except Exception as error:  # a plug-in may fail in any way
+            if isinstance(error, SpclError) or is_out_of_memory(error):
                 raise
-            raise SpclError(f"{self.kind} {name!r} cannot be made with {options}: {error}") from error
+            given = f" with {options}" if options else ""
+            reason = str(error) if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
+            raise SpclError(f"{self.kind} {name!r} cannot be made{given}: {reason}") from error
         if not isinstance(made, self._makes):
             wanted = f"{self._makes.__module__}.{self._makes.__qualname__}"
             raise SpclError(f"{self.kind} {name!r} must make a {wanted}, but makes {made!r:.80}")
@@ -116,7 +120,21 @@ class Registry(Mapping[str, F], Generic[F]):
             if option in self._keywords or (option not in known and not takes_any):
                 hint = did_you_mean(option, known) if known else "it has none"
                 raise SpclError(f"{self.kind} {name!r} has no option {option!r}; {hint}")
-        return name, options
+        return name, {option: self._typed(name, option, value) for option, value in options.items()}
+
+    def _typed(self, name: str, option: str, value: Any) -> Any:
+        """Return an option as the type that its parameter declares, if it declares one that can be checked."""
+        annotation = _annotations(self[name]).get(option)
+        try:
+            adapter = TypeAdapter(annotation) if annotation is not None else None
+        except (PydanticSchemaGenerationError, PydanticUserError):
+            adapter = None
+        try:
+            return value if adapter is None else adapter.validate_python(value)
+        except ValidationError as error:
+            raise SpclError(
+                f"{self.kind} {name!r}: option {option!r} = {value!r}: {error.errors()[0]['msg']}"
+            ) from None
 
     def options(self, name: str) -> dict[str, inspect.Parameter]:
         """Return the parameters of a factory that are options."""
@@ -133,6 +151,8 @@ class Registry(Mapping[str, F], Generic[F]):
             return partial(self._factories[prefix + colon], model=rest)  # type: ignore[return-value]
         known = [f"{each}NAME" if each.endswith(":") else each for each in self._factories]
         raise UnknownNameError(f"there is no {self.kind} {name!r}; {did_you_mean(name, known)}")
+
+    __hash__ = object.__hash__  # it is what it is, whatever it holds
 
     def __iter__(self) -> Iterator[str]:
         load_installed()
@@ -217,9 +237,17 @@ def _load(entry: EntryPoint) -> None:
         _versions[entry.dist.name] = entry.dist.version
 
 
+def _annotations(factory: Any) -> dict[str, Any]:
+    """Return the types of a factory's parameters, as far as they can be known."""
+    factory = factory.func if isinstance(factory, partial) else factory
+    try:
+        return get_type_hints(inspect.unwrap(vars(factory)["__init__"]) if isinstance(factory, type) else factory)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
 def _takes(factory: Callable[..., Any], keyword: str) -> bool:
-    parameters = inspect.signature(factory).parameters
-    return keyword in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return keyword in inspect.signature(factory).parameters
 
 
 def same_definition(one: object, other: object) -> bool:

@@ -1,13 +1,24 @@
 """Trackers: reporting a run to TensorBoard or Weights & Biases."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from spcl.errors import SpclError
 from spcl.registry import Registry
 
-__all__ = ["TRACKERS", "TensorBoardTracker", "Tracker", "WandbTracker"]
+__all__ = [
+    "TRACKERS",
+    "TensorBoardTracker",
+    "Tracker",
+    "WandbTracker",
+    "check_installed",
+    "close_tracker",
+    "tracker_errors",
+]
 
 
 class Tracker(Protocol):
@@ -33,7 +44,8 @@ class Tracker(Protocol):
 TRACKERS: Registry[Callable[..., Tracker]] = Registry("tracker", positional=2)
 """Classes of trackers, or functions ``make(folder, settings, **options)`` of one.
 
-``folder`` is that of the run, ``settings`` are its settings by dotted name.
+``folder`` is that of the run, ``settings`` are its settings by dotted name. An attribute ``requires`` names the library
+that must be installed, with an extra of the same name.
 """
 
 
@@ -41,11 +53,12 @@ TRACKERS: Registry[Callable[..., Tracker]] = Registry("tracker", positional=2)
 class TensorBoardTracker:
     """Write TensorBoard event files to the folder ``tensorboard`` of the run, with its settings as hyper-parameters."""
 
+    requires: ClassVar[str] = "tensorboard"
+
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise SpclError('TensorBoard is not installed; run: pip install "spcl[tensorboard]"') from error
+        check_installed(self.requires)
+        from torch.utils.tensorboard import SummaryWriter
+
         self._settings = settings
         self._writer = SummaryWriter(str(folder / "tensorboard"))
 
@@ -73,11 +86,12 @@ class TensorBoardTracker:
 class WandbTracker:
     """Report to a project of Weights & Biases."""
 
+    requires: ClassVar[str] = "wandb"
+
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, project: str) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise SpclError('Weights & Biases is not installed; run: pip install "spcl[wandb]"') from error
+        check_installed(self.requires)
+        import wandb
+
         self._run = wandb.init(project=project, name=folder.name, dir=str(folder), config=dict(settings))
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
@@ -95,6 +109,34 @@ class WandbTracker:
     def close(self) -> None:
         """Write what is left and close the connection."""
         self._run.finish()
+
+
+@contextmanager
+def tracker_errors(tracker: Tracker) -> Iterator[None]:
+    """Raise whatever a tracker raises as an error that names it."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(tracker).__name__
+        raise SpclError(
+            f"the tracker {kind} raised {type(error).__name__}: {error}; leave it out or mend it"
+        ) from error
+
+
+def close_tracker(tracker: Tracker) -> None:
+    """Close a tracker, which need not say how."""
+    with tracker_errors(tracker):
+        getattr(tracker, "close", lambda: None)()
+
+
+def check_installed(library: str) -> None:
+    """Raise an error that says what to install, if the library is missing."""
+    try:
+        found = sys.modules.get(library, find_spec(library))
+    except ValueError:
+        found = None
+    if found is None:
+        raise SpclError(f'{library} is not installed; run: pip install "spcl[{library}]"')
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, float]:

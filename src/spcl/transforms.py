@@ -92,11 +92,10 @@ class Compose:
         return x
 
 
-@TRANSFORMS.register("compose")
 def compose(transforms: Sequence[Named]) -> Compose:
     """Return the transforms of these names, one after another.
 
-    >>> TRANSFORMS.make({"name": "compose", "transforms": [{"name": "crop", "padding": 2}, "flip"]})
+    >>> compose([{"name": "crop", "padding": 2}, "flip"])
     Compose(transforms=(Crop(padding=2), Flip(p=0.5)))
     """
     return Compose(tuple(TRANSFORMS.make(each) for each in transforms))

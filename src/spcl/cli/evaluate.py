@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from spcl.cli.consoles import plain_console
-from spcl.cli.flags import DataDir
+from spcl.cli.flags import DataDir, Plugins
 from spcl.cli.model_flags import DeviceName, RunPath, naming_model_flags
 from spcl.runs import read_run
 from spcl.runs.reevaluation import evaluate_run
@@ -11,10 +11,11 @@ from spcl.runs.reevaluation import evaluate_run
 __all__ = ["evaluate"]
 
 
-def evaluate(run: RunPath, device: DeviceName = "auto", data_dir: DataDir = None) -> None:
+def evaluate(run: RunPath, device: DeviceName = "auto", data_dir: DataDir = None, plugin: Plugins = None) -> None:
     """Evaluate the model of a complete run on its test data, beside what the run recorded."""
     with naming_model_flags(run):
-        outcome = evaluate_run(read_run(run), device, None if data_dir is None else str(data_dir.resolve()))
+        trained = read_run(run, plugin or ())
+        outcome = evaluate_run(trained, device, None if data_dir is None else str(data_dir.resolve()))
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
     table.add_column("metric")

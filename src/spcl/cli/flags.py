@@ -48,8 +48,8 @@ DataDir = Annotated[
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", help="Any setting, e.g. method.sigma=50 or overlap=0.5; may be repeated.")
 ]
-Configs = Annotated[str, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")]
-Seeds = Annotated[str, typer.Option(help="Seeds, e.g. 0-2.")]
+Configs = Annotated[str | None, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, e.g. 0-2.")]
 Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="A Python file or module that adds methods, backbones, …; may be repeated."),
@@ -59,6 +59,9 @@ Jobs = Annotated[int, typer.Option(min=1, help="How many runs at once; they shar
 
 DIRECT = ("benchmark", "preset", "protocol", "device", "data_dir", "keep_model")
 """The flags that are settings of the same name."""
+
+PLANNED = ("scenario", "config", "seed")
+"""The settings, beside the method, of which a grid has several."""
 
 METHOD = typer.Option(help="See 'spcl methods'.")
 SCENARIO = typer.Option(help="task or class (incremental).")
@@ -94,6 +97,16 @@ class RunFlags:
         loaded = [plugin.model_dump() for plugin in load_plugin_flags(plugins)]
         file = {name: value for name, value in file.items() if name != "plugins"}
         return [file, self._given() | ({"plugins": loaded} if loaded else {}), parsed_assignments(self.assignments)]
+
+    def planned(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Return the layers, and apart from them what a file of settings says of what is planned run by run."""
+        file, *others = self.layers()
+        method = merge_settings(file).get("method", {})
+        planned: dict[str, str] = {name: str(file[name]) for name in PLANNED if name in file}
+        planned |= {"method": str(method["name"])} if "name" in method else {}
+        options = {name: value for name, value in method.items() if name != "name"}
+        kept = {name: value for name, value in file.items() if name not in ("method", *planned)}
+        return [kept | ({"method": options} if options else {}), *others], planned
 
     def _given(self) -> dict[str, Any]:
         """Return the flags that were given, apart from files of settings, plug-ins and ``--set``, as settings."""

@@ -35,13 +35,15 @@ __all__ = ["grid"]
 def grid(
     out: Annotated[Path, typer.Option(help="Folder for all runs; the same folder again continues.")],
     flags: RunFlags,
-    methods: Annotated[str, typer.Option(help="all, or names separated by commas; see 'spcl methods'.")] = "all",
+    methods: Annotated[
+        str | None, typer.Option(help="all (the default), or names separated by commas; see 'spcl methods'.")
+    ] = None,
     scenarios: Annotated[
         str | None,
         typer.Option(help="task, class or task,class (the default; task for data with regression or multi-label)."),
     ] = None,
-    configs: Configs = "0-8",
-    seeds: Seeds = "0-2",
+    configs: Configs = None,
+    seeds: Seeds = None,
     jobs: Jobs = 1,
     sweeps: Annotated[
         list[str] | None,
@@ -53,14 +55,16 @@ def grid(
     """Make every run of a comparison that is missing: methods × scenarios × configurations × seeds."""
     with naming_flags({SpclError: "--sweep"}):
         swept = [parse_sweep(sweep) for sweep in sweeps or []]
-    base = merge_settings({"threads": threads_per_job(jobs)}, *flags.layers())
+    layers, file = flags.planned()
+    base = merge_settings({"threads": threads_per_job(jobs)}, *layers)
+    scenarios = scenarios or file.get("scenario")
     planned = plan_grid(
         out,
         base,
-        methods=parse_flag("--methods", parse_methods, methods),
+        methods=parse_flag("--methods", parse_methods, methods or file.get("method", "all")),
         scenarios=default_scenarios(base) if scenarios is None else [part.strip() for part in scenarios.split(",")],
-        configs=parse_flag("--configs", parse_numbers, configs),
-        seeds=parse_flag("--seeds", parse_numbers, seeds),
+        configs=parse_flag("--configs", parse_numbers, configs or file.get("config", "0-8")),
+        seeds=parse_flag("--seeds", parse_numbers, seeds or file.get("seed", "0-2")),
         sweeps=swept,
     )
     console = plain_console()

@@ -10,6 +10,7 @@ import typer
 
 from spcl.cli.flags import naming_flags
 from spcl.errors import TaskError
+from spcl.plugins import PluginError
 from spcl.runs import DeviceError, UnfinishedRunError
 
 __all__ = ["DeviceName", "RunPath", "TaskName", "naming_model_flags"]
@@ -25,5 +26,6 @@ DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda, ….")]
 def naming_model_flags(run: Path) -> Iterator[None]:
     """Append the flag, or the command, that helps to errors of loading a run and choosing a task."""
     resume = shlex.join(["spcl", "run", "--out", str(run), "--resume"])
-    with naming_flags({UnfinishedRunError: resume, DeviceError: "--device cpu", TaskError: "--task"}):
+    flags = {UnfinishedRunError: resume, DeviceError: "--device cpu", TaskError: "--task", PluginError: "--plugin"}
+    with naming_flags(flags):
         yield

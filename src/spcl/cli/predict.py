@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.cli.consoles import plain_console
+from spcl.cli.flags import Plugins
 from spcl.cli.model_flags import DeviceName, RunPath, TaskName, naming_model_flags
 from spcl.errors import DataError
 from spcl.runs import read_run
@@ -34,6 +35,7 @@ def predict(
         Literal["table", "csv", "json"], typer.Option("--format", help="table, csv, or json (an object a line).")
     ] = "table",
     device: DeviceName = "auto",
+    plugin: Plugins = None,
 ) -> None:
     """Predict the classes of pictures or arrays with the model of a complete run."""
     errors: list[DataError] = []
@@ -43,7 +45,7 @@ def predict(
         plain_console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
 
     with naming_model_flags(run):
-        trained = read_run(run)
+        trained = read_run(run, plugin or ())
         check_task(trained, task)
         rows = predict_files(trained, trained.learner(device), files, task=task, top=top, on_error=report)
         {"table": _print_table, "csv": _print_csv, "json": _print_json}[form](rows)

@@ -1,5 +1,6 @@
 """``spcl settings``."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -34,16 +35,23 @@ def settings(
         console.print(_table(listed), "")
     for setting, things in named_settings().items():
         console.print(Text(f"Names for {setting}\n", "bold"))
-        for name, summary, options in things:
-            shown = ", ".join(map(str, options))
-            console.print(Text.assemble(f"  {name}  ", (f"{summary} {shown}", "dim")))
-        console.print()
+        console.print(_names(things), "")
+
+
+def _names(things: Sequence[tuple[str, str, list[Setting]]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for name, summary, options in things:
+        shown = f" Options: {', '.join(map(str, options))}." if options else ""
+        table.add_row(name, Text.assemble(summary.replace("``", ""), (shown, "dim")))
+    return table
 
 
 def _table(listed: list[Setting]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("setting", no_wrap=True)
-    table.add_column("default", no_wrap=True, max_width=12)
+    table.add_column("default", no_wrap=True)
     table.add_column("meaning and values", ratio=1)
     for each in listed:
         table.add_row(each.name, each.default, Text.assemble(each.meaning, (f" ({each.values})", "dim")))

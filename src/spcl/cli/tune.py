@@ -42,10 +42,10 @@ def tune(
         ),
     ],
     flags: RunFlags,
-    method: Annotated[str, METHOD] = "soro",
-    scenario: Annotated[str, SCENARIO] = "task",
-    configs: Configs = "0",
-    seeds: Seeds = "0",
+    method: Annotated[str | None, METHOD] = None,
+    scenario: Annotated[str | None, SCENARIO] = None,
+    configs: Configs = None,
+    seeds: Seeds = None,
     trials: Annotated[int, typer.Option(min=1, help="How many settings to try.")] = 20,
     jobs: Jobs = 1,
     validation: Annotated[float, typer.Option(help="The part of the training data to score on.")] = 0.2,
@@ -54,12 +54,15 @@ def tune(
     with naming_flags({SpclError: "--search"}):
         dimensions = [parse_search(text) for text in search]
     fixed = {"benchmark": BENCHMARK, "validation": validation, "threads": threads_per_job(jobs), "keep_model": False}
+    layers, file = flags.planned()
+    if not layers[0].get("validation"):
+        layers[0].pop("validation", None)  # of a run, which is evaluated on the test data
     tuning = Tuning(
-        base=merge_settings(fixed, *flags.layers()),
-        method=method,
-        scenario=scenario,
-        configs=parse_flag("--configs", parse_numbers, configs),
-        seeds=parse_flag("--seeds", parse_numbers, seeds),
+        base=merge_settings(fixed, *layers),
+        method=method or file.get("method", "soro"),
+        scenario=scenario or file.get("scenario", "task"),
+        configs=parse_flag("--configs", parse_numbers, configs or file.get("config", "0")),
+        seeds=parse_flag("--seeds", parse_numbers, seeds or file.get("seed", "0")),
         search=dimensions,
     )
     console = plain_console()
@@ -74,6 +77,8 @@ def run_command(tuning: Tuning, best: Trial) -> str:
     base = {name: value for name, value in flat_settings(tuning.base).items() if name not in HERE_ONLY}
     named = {"benchmark": base.pop("benchmark", BENCHMARK), "method": tuning.method, "scenario": tuning.scenario}
     parts = ["spcl", "run", *(part for name, value in named.items() for part in (f"--{name}", value))]
+    for plugin in base.pop("plugins", []):
+        parts += ["--plugin", plugin["name"]]
     for name, value in {**base, **best.params}.items():
         parts += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from spcl.batches import Inputs, concatenate, map_leaves, number_of_samples, sample_kind
-from spcl.errors import SpclError
+from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_samples, sample_kind
+from spcl.errors import SpclError, is_out_of_memory
 from spcl.transforms import Transform
 
 __all__ = ["augmented"]
@@ -41,8 +41,14 @@ def augmented(transform: Transform, inputs: Sequence[Inputs], device: torch.devi
 
 
 def _transformed(transform: Transform, x: Inputs) -> Inputs:
-    with torch.no_grad():
-        result: Any = transform(x)
+    try:
+        with torch.no_grad():
+            result: Any = transform(x)
+    except Exception as error:  # a transform of the user's may fail in any way
+        if isinstance(error, SpclError) or is_out_of_memory(error):
+            raise
+        kind = f"{number_of_samples(x)} samples of {describe(x, 1)}"
+        raise SpclError(f"augment raised {type(error).__name__} on {kind}: {error}") from error
     if type(result) is not type(x):
         raise SpclError(f"augment must give a {type(x).__name__} as it gets, but it gives a {type(result).__name__}")
     count, given = number_of_samples(result), number_of_samples(x)

@@ -14,7 +14,7 @@ from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
 from spcl.registry import load_installed, on_plugin, path, same_definition
 from spcl.suggestions import did_you_mean
 
-__all__ = ["METHODS", "make_method", "method_modules"]
+__all__ = ["METHODS", "make_method", "method_class", "method_modules"]
 
 DECLARED = ("name", "family", "summary", "reference")
 
@@ -74,10 +74,19 @@ def make_method(name: str, **settings: Any) -> Method:
     ...
     spcl.errors.SpclError: there is no method 'sorro'; did you mean 'soro'?
     """
+    return method_class(name)(**settings)
+
+
+def method_class(name: str) -> type[Method]:
+    """Return the class of the method of this name.
+
+    >>> method_class("torchjd:UPGrad").name
+    'torchjd:UPGrad'
+    """
     if name in METHODS:
-        return METHODS[name](**settings)
+        return METHODS[name]
     if name.startswith(PREFIX) and name.removeprefix(PREFIX) in aggregators():
-        return torchjd_method(name.removeprefix(PREFIX))(**settings)
+        return torchjd_method(name.removeprefix(PREFIX))
     known = [*METHODS, *(PREFIX + other for other in aggregators())]
     raise SpclError(f"there is no method {name!r}; {did_you_mean(name, known)}")
 

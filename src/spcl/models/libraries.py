@@ -1,5 +1,6 @@
 """Backbones of other libraries, where they are installed: ``timm:NAME`` and ``transformers:NAME``."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from spcl.errors import SpclError
 from spcl.models.input_spec import InputSpec
 from spcl.models.registry import BACKBONES
+from spcl.suggestions import did_you_mean
 
 __all__ = ["FeatureExtractor", "timm_backbone", "transformers_backbone"]
 
@@ -55,13 +57,19 @@ def transformers_backbone(
         options: of its configuration, e.g. ``hidden_size``.
     """
     try:
-        from transformers import AutoConfig, AutoModel
+        from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
     except ImportError as error:
         raise SpclError(f'transformers:{model} needs it ({error}); run: pip install "spcl[transformers]"') from error
     try:
         if pretrained:
             return FeatureExtractor(AutoModel.from_pretrained(model, **options))
-        if inputs.vocabulary is not None:
+        if model not in CONFIG_MAPPING:
+            raise SpclError(f"transformers has no model type {model!r}; {_nearest(model, CONFIG_MAPPING)}")
+        known = AutoConfig.for_model(model).to_dict()
+        for option in options:
+            if option not in known:
+                raise SpclError(f"backbone 'transformers:{model}' has no option {option!r}; {_nearest(option, known)}")
+        if inputs.vocabulary is not None and "vocab_size" in known:
             options = {"vocab_size": inputs.vocabulary} | options
         network = AutoModel.from_config(AutoConfig.for_model(model, **options))
     except (OSError, ValueError, RuntimeError) as error:
@@ -90,6 +98,11 @@ class FeatureExtractor(nn.Module):
             return hidden.mean(dim=1)
         shown = mask.to(hidden.dtype).unsqueeze(-1)
         return (hidden * shown).sum(dim=1) / shown.sum(dim=1).clamp(min=1)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    hint = did_you_mean(name, known)
+    return hint if hint.endswith("?") else "see the documentation of Transformers"
 
 
 def _with_weights(network: nn.Module, weights: str | None) -> nn.Module:

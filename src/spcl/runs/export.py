@@ -94,7 +94,7 @@ def _write_onnx(module: nn.Module, inputs: InputSpec, path: Path, description: M
     names = ["x"] if inputs.parts is None else list(inputs.parts)
     program = torch.onnx.export(
         module,
-        (_example(inputs, TRACED),),
+        (_example(inputs, TRACED), {}),  # else PyTorch takes a dict of inputs for keyword arguments
         dynamo=True,
         verbose=False,
         dynamic_shapes=(_any_batch_size(inputs),),

@@ -11,7 +11,7 @@ from typing import Any
 from spcl.learner import StepReport
 from spcl.runs.folder import FolderError
 from spcl.stability import Stability, summaries
-from spcl.trackers import Tracker
+from spcl.trackers import Tracker, tracker_errors
 
 __all__ = ["MetricsFile", "Recorder", "finite_or_none"]
 
@@ -77,7 +77,8 @@ class Recorder:
         self._write_steps()
         self._metrics.write("evaluation", step=step, ended=list(ended), accuracy=accuracies)
         for tracker in self._trackers:
-            tracker.evaluation(step, accuracies)
+            with tracker_errors(tracker):
+                tracker.evaluation(step, accuracies)
 
     def sync(self) -> int:
         """Write everything to the disk and return the length of the metrics file."""
@@ -96,7 +97,8 @@ class Recorder:
         for (step, _), values in zip(steps, _step_values([report for _, report in steps]), strict=True):
             self._metrics.write("step", step=step, **values)
             for tracker in self._trackers:
-                tracker.step(step, values)
+                with tracker_errors(tracker):
+                    tracker.step(step, values)
         self._written_at = time.monotonic()
 
 

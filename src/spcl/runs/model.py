@@ -1,5 +1,6 @@
 """The trained model of a run: written when the run is complete, and loaded as a learner without the data."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ class TrainedRun:
             ) from error
 
 
-def load_run(path: str | Path, *, device: str = "auto") -> Learner:
+def load_run(path: str | Path, *, device: str = "auto", plugins: Sequence[str] = ()) -> Learner:
     """Load the trained model of a complete run as a learner, which can predict and be trained further.
 
     Neither the data nor the checkpoints of the run are needed. The optimiser is new, the memory empty.
@@ -67,6 +68,7 @@ def load_run(path: str | Path, *, device: str = "auto") -> Learner:
     Args:
         path: the folder of the run.
         device: ``cpu``, ``cuda``, …; ``auto`` is a GPU if there is one.
+        plugins: where the plug-ins of the run are now, if they were moved or changed.
 
     Raises:
         UnfinishedRunError: if the run is not complete.
@@ -74,10 +76,10 @@ def load_run(path: str | Path, *, device: str = "auto") -> Learner:
         PluginError: if a plug-in of the run is missing or has changed.
         CheckpointError: if the model is damaged, or the settings have changed.
     """
-    return read_run(path).learner(device)
+    return read_run(path, plugins).learner(device)
 
 
-def read_run(path: str | Path) -> TrainedRun:
+def read_run(path: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
     """Read settings, result and model of a complete run; raises the errors of :func:`load_run`."""
     folder = RunFolder(Path(path).expanduser())
     if not folder.settings.is_file():
@@ -87,7 +89,7 @@ def read_run(path: str | Path) -> TrainedRun:
         raise UnfinishedRunError(f"the run in {folder.path} is not complete; resume it first")
     content = load_settings_file(folder.settings)
     settings = validated(RunSettings, content, f"the settings of the run in {folder.path}")
-    load_plugins(settings.plugins)
+    _load_plugins(settings, plugins)
     if not folder.model.exists():
         raise FolderError(f"{_why_no_model(folder, content)}; run its settings again in another folder to get one")
     try:
@@ -98,6 +100,17 @@ def read_run(path: str | Path) -> TrainedRun:
     kinds = [InputSpec.from_state_dict(entry) for entry in state["inputs"]]
     inputs = dict(zip(tasks, kinds if len(kinds) > 1 else kinds * len(tasks), strict=True))
     return TrainedRun(folder.path, settings, result, tasks, inputs, state)
+
+
+def _load_plugins(settings: RunSettings, given: Sequence[str]) -> None:
+    """Load the plug-ins that are given, or else those that the settings record."""
+    if not given:
+        load_plugins(settings.plugins)
+        return
+    recorded = {plugin.sha256 for plugin in settings.plugins}
+    for plugin in load_plugins(given):
+        if plugin.sha256 not in recorded:
+            warnings.warn(f"{plugin.name} is not what the run was trained with: its checksum is another", stacklevel=4)
 
 
 def save_model(folder: RunFolder, learner: Learner, tasks: Iterable[RunTask], inputs: Sequence[InputSpec]) -> None:

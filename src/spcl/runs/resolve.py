@@ -8,9 +8,11 @@ from spcl.data import PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method
 from spcl.plugins import load_plugins
+from spcl.registry import named_options
 from spcl.runs.folder import FolderError, RunFolder
 from spcl.runs.loading import check_data, is_named_data, load_benchmark
 from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.trackers import TRACKERS, check_installed
 from spcl.validation import validated
 
 __all__ = ["resolve_settings", "resume_settings"]
@@ -74,6 +76,9 @@ def _check(settings: RunSettings) -> None:
     for name, registry in LISTED.items():
         for setting in getattr(settings, name):
             registry.check(setting)
+    for tracker in settings.trackers:
+        if library := getattr(TRACKERS[named_options(tracker, "tracker")[0]], "requires", None):
+            check_installed(library)
     if settings.unfreeze_after is not None and not settings.frozen:
         raise SpclError(
             f"settings: unfreeze_after = {settings.unfreeze_after}, but nothing is frozen; give patterns as frozen"

@@ -124,6 +124,12 @@ class RunSettings(_ExecutionSettings, _TrainingSettings, Preset, _ProblemSetting
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @field_validator("frozen", *LISTED, mode="before")
+    @classmethod
+    def _as_list(cls, value: Any) -> Any:
+        """Accept one name, or several separated by commas, as a list."""
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
     @field_validator(*NAMED)
     @classmethod
     def _without_options(cls, value: Named) -> Named:

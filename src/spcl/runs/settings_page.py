@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from spcl.methods import make_method
+from spcl.methods.registry import method_class
 from spcl.registry import Named, Registry
 from spcl.runs.settings import LISTED, NAMED, RunSettings
 
@@ -58,15 +58,18 @@ def method_settings(name: str) -> list[Setting]:
     >>> [setting.name for setting in method_settings("er")]
     ['method.alpha', 'method.decoupled']
     """
-    fields = type(make_method(name).settings).model_fields
+    fields = method_class(name).Settings.model_fields
     return [_setting(f"method.{key}", field) for key, field in fields.items()]
 
 
 def named_settings() -> dict[str, list[tuple[str, str, list[Setting]]]]:
-    """Return for every setting that names a thing: the names there are, their meanings and their options."""
+    """Return for the settings that name things of a kind: the names there are, their meanings and their options."""
+    settings: dict[Registry[Any], list[str]] = {}
+    for setting, registry in {**NAMED, **LISTED}.items():
+        settings.setdefault(registry, []).append(setting)
     return {
-        setting: [(name, _summary(registry, name), _options(setting, registry, name)) for name in registry]
-        for setting, registry in {**NAMED, **LISTED}.items()
+        ", ".join(names): [(name, _summary(registry, name), _options(names[0], registry, name)) for name in registry]
+        for registry, names in settings.items()
     }
 
 
@@ -77,7 +80,7 @@ def settings_page() -> str:
         parts += [f"## {title}", _table(settings)]
     parts.append("## Things by name")
     for setting, things in named_settings().items():
-        parts.append(f"### `{setting}`")
+        parts.append(f"### {setting}")
         parts.append("\n".join(_line(*thing) for thing in things))
     return "\n\n".join(parts) + "\n"
 
@@ -92,7 +95,8 @@ and in [methods.md](methods.md). A setting that names a thing takes its name alo
 def _setting(name: str, field: FieldInfo) -> Setting:
     values = _values(field.annotation)
     bounds = [f"{BOUNDS[key]} {getattr(rule, key)}" for rule in field.metadata for key in BOUNDS if hasattr(rule, key)]
-    return Setting(name, " ".join([values, *bounds]), _written(field.default), field.description or "")
+    default = "" if field.is_required() else _written(field.default)
+    return Setting(name, " ".join([values, *bounds]), default, field.description or "")
 
 
 def _values(annotation: Any) -> str:
@@ -102,13 +106,13 @@ def _values(annotation: Any) -> str:
         return ", ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(_values(part) for part in get_args(annotation))
-    if get_origin(annotation) is tuple:
+    if get_origin(annotation) in (tuple, list):
         return f"list of ({_values(get_args(annotation)[0])})"
     if get_origin(annotation) is dict:
         return "names with values"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "text"
-    return TYPES[annotation]
+    return TYPES.get(annotation, "value")
 
 
 def _written(default: Any) -> str:

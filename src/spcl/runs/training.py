@@ -30,7 +30,7 @@ from spcl.runs.signals import stop_requested
 from spcl.runs.tasks import add_task, make_heads, make_losses
 from spcl.runs.view import View
 from spcl.streams import Moment
-from spcl.trackers import Tracker
+from spcl.trackers import Tracker, close_tracker, tracker_errors
 
 __all__ = ["InterruptedRunError", "TrainingRun"]
 
@@ -96,7 +96,7 @@ class TrainingRun:
         """Train to the end, write ``result.json`` and return it."""
         with ExitStack() as opened:
             for tracker in self.trackers:
-                opened.callback(tracker.close)
+                opened.callback(close_tracker, tracker)
             opened.callback(self.view.close)
             opened.callback(self.recorder.close)
             self.view.begin(self.settings, self.problem, self.learner.steps)
@@ -108,7 +108,8 @@ class TrainingRun:
                 save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
             write_json(self.folder.result, result.model_dump(mode="json"))
             for tracker in self.trackers:
-                tracker.result(result.accuracy, result.forgetting)
+                with tracker_errors(tracker):
+                    tracker.result(result.accuracy, result.forgetting)
             self.folder.remove_checkpoints()
             self.view.end(result)
             return result
