@@ -451,3 +451,17 @@ def test_killed_writers_leave_the_last_complete_checkpoint(tmp_path: Path) -> No
     assert interrupted > 0, "no writer was killed while it wrote"
     assert versions >= KILLS
     assert sorted(file.name for file in tmp_path.iterdir()) == ["c", "c.previous"]
+
+
+def test_tensors_have_the_names_of_their_keys(tmp_path: Path) -> None:
+    one, two, three = (torch.full((2,), float(number)) for number in range(3))
+    state = {"a": {"b": one}, "a.b": two, "list": [three, {"__metadata__": one}], "__metadata__": two}
+    write_checkpoint(tmp_path / "c", state)
+    from safetensors.torch import load_file
+
+    assert sorted(load_file(tmp_path / "c")) == ["__metadata___", "a.b", "a.b_", "list.0", "list.1.__metadata__"]
+    read = read_checkpoint(tmp_path / "c")
+    assert torch.equal(read["a"]["b"], one)
+    assert torch.equal(read["a.b"], two)
+    assert torch.equal(read["list"][0], three)
+    assert torch.equal(read["__metadata__"], two)

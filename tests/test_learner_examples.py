@@ -124,3 +124,8 @@ def test_the_command_lines_of_examples_work_as_printed(
     result = CliRunner().invoke(app, [*command, *smaller, "--set", "threads=1", "--device", "cpu"])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "run" / "model.safetensors").exists()
+    if name == "own_text_backbone":
+        pytest.importorskip("onnx")
+        arguments = ["export", str(tmp_path / "run"), "--task", "topic", "--out", str(tmp_path / "model.onnx")]
+        exported = CliRunner().invoke(app, arguments)  # of inputs that are a dict
+        assert exported.exit_code == 0, exported.output

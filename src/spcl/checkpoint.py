@@ -152,8 +152,8 @@ def _fallback(path: Path) -> str:
     return f"the previous checkpoint is valid: load {previous}, or copy it to {path}"
 
 
-def _pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert ``value`` to JSON data, moving its tensors into ``tensors``.
+def _pack(value: Any, where: str, tensors: dict[str, Tensor], name: str = "") -> Any:
+    """Convert ``value`` to JSON data, moving its tensors into ``tensors``, named by their keys with dots between.
 
     Keys that start with one ``$`` are reserved: for references, and ``$5`` for the integer key 5. Keys of ``value``
     that start with ``$`` get a second one.
@@ -168,16 +168,24 @@ def _pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
                 f"{where} is a {value.layout} tensor of {value.dtype}; a checkpoint holds dense tensors of the types "
                 f"{', '.join(DTYPES.values())}"
             )
-        name = str(len(tensors))
+        while name in tensors or name in ("", "__metadata__"):  # a key may have a dot, or be reserved in the file
+            name += "_"
         tensors[name] = value
         return {"$tensor": name}
     if isinstance(value, list | tuple):
-        return [_pack(item, f"{where}[{index}]", tensors) for index, item in enumerate(value)]
+        return [_pack(item, f"{where}[{index}]", tensors, _joined(name, index)) for index, item in enumerate(value)]
     if isinstance(value, Mapping):
-        return {_pack_key(key, where): _pack(item, f"{where}[{key!r}]", tensors) for key, item in value.items()}
+        return {
+            _pack_key(key, where): _pack(item, f"{where}[{key!r}]", tensors, _joined(name, key))
+            for key, item in value.items()
+        }
     raise CheckpointError(
         f"{where} is a {type(value).__name__}; a checkpoint holds dicts, lists, numbers, strings and tensors"
     )
+
+
+def _joined(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def _pack_key(key: Any, where: str) -> str:
