@@ -117,9 +117,8 @@ def _cross_entropy(
     _check_kind(task, "cross-entropy", "classification")
     if class_weights is None:
         return CrossEntropy(label_smoothing)
-    return CrossEntropy(
-        label_smoothing, _balanced(task) if class_weights == "balanced" else _named(task, class_weights)
-    )
+    weights = _balanced(task) if class_weights == "balanced" else _named(task, class_weights)
+    return CrossEntropy(label_smoothing, weights)
 
 
 @LOSSES.register("mse")
@@ -147,7 +146,7 @@ def _huber(task: TaskDescription, *, delta: float = 1.0) -> Loss:
 
 @LOSSES.register("binary-cross-entropy")
 def _binary_cross_entropy(task: TaskDescription, *, pos_weight: float | Sequence[float] = 1.0) -> Loss:
-    """For multi-label tasks; ``pos_weight`` weighs labels that are present, by one number or a list of one per label."""
+    """For multi-label tasks; ``pos_weight`` weighs labels that are present, by one number or a list with one each."""
     _check_kind(task, "binary-cross-entropy", "multilabel")
     if isinstance(pos_weight, Sequence) and task.classes not in (None, len(pos_weight)):
         raise SpclError(f"task {task.name!r} has {task.classes} labels, but {len(pos_weight)} numbers in pos_weight")
