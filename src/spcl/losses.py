@@ -1,6 +1,6 @@
 """Losses by name: (output, targets) → scalar, made for a task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Literal
@@ -27,12 +27,14 @@ class TaskDescription:
         kind: what its targets are: classes, numbers, or any number of labels per sample.
         classes: the number of classes or of labels; None for a regression.
         class_counts: the number of training samples of every class; None where they are not known.
+        class_names: the names of the classes; None where they are not known.
     """
 
     name: str
     kind: TaskKind = "classification"
     classes: int | None = None
     class_counts: tuple[int, ...] | None = None
+    class_names: tuple[str, ...] | None = None
 
 
 LOSSES: Registry[Callable[..., Loss]] = Registry("loss", positional=1)
@@ -109,32 +111,33 @@ def _cross_entropy(
     task: TaskDescription,
     *,
     label_smoothing: float = 0.0,
-    class_weights: Literal["balanced"] | Sequence[float] | None = None,
+    class_weights: Literal["balanced"] | Mapping[str, float] | None = None,
 ) -> Loss:
+    """For classification; ``label_smoothing`` is 0 to 1, ``class_weights`` ``balanced`` or weights by class name."""
     _check_kind(task, "cross-entropy", "classification")
-    if class_weights == "balanced":
-        class_weights = _balanced(task)
-    elif isinstance(class_weights, str):
-        raise SpclError(f"class_weights is {class_weights!r}; give 'balanced' or a list of one weight per class")
-    if class_weights is not None and task.classes not in (None, len(class_weights)):
-        raise SpclError(f"task {task.name!r} has {task.classes} classes, but {len(class_weights)} class weights")
-    return CrossEntropy(label_smoothing, class_weights)
+    if class_weights is None:
+        return CrossEntropy(label_smoothing)
+    weights = _balanced(task) if class_weights == "balanced" else _named(task, class_weights)
+    return CrossEntropy(label_smoothing, weights)
 
 
 @LOSSES.register("mse")
 def _mse(task: TaskDescription) -> Loss:
+    """For regression: the mean squared error."""
     _check_kind(task, "mse", "regression")
     return functional.mse_loss
 
 
 @LOSSES.register("l1")
 def _l1(task: TaskDescription) -> Loss:
+    """For regression: the mean absolute error."""
     _check_kind(task, "l1", "regression")
     return functional.l1_loss
 
 
 @LOSSES.register("huber")
 def _huber(task: TaskDescription, *, delta: float = 1.0) -> Loss:
+    """For regression: squared for errors up to ``delta``, and linear beyond."""
     _check_kind(task, "huber", "regression")
     if not delta > 0.0:
         raise SpclError(f"delta of the loss 'huber' is {delta}; give a positive number")
@@ -143,6 +146,7 @@ def _huber(task: TaskDescription, *, delta: float = 1.0) -> Loss:
 
 @LOSSES.register("binary-cross-entropy")
 def _binary_cross_entropy(task: TaskDescription, *, pos_weight: float | Sequence[float] = 1.0) -> Loss:
+    """For multi-label tasks; ``pos_weight`` weighs labels that are present, by one number or a list with one each."""
     _check_kind(task, "binary-cross-entropy", "multilabel")
     if isinstance(pos_weight, Sequence) and task.classes not in (None, len(pos_weight)):
         raise SpclError(f"task {task.name!r} has {task.classes} labels, but {len(pos_weight)} numbers in pos_weight")
@@ -160,14 +164,28 @@ def _balanced(task: TaskDescription) -> tuple[float, ...]:
     if counts is None:
         raise SpclError(
             f"the class counts of task {task.name!r} are not known, so its class weights cannot be 'balanced'; "
-            f"give them as a list"
+            f"give them by class name"
         )
     if 0 in counts:
         raise SpclError(
             f"class {counts.index(0)} of task {task.name!r} has no samples, so its class weights cannot be 'balanced'; "
-            f"give them as a list"
+            f"give them by class name"
         )
     return tuple(sum(counts) / (len(counts) * count) for count in counts)
+
+
+def _named(task: TaskDescription, weights: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the weight of every class: the one given for its name, or 1."""
+    if not isinstance(weights, Mapping):
+        wanted = "'balanced' or a mapping from class name to weight"
+        order = "" if isinstance(weights, str) else ", as a task's classes may be in any order"
+        raise SpclError(f"class_weights is {weights!r}; give {wanted}{order}")
+    if task.class_names is None:
+        raise SpclError(
+            f"the class names of task {task.name!r} are not known, so class_weights cannot name them; give 'balanced'"
+        )
+    by_name = dict(zip(map(str, weights), _non_negative("class_weights", list(weights.values())), strict=True))
+    return tuple(by_name.get(name, 1.0) for name in task.class_names)
 
 
 def _non_negative(name: str, weights: Sequence[float]) -> tuple[float, ...]:

@@ -13,9 +13,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     "did you mean 'soro'?"
     >>> did_you_mean("x", ["er", "soro"])
     'choose one of er, soro'
+    >>> did_you_mean("x", ["a", "A"])
+    'choose one of a, A'
     """
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    names = list(known)
+    by_lower_case = {candidate.lower(): candidate for candidate in names}
     close = get_close_matches(name.lower(), by_lower_case, n=1)
-    return (
-        f"did you mean {by_lower_case[close[0]]!r}?" if close else f"choose one of {', '.join(by_lower_case.values())}"
-    )
+    return f"did you mean {by_lower_case[close[0]]!r}?" if close else f"choose one of {', '.join(names)}"

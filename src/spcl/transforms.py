@@ -16,6 +16,8 @@ __all__ = ["TRANSFORMS", "Compose", "Crop", "Flip", "Transform", "compose"]
 Transform: TypeAlias = Callable[[Any], Any]
 """A function of the inputs of a whole batch, which are a tensor or a dict or tuple of tensors.
 
+Images of a run come as they are stored, bytes 0…255 (uint8), and must be returned in this range (as bytes or floats),
+since the backbone normalises them afterwards.
 Its random numbers come from PyTorch's generator of the batch's device. With an attribute ``capturable = True`` it says
 that it decides nothing on the host, so that a CUDA graph of it can be replayed.
 """

@@ -111,13 +111,16 @@ def as_labels(y: Any, name: str) -> np.ndarray:
     return labels
 
 
-def held_out_mask(labels: np.ndarray, fraction: float, seed: int, name: str) -> np.ndarray:
-    """Return a mask of the test samples: the same fraction of every class, at least one sample and never all."""
+def held_out_mask(labels: np.ndarray, fraction: float, seed: int, name: str, *, hint: str = "") -> np.ndarray:
+    """Return a mask of the test samples: the same fraction of every class, at least one sample and never all.
+
+    The hint is added to the error for a class of one sample.
+    """
     if not 0 < fraction < 1:
         raise DataError(f"{name}: test_fraction is {fraction}; give a number between 0 and 1")
     values, counts = np.unique(labels, return_counts=True)
     if len(single := values[counts < 2]):
-        raise DataError(f"{name}: class {single[0]!s} has one sample; splitting into training and test needs two")
+        raise DataError(f"{name}: class {single[0]!s} has one sample; splitting into training and test needs two{hint}")
     return stratified_mask(labels, fraction, np.random.default_rng(seed).permutation, nonempty=True)
 
 

@@ -14,6 +14,8 @@ from spcl.errors import DataError
 
 __all__ = ["from_sources"]
 
+IN_A_FILE = "(in an .npz file, an array kind or NAME_kind)"
+
 
 def from_sources(
     sources: Mapping[str, Sequence[Any]],
@@ -27,11 +29,11 @@ def from_sources(
 
     Args:
         sources: For every source, by name, ``(x, y)`` or ``(x, y, test_x, test_y)``. Samples x are those of
-            `from_arrays`, or a dict or tuple of arrays; what targets y may be, `Source` says, and classes may be
-            arbitrary integers or strings. Without test samples, `test_fraction` of the samples (of every class) is
-            held out.
+            `from_arrays`, or a dict or tuple of arrays; what targets y may be, `Source` says; classes may be arbitrary
+            integers or strings. Without test samples, `test_fraction` of the samples (of every class) is held out.
         kinds: The kinds of sources whose targets do not show it. By default floating-point targets are those of a
-            regression, a vector of integers or text those of a classification, and other targets multi-label.
+            regression (but columns of zeros and ones an error), a vector of integers or text those of a
+            classification, and other targets multi-label.
         test_fraction: The part that is held out.
         seed: Chooses what is held out.
         name: The name of the data set.
@@ -52,7 +54,7 @@ def from_sources(
             raise DataError(
                 f"{name}: source {source!r} must be (x, y) or (x, y, test_x, test_y); give two or four arrays"
             )
-        kind = (kinds or {}).get(source) or _kind_of(arrays[1])
+        kind = (kinds or {}).get(source) or _kind_of(source, arrays[1])
         made.append(_source(source, kind, arrays, test_fraction, seed))
     return SourceData(name, tuple(made))
 
@@ -73,9 +75,15 @@ def _source(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed:
     return Source(name, kind, inputs[0], train_y, inputs[1], test_y, names)
 
 
-def _kind_of(y: Any) -> Kind:
+def _kind_of(name: str, y: Any) -> Kind:
     targets = _array(y)
     if targets.dtype.kind == "f":
+        if targets.ndim == 2 and targets.shape[1] > 1 and np.isin(targets, (0.0, 1.0)).all():
+            raise DataError(
+                f"{name}: targets are {targets.shape[1]} columns of floating-point zeros and ones, which may be labels "
+                f'or numbers; give kinds={{"{name}": "multilabel"}}, or "regression", or "classification" if they are '
+                f"one-hot {IN_A_FILE}"
+            )
         return "regression"
     return "classification" if targets.ndim == 1 else "multilabel"
 
@@ -102,7 +110,8 @@ def _targets(y: Any, kind: Kind, name: str) -> np.ndarray:
 def _held_out(targets: np.ndarray, fraction: float, seed: int, name: str) -> np.ndarray:
     """Return a mask of the test samples: of every class the same fraction, at least one sample and never all."""
     if targets.dtype.kind != "f":
-        return held_out_mask(targets, fraction, seed, name)
+        numbers = f'; if these are numbers to predict, give kinds={{"{name}": "regression"}} {IN_A_FILE}'
+        return held_out_mask(targets, fraction, seed, name, hint=numbers if targets.dtype.kind in "iu" else "")
     if len(targets) < 2:
         raise DataError(f"{name} has one sample; splitting into training and test needs two")
     return held_out_mask(np.zeros(len(targets), np.int64), fraction, seed, name)

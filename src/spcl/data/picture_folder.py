@@ -1,6 +1,6 @@
 """Custom data from a folder of pictures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
@@ -22,7 +22,7 @@ __all__ = ["from_folder"]
 def from_folder(
     path: str | Path,
     *,
-    size: int = 32,
+    size: int | Sequence[int] = 32,
     mode: Mode = "RGB",
     test_fraction: float = 0.2,
     seed: int = 0,
@@ -33,15 +33,15 @@ def from_folder(
     A folder with ``train`` and ``test`` (or ``val``, where there is no ``test``) is split as these folders say; of any
     other, `test_fraction` of every class is held out.
 
-    Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size`, and cached. Of 16-bit pictures
-    the upper 8 bits are kept (``value >> 8``); pictures of 32-bit integers or floats are an error.
+    Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size` or, where it is a pair, to this
+    width and height, and cached. Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); pictures of 32-bit
+    integers or floats are an error.
     """
     root = Path(path).expanduser()
     name = name or root.name
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; give a folder with one sub-folder of pictures per class")
-    if not isinstance(size, int) or size < 1:
-        raise DataError(f"{name}: size is {size!r}; give the width and height of the pictures, at least 1")
+    sides = _width_and_height(size, name)
     if mode not in get_args(Mode):
         raise DataError(f"{name}: mode is {mode!r}; choose one of {', '.join(get_args(Mode))}")
     folders = _split_folders(root) or [root]
@@ -51,10 +51,25 @@ def from_folder(
 
     def make() -> ImageData:
         with _unreadable_files_reported(root):
-            arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, size, mode)]
+            arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, sides, mode)]
         return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
 
-    return cached(name, [str(root.resolve()), size, mode, test_fraction, seed, states], make)
+    return cached(
+        name,
+        [str(root.resolve()), size, mode, test_fraction, seed, states],
+        make,
+    )
+
+
+def _width_and_height(size: int | Sequence[int], name: str) -> tuple[int, int]:
+    sides = (size, size) if isinstance(size, int) else size
+    match sides:
+        case [int(width), int(height)] if width >= 1 and height >= 1:
+            return width, height
+    raise DataError(
+        f"{name}: size is {size!r}; give one number for width and height, such as 32, or both, such as [32, 24], each "
+        "at least 1"
+    )
 
 
 def _split_folders(root: Path) -> list[Path]:
@@ -63,7 +78,7 @@ def _split_folders(root: Path) -> list[Path]:
     return [root / "train", tests[0]] if tests and (root / "train").is_dir() else []
 
 
-def _pictures(folder: Path, files: list[Path], size: int, mode: Mode) -> tuple[np.ndarray, list[str]]:
+def _pictures(folder: Path, files: list[Path], size: tuple[int, int], mode: Mode) -> tuple[np.ndarray, list[str]]:
     """Return the pictures, and the names of their class folders as labels."""
     progress = track(files, f"decoding {folder}", len(files))
     pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]

@@ -16,6 +16,7 @@ PresetName = Literal["default", "paper"]
 MIN_STEPS = 20
 MIN_BATCH = 4
 MAX_BATCH = 128
+MIN_SIDE_OF_CNN = 18
 MEMORY_OF_CLASS = 10
 CLASSES_OF_OTHERS = 5
 """As many classes a source without classes counts for in memory."""
@@ -96,11 +97,11 @@ def _preset_of_sources(data: SourceData) -> Preset:
 
 
 def _fitting_backbone(x: Inputs) -> str:
-    """Return the backbone for samples such as these: tokens, images or other features."""
+    """Return the backbone for samples such as these: tokens, images that convolutions can take, or other features."""
     first = next(iter(leaves(x).values()))
     if first.dtype in TOKEN_TYPES:
         return "text"
-    return "cnn" if first.ndim == 4 else "mlp"
+    return "cnn" if first.ndim == 4 and min(first.shape[2:]) >= MIN_SIDE_OF_CNN else "mlp"
 
 
 def _fitting_batch_size(samples: int) -> int:

@@ -17,7 +17,7 @@ def load_benchmark(benchmark: str, data_dir: str | None = None, **options: Any) 
     """Load data by name or path.
 
     Args:
-        benchmark: a known benchmark, a data set of a plug-in, a folder of pictures, or an .npz file with x and y.
+        benchmark: a known benchmark, a data set of a plug-in, a folder of pictures, or an .npz file.
         data_dir: where the files of known benchmarks are.
         options: ``size`` and ``mode`` of a folder of pictures, or the options of a plug-in's data set.
 
@@ -76,7 +76,8 @@ def _is_path(benchmark: str) -> bool:
 def _load_named(name: str, data_dir: str | None, options: dict[str, Any]) -> ImageData | SourceData:
     """Make a plug-in's data set."""
     if name not in DATA:
-        raise DataError(f"unknown data set {name!r}; {did_you_mean(name, [*DATA_NAMES, *DATA])}")
+        hint = did_you_mean(name, [*DATA_NAMES, *DATA])
+        raise DataError(f"unknown data set {name!r}, and there is no such file or folder in {Path.cwd()}; {hint}")
     data = DATA.make({"name": name, **options}, data_dir=data_dir)
     if not isinstance(data, ImageData | SourceData):
         raise DataError(f"the data set {name!r} must be ImageData or SourceData, but it is {type(data).__name__}")

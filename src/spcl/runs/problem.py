@@ -16,7 +16,7 @@ from spcl.errors import DataError, SpclError
 from spcl.methods.base import MEMORY
 from spcl.runs.loading import load_benchmark
 from spcl.runs.settings import RunSettings
-from spcl.runs.tasks import RunTask
+from spcl.runs.tasks import RunTask, check_losses
 from spcl.streams import ParallelStream, StreamTask
 
 __all__ = [
@@ -37,7 +37,7 @@ DATA_SETTINGS = ("benchmark", "data", "data_dir", "validation")
 
 LAYOUT_SETTINGS = (
     *("scenario", "protocol", "protocol_seed", "config", "tasks", "batch_size"),
-    *("fit", "paradigm", "overlap", "gap", "epochs"),
+    *("fit", "paradigm", "overlap", "gap", "epochs", "loss"),
 )
 """The settings that decide whether :func:`lay_out` accepts these samples."""
 
@@ -84,7 +84,16 @@ def load_samples(settings: RunSettings, data: ImageData | SourceData | None = No
 def lay_out(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> Problem:
     """Lay out loaded data in time, on the device."""
     if isinstance(data, SourceData):
-        return _lay_out_sources(settings, data, device)
+        problem = _lay_out_sources(settings, data, device)
+        names = [name for source in data.sources if source.classes for name in source.class_names]
+    else:
+        problem, names = _lay_out_classes(settings, data, device), list(data.class_names)
+    check_losses(problem.tasks.values(), names, settings)
+    return problem
+
+
+def _lay_out_classes(settings: RunSettings, data: ImageData, device: torch.device) -> Problem:
+    """Lay out data whose classes are split into tasks."""
     configuration = _stretched(settings, _configuration(settings, data))
     stream = ParallelStream(
         data.train_x.to(device),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from spcl.data import ImageData, SourceData
 from spcl.runs.build import pick_device
 from spcl.runs.evaluation import average_accuracy, evaluate
+from spcl.runs.folder import FolderError
+from spcl.runs.loading import is_named_data
 from spcl.runs.model import TrainedRun
 from spcl.runs.problem import make_problem
 from spcl.runs.provenance import fingerprint
@@ -55,6 +57,11 @@ def evaluate_run(
         data_dir: where the publishers' files are, if not where they were.
         data: the data of a run that was made with data from Python.
     """
+    if data is None and not is_named_data(run.settings.benchmark):
+        raise FolderError(
+            f"the data {run.settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "
+            f"evaluate_run(read_run(path), data=…)"
+        )
     chosen = pick_device(device)
     settings = run.settings.model_copy(update={} if data_dir is None else {"data_dir": data_dir})
     problem = make_problem(settings, chosen, data)

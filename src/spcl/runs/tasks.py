@@ -1,7 +1,7 @@
 """The tasks of a run: what they predict, and how each is added to the learner, from plain data."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -12,9 +12,11 @@ from spcl.data import Kind
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.losses import LOSSES, Loss, TaskDescription
+from spcl.registry import named_options
 from spcl.runs.settings import RunSettings
+from spcl.suggestions import did_you_mean
 
-__all__ = ["METRICS", "Metric", "RunTask", "add_task", "make_heads", "make_losses"]
+__all__ = ["METRICS", "Metric", "RunTask", "add_task", "check_losses", "make_heads", "make_losses"]
 
 Metric = Literal["accuracy", "R²", "F1"]
 """The score of a task, in per cent: accuracy, 100·R² or micro-averaged F1."""
@@ -76,6 +78,26 @@ def make_losses(tasks: Iterable[RunTask], settings: RunSettings) -> dict[str, Lo
     return {task.name: _loss(task, settings) for task in tasks if task.kind == "classification"}
 
 
+def check_losses(tasks: Iterable[RunTask], class_names: Iterable[str], settings: RunSettings) -> None:
+    """Raise an error if cross-entropy does not fit these tasks, or weighs a class that is none of the data's classes.
+
+    Args:
+        tasks: of a run.
+        class_names: of all classes of the data, which may be more than those of the tasks.
+        settings: of the run.
+    """
+    name, options = named_options(settings.loss, "loss")
+    if name != PLAIN_LOSS:
+        return
+    make_losses(tasks, settings)
+    weights = options.get("class_weights")
+    known = sorted(set(class_names))
+    for weighted in map(str, weights) if isinstance(weights, Mapping) else ():
+        if weighted not in known:
+            hint = did_you_mean(weighted, known) if known else "it has no classes"
+            raise SpclError(f"class_weights of the loss names {weighted!r}, no class of {settings.benchmark}; {hint}")
+
+
 def make_heads(
     tasks: Iterable[RunTask], backbone: nn.Module, settings: RunSettings
 ) -> dict[str, tuple[nn.Module, Loss]]:
@@ -94,7 +116,7 @@ def _loss(task: RunTask, settings: RunSettings) -> Loss:
         "multilabel": settings.multilabel_loss,
     }
     classes = None if task.kind == "regression" else task.outputs
-    description = TaskDescription(task.name, task.kind, classes, task.class_counts or None)
+    description = TaskDescription(task.name, task.kind, classes, task.class_counts or None, task.class_names or None)
     loss: Loss = LOSSES.make(by_kind[task.kind], description)
     return loss
 
