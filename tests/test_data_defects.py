@@ -84,7 +84,7 @@ def test_class_weights_that_name_no_class_are_refused_before_training(weights: A
 
 
 def test_every_loss_says_what_it_is_for() -> None:
-    meanings = {name: meaning for name, meaning, _ in named_settings()["loss"]}
+    meanings = {name: meaning for name, meaning, _ in named_settings()["loss, regression_loss, multilabel_loss"]}
     kinds = ("classification", "regression", "multi-label")
     for name in LOSSES:
         assert any(kind in meanings[name] for kind in kinds), name

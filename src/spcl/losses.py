@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ def _cross_entropy(
     task: TaskDescription,
     *,
     label_smoothing: float = 0.0,
-    class_weights: Literal["balanced"] | Mapping[str, float] | None = None,
+    class_weights: Any = None,
 ) -> Loss:
     """For classification; ``label_smoothing`` is 0 to 1, ``class_weights`` ``balanced`` or weights by class name."""
     _check_kind(task, "cross-entropy", "classification")
