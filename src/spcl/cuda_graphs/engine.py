@@ -38,6 +38,7 @@ class CudaGraphEngine(EagerEngine):
 
     def __init__(self, model: SharedModel, method: Method) -> None:
         super().__init__(model, method)
+        self.one_pass = None  # graphs have a pass per task
         capture = GraphCapture(model)
         self._capture = capture
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)

@@ -11,9 +11,11 @@ from typing_extensions import override
 
 from spcl.aggregation.gramians import gramian_and_numbers
 from spcl.batches import Inputs
-from spcl.engine.base import Engine
+from spcl.engine.base import Engine, JointPassError
 from spcl.engine.gradients import GradientMatrix
+from spcl.engine.joint_pass import JointBatch
 from spcl.engine.model import Samples, SharedModel
+from spcl.engine.one_pass import OnePass
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.update import Update
@@ -34,6 +36,7 @@ class EagerEngine(Engine):
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
         self.gradients = GradientMatrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
+        self.one_pass: OnePass | None = OnePass(model, method, self.gradients, self._snapshot)
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
@@ -50,6 +53,26 @@ class EagerEngine(Engine):
             if self.method.stores_logits and value is not None:
                 logits[samples.task.name] = value
         return logits
+
+    @override
+    def backward_jointly(
+        self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
+    ) -> dict[str, Tensor] | None:
+        if self.one_pass is None:
+            return None
+        memory = len(self.gradients.plan.names) - 1
+        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
+        joint += [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
+        try:
+            outputs = self.one_pass.backward(joint)
+        except Exception as error:
+            raise JointPassError(str(error)) from error
+        self.fallback_reason = self.one_pass.rule.reason
+        if outputs is None:
+            return None
+        if not self.method.stores_logits:
+            return {}
+        return {samples.task.name: output[0].value.detach() for samples, output in zip(batches, outputs, strict=False)}
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:

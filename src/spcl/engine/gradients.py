@@ -119,6 +119,24 @@ class GradientMatrix:
             self._add_to(row, self.open_row, coefficient)
         self._filled.add(row)
 
+    def open(self, row: int) -> None:
+        """Let backward passes from now on add to this row."""
+        self._open = row
+        if row not in self._filled:
+            self.open_row.zero_()
+        self.assign_grads(row)
+        self._filled.add(row)
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Set rows to zero, to which gradients are then added."""
+        for row in rows:
+            self._row_tensors[row].zero_()
+        self.mark_filled(rows)
+
+    def mark_filled(self, rows: Sequence[int]) -> None:
+        """Note that rows hold gradients."""
+        self._filled.update(rows)
+
     def add(self, gradient: int, values: Tensor) -> None:
         """Add values to this gradient."""
         row, coefficient = self.plan.target(gradient)
@@ -177,6 +195,14 @@ class GradientMatrix:
             views.append(vector.as_strided(parameter.shape, strides, start))
             start += parameter.numel()
         return views
+
+    def blocks(self) -> list[Tensor]:
+        r"""Return one view of all rows per parameter, of shape (rows, \*parameter.shape)."""
+        blocks, start, count = [], self.buffer.storage_offset(), self.plan.rows
+        for parameter, strides in zip(self.parameters, self._strides, strict=True):
+            blocks.append(self.buffer.as_strided((count, *parameter.shape), (self.length, *strides), start))
+            start += parameter.numel()
+        return blocks
 
     def _reserve(self, count: int) -> None:
         if count <= len(self.buffer):

@@ -1,0 +1,123 @@
+"""One pass over several batches."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spcl.batches import Inputs, sample_kind
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.joining import JoiningRule
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.segmented_mode import SegmentedMode
+from spcl.engine.segments import SegmentGradients, Segments
+from spcl.engine.trial import check_unused
+from spcl.methods.base import Method, Output
+
+__all__ = ["JointBatch", "JointPass"]
+
+
+@dataclass(frozen=True, eq=False)
+class JointBatch:
+    """A batch that shares a pass with others.
+
+    Attributes:
+        gradient: the index of its gradient in the step.
+        samples: one task's, or those of a replay batch, by task.
+        draw: which replay batch it is, or None for a task's own batch.
+    """
+
+    gradient: int
+    samples: Sequence[Samples]
+    draw: int | None = None
+
+    def loss(self, method: Method, outputs: Sequence[Output]) -> Tensor:
+        """Return the method's loss on the batch."""
+        return method.task_loss(outputs[0]) if self.draw is None else method.memory_loss(outputs, self.draw)
+
+
+class JointPass:
+    """A forward and a backward pass over several batches, whose gradients go to the rows that the plan says.
+
+    Gradients that share a row are added by autograd. Gradients of several rows are computed by segments of the batch.
+    A coefficient of a gradient scales the gradient of the features, so that heads are trained without it.
+    """
+
+    def __init__(
+        self, model: SharedModel, gradients: GradientMatrix, rule: JoiningRule, batches: Sequence[JointBatch]
+    ) -> None:
+        self._model = model
+        self._gradients = gradients
+        self._rule = rule
+        self._batches = batches
+        self._targets = [gradients.plan.target(batch.gradient) for batch in batches]
+        self._rows = sorted({row for row, _ in self._targets})
+        self._by_segments: list[SegmentGradients] = []
+
+    def outputs(self) -> list[list[Output]]:
+        """Run the forward pass; return the outputs of every batch."""
+        layouts = iter(self._layouts())
+        samples = [group for batch in self._batches for group in batch.samples]
+        outputs = iter(self._model.outputs(samples, backbone=lambda x: self._features(x, *next(layouts))))
+        return [[next(outputs) for _ in batch.samples] for batch in self._batches]
+
+    def backward(self, losses: Sequence[Tensor]) -> None:
+        """Run the backward pass of the batches' losses."""
+        total = torch.stack(list(losses)).sum()
+        if not self._by_segments:
+            self._gradients.open(self._rows[0])
+            total.backward()  # type: ignore[no-untyped-call]
+            return
+        for parameter in self._gradients.parameters:
+            parameter.grad = None
+        total.backward()  # type: ignore[no-untyped-call]
+        check_unused(self._rule.names)
+        for target in self._by_segments:
+            target.finish()
+        self._gradients.mark_filled(self._rows)
+
+    def _features(self, x: Inputs, segments: Segments, coefficients: list[float]) -> Tensor:
+        target = None
+        if len(self._rows) > 1 and self._gradients.parameters:
+            target = SegmentGradients(self._gradients, segments, fresh=segments.rows == tuple(self._rows))
+            self._by_segments.append(target)
+        if target is None and not self._rule.has_batch_norm:
+            features: Tensor = self._model.backbone(x)
+        else:
+            with SegmentedMode(segments, target, self._rule.names, self._rule.counters):
+                features = self._model.backbone(x)
+        if set(coefficients) == {1.0} or not features.requires_grad:
+            return features
+        sizes = torch.tensor(segments.sizes, device=features.device)
+        factors = torch.tensor(coefficients, dtype=features.dtype, device=features.device)
+        return _ScaledGradient.apply(features, factors.repeat_interleave(sizes, output_size=len(features)))  # type: ignore[no-any-return, no-untyped-call]
+
+    def _layouts(self) -> list[tuple[Segments, list[float]]]:
+        """Return, for every kind of sample in the order of appearance, sizes, rows and coefficients of the batches."""
+        kinds: dict[Hashable, dict[int, int]] = {}
+        for place, batch in enumerate(self._batches):
+            for group in batch.samples:
+                sizes = kinds.setdefault(sample_kind(group.x), {})
+                sizes[place] = sizes.get(place, 0) + len(group.y)
+        layouts = []
+        for sizes in kinds.values():
+            rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
+            layouts.append((Segments(tuple(sizes.values()), rows), list(coefficients)))
+        if len(layouts) > 1:
+            self._gradients.clear(self._rows)
+        return layouts
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, factors: Tensor) -> Tensor:
+        ctx.factors = factors
+        return features.view_as(features)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factors.view(-1, *[1] * (gradient.ndim - 1)), None
