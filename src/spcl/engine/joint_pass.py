@@ -56,6 +56,7 @@ class JointPass:
         self._targets = [gradients.plan.target(batch.gradient) for batch in batches]
         self._rows = sorted({row for row, _ in self._targets})
         self._by_segments: list[SegmentGradients] = []
+        self._is_fresh = True
 
     def outputs(self) -> list[list[Output]]:
         """Run the forward pass; return the outputs of every batch."""
@@ -82,7 +83,7 @@ class JointPass:
     def _features(self, x: Inputs, segments: Segments, coefficients: list[float]) -> Tensor:
         target = None
         if len(self._rows) > 1 and self._gradients.parameters:
-            target = SegmentGradients(self._gradients, segments, fresh=segments.rows == tuple(self._rows))
+            target = SegmentGradients(self._gradients, segments, fresh=self._is_fresh)
             self._by_segments.append(target)
         if target is None and not self._rule.has_batch_norm:
             features: Tensor = self._model.backbone(x)
@@ -106,7 +107,8 @@ class JointPass:
         for sizes in kinds.values():
             rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
             layouts.append((Segments(tuple(sizes.values()), rows), list(coefficients)))
-        if len(layouts) > 1:
+        self._is_fresh = len(layouts) == 1
+        if not self._is_fresh:
             self._gradients.clear(self._rows)
         return layouts
 

@@ -66,7 +66,7 @@ class Segments:
         count = len(tensor) if tensor.ndim else 0
         if count % self.samples or not count:
             raise UnsupportedError(
-                f"a tensor of shape {tuple(tensor.shape)} does not have the {self.samples} samples in its first dimension"
+                f"a tensor of shape {tuple(tensor.shape)} has not the {self.samples} samples in its first dimension"
             )
         return count // self.samples
 
