@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from spcl.aggregation.gramians import gramian_and_numbers
+from spcl.aggregation.gramians import Block, gramian_and_numbers
 from spcl.batches import Inputs
 from spcl.engine.base import Engine, JointPassError
 from spcl.engine.gradients import GradientMatrix
@@ -40,7 +40,8 @@ class EagerEngine(Engine):
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
-        self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0)
+        factored = not (self.method.elementwise or self.method.edits_memory)
+        self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0, factored=factored)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
 
@@ -91,7 +92,7 @@ class EagerEngine(Engine):
         health = self.gradients.health[: len(self.gradients.plan.names)]
         if not needed:
             return None, health.cpu().numpy()
-        products, numbers = self._measure(self.gradients.rows_with_penalty, health.view(-1))
+        products, numbers = self._measure(self.gradients.columns(), health.view(-1))
         return products, numbers.reshape(health.shape)
 
     @override
@@ -137,8 +138,8 @@ class EagerEngine(Engine):
         row = self.gradients.health[index]
         (row.add_ if add else row.copy_)(health)
 
-    def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
-        return gramian_and_numbers(rows, numbers)
+    def _measure(self, columns: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
+        return gramian_and_numbers(columns, numbers)
 
     def _copy_buffers(self) -> None:
         self._snapshot.copy()

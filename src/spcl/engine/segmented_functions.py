@@ -76,7 +76,7 @@ class _Convolution(torch.autograd.Function):
             lengths = [lengths[0] * length for length in lengths[1]]
             parts = zip(gradient.split(lengths), x.split(lengths), strict=True)
             target.add(ctx.weight, [_convolution_backward(ctx, *part, (False, True, False))[1] for part in parts])
-        target.add_sums(ctx.bias, gradient, (-1, *[1] * (gradient.ndim - 2)))
+        target.add_sums(ctx.bias, gradient, (gradient.shape[1], *[1] * (gradient.ndim - 2)))
         found = _convolution_backward(ctx, gradient, x, (True, False, False))[0] if ctx.needs_input_grad[0] else None
         return found, None, None, None, None
 

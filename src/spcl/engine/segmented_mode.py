@@ -192,7 +192,7 @@ class SegmentedMode(TorchFunctionMode):
 
 
 def _channel_shape(x: Tensor) -> tuple[int, ...]:
-    return (-1, *[1] * (x.ndim - 2))
+    return (x.shape[1], *[1] * (x.ndim - 2))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from spcl.aggregation.factors import FactoredGradients
 from spcl.engine.gradients import GradientMatrix
 
 __all__ = ["SegmentGradients", "Segments", "UnsupportedError"]
@@ -82,6 +83,7 @@ class SegmentGradients:
 
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self.segments = segments
+        self._gradients = gradients
         self._blocks = dict(zip(gradients.parameters, gradients.blocks(), strict=True))
         self._unwritten = set(gradients.parameters) if fresh else set()
 
@@ -94,6 +96,10 @@ class SegmentGradients:
             return
         segments, multiple = self.segments, self.segments.multiple(left)
         block, is_new = self._block(parameter), self._is_new(parameter)
+        lengths = [length * multiple for length in segments.lengths]
+        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(lengths)):
+            self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
+            return
         if segments.are_equal and left.dtype == block.dtype:
             rows = block[segments.rows[0] : segments.rows[-1] + 1]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
@@ -102,7 +108,6 @@ class SegmentGradients:
             else:
                 torch.baddbmm(rows, left.transpose(1, 2), right, out=rows)
             return
-        lengths = [length * multiple for length in segments.lengths]
         products = (a.T @ b for a, b in zip(left.split(lengths), right.split(lengths), strict=True))
         self._add(block, products, is_new)
 
@@ -135,6 +140,8 @@ class SegmentGradients:
 
     def _is_new(self, parameter: nn.Parameter) -> bool:
         """Return whether nothing was written for the parameter, and note that something is."""
+        if (factors := self._gradients.factors.pop(parameter, None)) is not None:
+            self._blocks[parameter].copy_(factors.dense())
         is_new = parameter in self._unwritten
         self._unwritten.discard(parameter)
         return is_new

@@ -1,0 +1,103 @@
+"""Gradients of a matrix that are kept as the factors of a product."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["FactoredGradients"]
+
+CHUNKS = 4  # of the symmetric products of samples; the triangle of chunks is 5/8 of the square
+NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
+
+
+class FactoredGradients:
+    r"""T gradients :math:`G_t = L_t^\top R_t`, where L and R have one row per sample and t is a segment of the samples.
+
+    So is the gradient of a linear layer's weight, with the inputs R and the gradients L of the outputs. Inner products
+    need those of the samples only, :math:`\langle G_s, G_t \rangle = \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot
+    R_b)`, and a weighted sum is one product. With few samples in a segment both take less time than the T matrices do.
+
+    Args:
+        left: L.
+        right: R.
+        lengths: the number of samples of every segment.
+
+    >>> left, right = torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> gradients = FactoredGradients(left, right, (2, 1))
+    >>> gradients.dense().flatten(1)
+    tensor([[1., 2.],
+            [1., 1.]])
+    >>> gradients.products()
+    tensor([[5., 3.],
+            [3., 2.]], dtype=torch.float64)
+    >>> gradients.weighted_sum(torch.tensor([1.0, 10.0]))
+    tensor([[11., 12.]])
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, lengths: Sequence[int]) -> None:
+        self.left = left.detach()
+        self.right = right.detach()
+        self.lengths = tuple(lengths)
+        self.dtype = left.dtype
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @staticmethod
+    def are_faster(left: Tensor, right: Tensor, segments: int) -> bool:
+        """Return whether inner products and weighted sums of the factors take less time than those of the matrices."""
+        samples, height, width = len(left), left.shape[1], right.shape[1]
+        return samples**2 * (height + width) < segments * (segments + NUMBERS_PER_PRODUCT) * height * width
+
+    @cached_property
+    def segment(self) -> Tensor:
+        """The segment of every sample."""
+        lengths = torch.tensor(self.lengths, device=self.left.device)
+        places = torch.arange(len(self), device=self.left.device)
+        return places.repeat_interleave(lengths, output_size=len(self.left))
+
+    def double(self) -> "FactoredGradients":
+        """Return the gradients in float64."""
+        return FactoredGradients(self.left.double(), self.right.double(), self.lengths)
+
+    def products(self) -> Tensor:
+        """Return the T×T inner products, summed over samples in float64."""
+        products = self.left.new_empty(len(self), len(self), dtype=torch.float64)
+        starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
+        step = -(-len(self) // CHUNKS)
+        for first in range(0, len(self), step):
+            last = min(first + step, len(self))
+            part = self._products(starts[first], starts[last], slice(first, last))
+            products[first:last, first:] = part
+            products[first:, first:last] = part.T
+        return products
+
+    def _products(self, start: int, stop: int, chunk: slice) -> Tensor:
+        """Return the inner products of the gradients of a chunk with those and all later ones."""
+        left, right = (each[start:stop] @ each[start:].T for each in (self.left, self.right))
+        lengths = self.lengths[chunk.start :]
+        values = left.mul_(right)
+        if len(set(lengths)) == 1:
+            return values.view(chunk.stop - chunk.start, lengths[0], len(lengths), lengths[0]).sum(
+                dim=(1, 3), dtype=torch.float64
+            )
+        segment = self.segment[start:] - chunk.start
+        sums = values.new_zeros(len(values), len(lengths), dtype=torch.float64).index_add_(1, segment, values.double())
+        result = sums.new_zeros(chunk.stop - chunk.start, len(lengths))
+        return result.index_add_(0, segment[: stop - start], sums)
+
+    def squared_trace(self) -> Tensor:
+        r"""Return the square of :math:`\sum_a |L_a|^2 |R_a|^2`, the scale of the rounding errors of the products."""
+        squares = [each.square().sum(dim=1, dtype=torch.float64) for each in (self.left, self.right)]
+        return squares[0].dot(squares[1]).square()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Return the sum of the gradients, each times its weight."""
+        return (self.left * weights.to(self.dtype)[self.segment].unsqueeze(1)).T @ self.right
+
+    def dense(self) -> Tensor:
+        """Return the gradients themselves."""
+        pairs = zip(self.left.split(self.lengths), self.right.split(self.lengths), strict=True)
+        return torch.stack([left.T @ right for left, right in pairs])
