@@ -11,6 +11,8 @@ __all__ = ["FactoredGradients"]
 CHUNKS = 4  # of the symmetric products of samples; the triangle of chunks is 5/8 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
 
+LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
+
 
 class FactoredGradients:
     r"""T gradients :math:`G_t = L_t^\top R_t`, where L and R have one row per sample and t is a segment of the samples.
@@ -49,7 +51,8 @@ class FactoredGradients:
     def are_faster(left: Tensor, right: Tensor, segments: int) -> bool:
         """Return whether inner products and weighted sums of the factors take less time than those of the matrices."""
         samples, height, width = len(left), left.shape[1], right.shape[1]
-        return samples**2 * (height + width) < segments * (segments + NUMBERS_PER_PRODUCT) * height * width
+        dense = segments * (segments + NUMBERS_PER_PRODUCT) * height * width
+        return samples**2 * (height + width) < dense - LEAST_GAIN
 
     @cached_property
     def segment(self) -> Tensor:

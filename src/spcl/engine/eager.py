@@ -65,15 +65,13 @@ class EagerEngine(Engine):
         joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
         joint += [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
         try:
-            outputs = self.one_pass.backward(joint)
+            logits = self.one_pass.backward(joint)
         except Exception as error:
             raise JointPassError(str(error)) from error
         self.fallback_reason = self.one_pass.rule.reason
-        if outputs is None:
-            return None
-        if not self.method.stores_logits:
-            return {}
-        return {samples.task.name: output[0].value.detach() for samples, output in zip(batches, outputs, strict=False)}
+        if logits is None or not self.method.stores_logits:
+            return None if logits is None else {}
+        return {samples.task.name: each for samples, each in zip(batches, logits, strict=False)}
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:

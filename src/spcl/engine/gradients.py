@@ -35,6 +35,7 @@ class GradientMatrix:
         parameters: the shared parameters.
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
+        blocks: by parameter, a view of its columns of the buffer, of shape (rows, \\*parameter.shape).
         health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
         plan: the reduction of the current step.
         factors: gradients of matrices that are kept as factors; their columns of the buffer mean nothing.
@@ -73,6 +74,7 @@ class GradientMatrix:
         self.health = torch.empty(0, HEALTH, dtype=torch.float64, device=self.device)
         self._row_tensors: list[Tensor] = []
         self._views: list[list[Tensor]] = []
+        self.blocks: dict[nn.Parameter, Tensor] = {}
         self._filled: set[int] = set()
         self._has_penalty = False
         self._open = 0
@@ -235,11 +237,11 @@ class GradientMatrix:
             start += parameter.numel()
         return views
 
-    def blocks(self) -> list[Tensor]:
-        r"""Return one view of all rows per parameter, of shape (rows, \*parameter.shape)."""
-        blocks, start, count = [], self.buffer.storage_offset(), self.plan.rows
+    def _new_blocks(self) -> dict[nn.Parameter, Tensor]:
+        blocks, start = {}, 0
         for parameter, strides in zip(self.parameters, self._strides, strict=True):
-            blocks.append(self.buffer.as_strided((count, *parameter.shape), (self.length, *strides), start))
+            shape = (len(self.buffer), *parameter.shape)
+            blocks[parameter] = self.buffer.as_strided(shape, (self.length, *strides), start)
             start += parameter.numel()
         return blocks
 
@@ -248,11 +250,12 @@ class GradientMatrix:
             return
         for parameter in self.parameters:
             parameter.grad = None
-        self._views, self._row_tensors = [], []
+        self._views, self._row_tensors, self.blocks = [], [], {}
         self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is allocated
         self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
         self._row_tensors = list(self.buffer)
         self._views = [self.views(row) for row in self.buffer]
+        self.blocks = self._new_blocks()
 
 
 @torch.no_grad()

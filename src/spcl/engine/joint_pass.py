@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spcl.batches import Inputs, sample_kind
+from spcl.batches import Inputs, concatenate, sample_kind
+from spcl.engine.classifier_stack import ClassifierStack
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.joining import JoiningRule
 from spcl.engine.model import Samples, SharedModel
@@ -44,7 +45,14 @@ class JointPass:
 
     Gradients that share a row are added by autograd. Gradients of several rows are computed by segments of the batch.
     A coefficient of a gradient scales the gradient of the features, so that heads are trained without it.
+
+    Attributes:
+        losses: of the batches, once there was a forward pass.
+        logits: of the batches, likewise.
     """
+
+    losses: Tensor
+    logits: list[Tensor]
 
     def __init__(
         self, model: SharedModel, gradients: GradientMatrix, rule: JoiningRule, batches: Sequence[JointBatch]
@@ -58,16 +66,39 @@ class JointPass:
         self._by_segments: list[SegmentGradients] = []
         self._is_fresh = True
 
-    def outputs(self) -> list[list[Output]]:
-        """Run the forward pass; return the outputs of every batch."""
-        layouts = iter(self._layouts())
+    def forward(self, method: Method) -> None:
+        """Compute the method's losses."""
+        layouts = self._layouts()
+        own = [batch.samples[0] for batch in self._batches if batch.draw is None]
+        is_plain = len(layouts) == 1 and not self._model.has_joint_logits and method.has_plain_task_loss()
+        if is_plain and ClassifierStack.supports(own):
+            self._stacked_losses(method, ClassifierStack(own, self._model.device), *layouts[0])
+            return
+        each = iter(layouts)
         samples = [group for batch in self._batches for group in batch.samples]
-        outputs = iter(self._model.outputs(samples, backbone=lambda x: self._features(x, *next(layouts))))
-        return [[next(outputs) for _ in batch.samples] for batch in self._batches]
+        outputs = iter(self._model.outputs(samples, backbone=lambda x: self._features(x, *next(each))))
+        by_batch = [[next(outputs) for _ in batch.samples] for batch in self._batches]
+        losses = [batch.loss(method, some) for batch, some in zip(self._batches, by_batch, strict=True)]
+        self.losses, self.logits = torch.stack(losses), [some[0].value.detach() for some in by_batch]
 
-    def backward(self, losses: Sequence[Tensor]) -> None:
-        """Run the backward pass of the batches' losses."""
-        total = torch.stack(list(losses)).sum()
+    def _stacked_losses(
+        self, method: Method, stack: ClassifierStack, segments: Segments, coefficients: list[float]
+    ) -> None:
+        """Compute the losses of many plain classifiers, and of memory if it takes part."""
+        inputs = [self._model.on_device(group.x) for batch in self._batches for group in batch.samples]
+        features = self._features(concatenate(inputs), segments, coefficients)
+        own, replayed = features.split([stack.samples, len(features) - stack.samples])
+        logits = stack.logits(own)
+        losses, self.logits, others = [stack.losses(logits)], list(logits.detach()), self._batches[len(logits) :]
+        if others:
+            samples = [group for batch in others for group in batch.samples]
+            outputs = iter(self._model.head_outputs(samples, replayed))
+            losses += [batch.loss(method, [next(outputs) for _ in batch.samples]).view(1) for batch in others]
+        self.losses = torch.cat(losses)
+
+    def backward(self) -> None:
+        """Compute the gradients of the losses."""
+        total = self.losses.sum()
         if not self._by_segments:
             self._gradients.open(self._rows[0])
             total.backward()  # type: ignore[no-untyped-call]
@@ -80,7 +111,7 @@ class JointPass:
             target.finish()
         self._gradients.mark_filled(self._rows)
 
-    def _features(self, x: Inputs, segments: Segments, coefficients: list[float]) -> Tensor:
+    def _features(self, x: Inputs, segments: Segments, coefficients: Sequence[float]) -> Tensor:
         target = None
         if len(self._rows) > 1 and self._gradients.parameters:
             target = SegmentGradients(self._gradients, segments, fresh=self._is_fresh)
@@ -106,7 +137,7 @@ class JointPass:
         layouts = []
         for sizes in kinds.values():
             rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
-            layouts.append((Segments(tuple(sizes.values()), rows), list(coefficients)))
+            layouts.append((Segments.of(tuple(sizes.values()), rows), list(coefficients)))
         self._is_fresh = len(layouts) == 1
         if not self._is_fresh:
             self._gradients.clear(self._rows)

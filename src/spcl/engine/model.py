@@ -112,13 +112,16 @@ class SharedModel:
     ) -> list[Output]:
         with self.precision():
             features = backbone(concatenate([self.on_device(part) for part in inputs]))
-            joint = self._joint_logits(features) if self._is_joint(samples) else None
-            outputs, start = [], 0
-            for group in samples:
-                part = slice(start, start + len(group.y))
-                start = part.stop
-                outputs.append(self._output(group, features[part], None if joint is None else joint[part]))
-        return outputs
+            return self.head_outputs(samples, features)
+
+    def head_outputs(self, samples: Sequence[Samples], features: Tensor) -> list[Output]:
+        """Return the outputs of the heads for samples with these features, in their order."""
+        sizes = [len(group.y) for group in samples]
+        parts = features.split(sizes)
+        joints: Sequence[Tensor | None] = [None] * len(samples)
+        if self._is_joint(samples):
+            joints = self._joint_logits(features).split(sizes)
+        return [self._output(*each) for each in zip(samples, parts, joints, strict=True)]
 
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""

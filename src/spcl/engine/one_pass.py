@@ -11,7 +11,7 @@ from spcl.engine.joint_pass import JointBatch, JointPass
 from spcl.engine.model import SharedModel
 from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.trial import Joining
-from spcl.methods.base import Method, Output
+from spcl.methods.base import Method
 
 __all__ = ["OnePass"]
 
@@ -34,8 +34,8 @@ class OnePass:
         self._snapshot = snapshot
         self.rule = JoiningRule(model, gradients.parameters, snapshot)
 
-    def backward(self, batches: Sequence[JointBatch]) -> list[list[Output]] | None:
-        """Compute the gradients of the batches' losses and note their health; return the outputs of each batch.
+    def backward(self, batches: Sequence[JointBatch]) -> list[Tensor] | None:
+        """Compute the gradients of the batches' losses and note their health; return the logits of each batch.
 
         Return None, having done nothing, where every batch needs a pass of its own.
         """
@@ -43,15 +43,14 @@ class OnePass:
         passes = [] if joining is None else self._passes(batches, joining)
         if not passes or len(passes) == len(batches):
             return None
-        outputs: dict[JointBatch, list[Output]] = {}
-        losses: dict[JointBatch, Tensor] = {}
+        done = []
         for together in passes:
             joint = JointPass(self._model, self._gradients, self.rule, together)
-            outputs |= zip(together, joint.outputs(), strict=True)
-            losses |= {batch: batch.loss(self._method, outputs[batch]) for batch in together}
-            joint.backward([losses[batch] for batch in together])
-        self._note_health(batches, torch.stack([losses[batch].detach() for batch in batches]))
-        return [outputs[batch] for batch in batches]
+            joint.forward(self._method)
+            joint.backward()
+            done.append(joint)
+        self._note_health([batch for part in passes for batch in part], torch.cat([joint.losses for joint in done]))
+        return [logits for joint in done for logits in joint.logits]
 
     def _passes(self, batches: Sequence[JointBatch], joining: Joining) -> list[list[JointBatch]]:
         if joining == "segments":
@@ -63,6 +62,7 @@ class OnePass:
 
     def _note_health(self, batches: Sequence[JointBatch], losses: Tensor) -> None:
         """Note every loss beside the norms of all gradients: which of them is not finite, separate passes show."""
+        losses = losses.detach()
         places = torch.tensor([batch.gradient for batch in batches], device=losses.device)
         parts = [p.grad for p in self._model.head_parameters() if p.grad is not None]
         if not self._gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 import torch
@@ -35,6 +35,12 @@ class Segments:
 
     sizes: tuple[int, ...]
     targets: tuple[int, ...]
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, sizes: tuple[int, ...], targets: tuple[int, ...]) -> "Segments":
+        """Return segments, of which those of recent steps are kept."""
+        return cls(sizes, targets)
 
     @cached_property
     def samples(self) -> int:
@@ -84,7 +90,7 @@ class SegmentGradients:
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self.segments = segments
         self._gradients = gradients
-        self._blocks = dict(zip(gradients.parameters, gradients.blocks(), strict=True))
+        self._blocks = gradients.blocks
         self._unwritten = set(gradients.parameters) if fresh else set()
 
     def __contains__(self, parameter: object) -> bool:
@@ -133,7 +139,7 @@ class SegmentGradients:
     def finish(self) -> None:
         """Set the gradients of parameters that took no part to zero."""
         for parameter in self._unwritten:
-            self._blocks[parameter].zero_()
+            self._blocks[parameter][: self._gradients.plan.rows].zero_()
 
     def _block(self, parameter: nn.Parameter) -> Tensor:
         return self._blocks[parameter]
@@ -141,7 +147,7 @@ class SegmentGradients:
     def _is_new(self, parameter: nn.Parameter) -> bool:
         """Return whether nothing was written for the parameter, and note that something is."""
         if (factors := self._gradients.factors.pop(parameter, None)) is not None:
-            self._blocks[parameter].copy_(factors.dense())
+            self._blocks[parameter][: len(factors)].copy_(factors.dense())
         is_new = parameter in self._unwritten
         self._unwritten.discard(parameter)
         return is_new
