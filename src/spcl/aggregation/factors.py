@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class FactoredGradients:
     >>> gradients.dense().flatten(1)
     tensor([[1., 2.],
             [1., 1.]])
-    >>> gradients.products()
+    >>> gradients.products()[0]
     tensor([[5., 3.],
             [3., 2.]], dtype=torch.float64)
     >>> gradients.weighted_sum(torch.tensor([1.0, 10.0]))
@@ -65,36 +66,35 @@ class FactoredGradients:
         """Return the gradients in float64."""
         return FactoredGradients(self.left.double(), self.right.double(), self.lengths)
 
-    def products(self) -> Tensor:
-        """Return the T×T inner products, summed over samples in float64."""
+    def products(self) -> tuple[Tensor, Tensor]:
+        r"""Return the T×T inner products, summed over samples in float64, and the scale of their rounding errors.
+
+        That is :math:`\sum_a |L_a|^2 |R_a|^2`.
+        """
         products = self.left.new_empty(len(self), len(self), dtype=torch.float64)
-        starts = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
+        scale = products.new_zeros(())
+        starts = [0, *accumulate(self.lengths)]
         step = -(-len(self) // CHUNKS)
         for first in range(0, len(self), step):
             last = min(first + step, len(self))
-            part = self._products(starts[first], starts[last], slice(first, last))
+            rows = slice(starts[first], starts[last])
+            left, right = (each[rows] @ each[rows.start :].T for each in (self.left, self.right))
+            values = left.mul_(right)
+            scale += values.diagonal().sum(dtype=torch.float64)
+            part = self._sums(values, first, last)
             products[first:last, first:] = part
             products[first:, first:last] = part.T
-        return products
+        return products, scale
 
-    def _products(self, start: int, stop: int, chunk: slice) -> Tensor:
-        """Return the inner products of the gradients of a chunk with those and all later ones."""
-        left, right = (each[start:stop] @ each[start:].T for each in (self.left, self.right))
-        lengths = self.lengths[chunk.start :]
-        values = left.mul_(right)
+    def _sums(self, values: Tensor, first: int, last: int) -> Tensor:
+        """Sum values of the samples of some segments with those of the same and all later segments."""
+        lengths = self.lengths[first:]
         if len(set(lengths)) == 1:
-            return values.view(chunk.stop - chunk.start, lengths[0], len(lengths), lengths[0]).sum(
-                dim=(1, 3), dtype=torch.float64
-            )
-        segment = self.segment[start:] - chunk.start
+            of_rows = values.view(last - first, lengths[0], -1).sum(dim=1)
+            return of_rows.view(last - first, len(lengths), -1).sum(dim=2, dtype=torch.float64)
+        segment = self.segment[-values.shape[1] :] - first
         sums = values.new_zeros(len(values), len(lengths), dtype=torch.float64).index_add_(1, segment, values.double())
-        result = sums.new_zeros(chunk.stop - chunk.start, len(lengths))
-        return result.index_add_(0, segment[: stop - start], sums)
-
-    def squared_trace(self) -> Tensor:
-        r"""Return the square of :math:`\sum_a |L_a|^2 |R_a|^2`, the scale of the rounding errors of the products."""
-        squares = [each.square().sum(dim=1, dtype=torch.float64) for each in (self.left, self.right)]
-        return squares[0].dot(squares[1]).square()
+        return sums.new_zeros(last - first, len(lengths)).index_add_(0, segment[: len(values)], sums)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the sum of the gradients, each times its weight."""
@@ -102,5 +102,5 @@ class FactoredGradients:
 
     def dense(self) -> Tensor:
         """Return the gradients themselves."""
-        pairs = zip(self.left.split(self.lengths), self.right.split(self.lengths), strict=True)
-        return torch.stack([left.T @ right for left, right in pairs])
+        parts = (torch.split_with_sizes(each, list(self.lengths)) for each in (self.left, self.right))
+        return torch.stack([left.T @ right for left, right in zip(*parts, strict=True)])

@@ -142,7 +142,8 @@ def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
 def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
     """Return the Gramian of the rows, and the sum of the squared traces of its float32 slices."""
     if isinstance(rows, FactoredGradients):
-        return rows.products(), rows.squared_trace()
+        products, scale = rows.products()
+        return products, scale.square()
     tasks, length = rows.shape
     whole = length // SLICE * SLICE
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
@@ -153,7 +154,7 @@ def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
 
 def _double_products(rows: Block) -> Tensor:
     if isinstance(rows, FactoredGradients):
-        return rows.double().products()
+        return rows.double().products()[0]
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     chunk = DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK
     for start in range(0, rows.shape[1], chunk):
@@ -168,5 +169,9 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
         return True
     if not np.isfinite(matrix).all():
         return False  # products that overflow in float32 may be finite in float64
-    smallest = np.linalg.eigvalsh(matrix).min(initial=np.inf)
-    return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TOLERATED_ERROR * smallest)
+    error = SLICE_ERROR * squared_traces**0.5 + UNDERFLOW
+    diagonal = matrix.diagonal()
+    bound = (diagonal + np.abs(diagonal) - np.abs(matrix).sum(axis=1)).min(
+        initial=np.inf
+    )  # Gershgorin's, of the smallest
+    return bool(error < TOLERATED_ERROR * bound or error < TOLERATED_ERROR * np.linalg.eigvalsh(matrix).min())

@@ -87,7 +87,7 @@ class JointPass:
         """Compute the losses of many plain classifiers, and of memory if it takes part."""
         inputs = [self._model.on_device(group.x) for batch in self._batches for group in batch.samples]
         features = self._features(concatenate(inputs), segments, coefficients)
-        own, replayed = features.split([stack.samples, len(features) - stack.samples])
+        own, replayed = features[: stack.samples], features[stack.samples :]
         logits = stack.logits(own)
         losses, self.logits, others = [stack.losses(logits)], list(logits.detach()), self._batches[len(logits) :]
         if others:
@@ -151,6 +151,6 @@ class _ScaledGradient(torch.autograd.Function):
         return features.view_as(features)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * ctx.factors.view(-1, *[1] * (gradient.ndim - 1)), None

@@ -117,10 +117,10 @@ class SharedModel:
     def head_outputs(self, samples: Sequence[Samples], features: Tensor) -> list[Output]:
         """Return the outputs of the heads for samples with these features, in their order."""
         sizes = [len(group.y) for group in samples]
-        parts = features.split(sizes)
+        parts = torch.split_with_sizes(features, sizes)
         joints: Sequence[Tensor | None] = [None] * len(samples)
         if self._is_joint(samples):
-            joints = self._joint_logits(features).split(sizes)
+            joints = torch.split_with_sizes(self._joint_logits(features), sizes)
         return [self._output(*each) for each in zip(samples, parts, joints, strict=True)]
 
     def on_device(self, x: Inputs) -> Inputs:

@@ -63,12 +63,12 @@ class OnePass:
     def _note_health(self, batches: Sequence[JointBatch], losses: Tensor) -> None:
         """Note every loss beside the norms of all gradients: which of them is not finite, separate passes show."""
         losses = losses.detach()
-        places = torch.tensor([batch.gradient for batch in batches], device=losses.device)
         parts = [p.grad for p in self._model.head_parameters() if p.grad is not None]
         if not self._gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part
             parts.append(self._gradients.rows)
-        health = self._gradients.health[: int(batches[-1].gradient) + 1]
-        health.zero_()
-        health[:, 0].index_add_(0, places, losses.to(health.dtype))
-        health[:, 1] = total_norm(parts, losses)
-        health[:, 2] = self._snapshot.norm()
+        own = sum(batch.draw is None for batch in batches)
+        if len(batches) > own + 1:  # memory's loss is the sum over its batches
+            losses = torch.cat([losses[:own], losses[own:].sum(dim=0, keepdim=True)])
+        health = self._gradients.health[: len(losses)]
+        health[:, 0] = losses
+        health[:, 1:] = torch.stack([total_norm(parts, losses[0]), self._snapshot.norm().to(losses.dtype)])

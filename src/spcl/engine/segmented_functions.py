@@ -50,7 +50,7 @@ class _Linear(torch.autograd.Function):
         return functional.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         ctx.target.add_products(ctx.weight, gradient.flatten(0, -2), x.flatten(0, -2))
@@ -68,14 +68,12 @@ class _Convolution(torch.autograd.Function):
         return torch.ops.aten.convolution(x, weight, bias, *options)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,), target = ctx.saved_tensors, ctx.target
         if ctx.weight in target:
-            lengths = target.segments.multiple(x), target.segments.lengths
-            lengths = [lengths[0] * length for length in lengths[1]]
-            parts = zip(gradient.split(lengths), x.split(lengths), strict=True)
-            target.add(ctx.weight, [_convolution_backward(ctx, *part, (False, True, False))[1] for part in parts])
+            parts = zip(target.segments.split(gradient), target.segments.split(x), strict=True)
+            target.add(ctx.weight, (_convolution_backward(ctx, *part, (False, True, False))[1] for part in parts))
         target.add_sums(ctx.bias, gradient, (gradient.shape[1], *[1] * (gradient.ndim - 2)))
         found = _convolution_backward(ctx, gradient, x, (True, False, False))[0] if ctx.needs_input_grad[0] else None
         return found, None, None, None, None
@@ -97,7 +95,7 @@ class _Affine(torch.autograd.Function):
         return scaled if bias is None else scaled + bias.view(shape)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,), target = ctx.saved_tensors, ctx.target
         if ctx.weight in target:
@@ -114,7 +112,7 @@ class _Embedding(torch.autograd.Function):
         return functional.embedding(tokens, weight, padding_idx)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,), segments = ctx.saved_tensors, ctx.target.segments
         count, (entries, width) = len(segments.rows), ctx.weight.shape
@@ -136,7 +134,7 @@ class _PerSample(torch.autograd.Function):
         return parameter.detach().view(shape).expand(count, *shape[1:])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         ctx.target.add_sums(ctx.parameter, gradient, ctx.shape)
         return None, None, None, None

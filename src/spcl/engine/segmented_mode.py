@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from spcl.engine import segmented_functions as segmented
 from spcl.engine.segmented_batch_norm import normalise_batches
@@ -182,7 +182,7 @@ class SegmentedMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         left = [value for value in _tensors((*args, *kwargs.values())) if value in self._names]
         if left and any(value.requires_grad for value in _tensors((result,))):
-            raise UnsupportedError(f"the parameter {self._names[left[0]]!r} is used by {resolve_name(func) or func}")
+            raise UnsupportedError(f"the parameter {self._names[left[0]]!r} is used by {func.__name__}")
         return result
 
     @property

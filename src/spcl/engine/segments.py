@@ -1,6 +1,6 @@
 """The batches of a pass over several of them, and the gradients of each as rows of the gradient matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -77,6 +77,11 @@ class Segments:
             )
         return count // self.samples
 
+    def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the part of every segment."""
+        multiple = self.multiple(tensor)
+        return torch.split_with_sizes(tensor, [multiple * length for length in self.lengths])
+
 
 class SegmentGradients:
     """Writes the gradients of the segments of one pass, parameter by parameter, into the rows of the gradient matrix.
@@ -90,73 +95,63 @@ class SegmentGradients:
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self.segments = segments
         self._gradients = gradients
-        self._blocks = gradients.blocks
         self._unwritten = set(gradients.parameters) if fresh else set()
+        first, last = segments.rows[0], segments.rows[-1]
+        self._range = slice(first, last + 1) if segments.are_equal else None
 
     def __contains__(self, parameter: object) -> bool:
-        return isinstance(parameter, nn.Parameter) and parameter in self._blocks
+        return isinstance(parameter, nn.Parameter) and parameter in self._gradients.blocks
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
         if parameter not in self:
             return
-        segments, multiple = self.segments, self.segments.multiple(left)
-        block, is_new = self._block(parameter), self._is_new(parameter)
-        lengths = [length * multiple for length in segments.lengths]
-        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(lengths)):
-            self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
-            return
-        if segments.are_equal and left.dtype == block.dtype:
-            rows = block[segments.rows[0] : segments.rows[-1] + 1]
+        parts = [self.segments.split(each) for each in (left, right)]
+        block, is_new = self._block(parameter)
+        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(parts[0])):
+            self._gradients.factors[parameter] = FactoredGradients(left, right, [len(part) for part in parts[0]])
+        elif self._range is not None and left.dtype == block.dtype:
+            rows = block[self._range]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
-            if is_new:
-                torch.bmm(left.transpose(1, 2), right, out=rows)
-            else:
-                torch.baddbmm(rows, left.transpose(1, 2), right, out=rows)
-            return
-        products = (a.T @ b for a, b in zip(left.split(lengths), right.split(lengths), strict=True))
-        self._add(block, products, is_new)
+            torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)
+        else:
+            self._add(block, (one.T @ other for one, other in zip(*parts, strict=True)), is_new)
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
         if parameter is None or parameter not in self:
             return
-        segments, multiple = self.segments, self.segments.multiple(values)
-        aligned = (1,) * (values.ndim - len(shape)) + tuple(shape)
-        values = values.sum_to_size(len(values), *aligned[1:]).reshape(len(values), -1)
-        if segments.are_equal:
-            sums = values.view(len(segments.rows), -1, values.shape[1]).sum(dim=1)
+        aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
+        values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
+        if self._range is not None:
+            sums = values.view(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
         else:
-            parts = values.split([length * multiple for length in segments.lengths])
-            sums = torch.stack([part.sum(dim=0) for part in parts])
+            sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
         self.add(parameter, sums.view(-1, *parameter.shape))
 
-    def add(self, parameter: nn.Parameter, values: Tensor | Sequence[Tensor]) -> None:
+    def add(self, parameter: nn.Parameter, values: Tensor | Iterable[Tensor]) -> None:
         """Add one tensor per segment to the gradients of a parameter."""
         if parameter in self:
-            self._add(self._block(parameter), values, self._is_new(parameter))
+            block, is_new = self._block(parameter)
+            self._add(block, values, is_new)
 
     def finish(self) -> None:
         """Set the gradients of parameters that took no part to zero."""
         for parameter in self._unwritten:
-            self._blocks[parameter][: self._gradients.plan.rows].zero_()
+            self._gradients.blocks[parameter][: self._gradients.plan.rows].zero_()
 
-    def _block(self, parameter: nn.Parameter) -> Tensor:
-        return self._blocks[parameter]
-
-    def _is_new(self, parameter: nn.Parameter) -> bool:
-        """Return whether nothing was written for the parameter, and note that something is."""
-        if (factors := self._gradients.factors.pop(parameter, None)) is not None:
-            self._blocks[parameter][: len(factors)].copy_(factors.dense())
-        is_new = parameter in self._unwritten
+    def _block(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
+        """Return the parameter's columns, and whether nothing was written there yet; from now on something is."""
+        block, is_new = self._gradients.blocks[parameter], parameter in self._unwritten
         self._unwritten.discard(parameter)
-        return is_new
+        if (factors := self._gradients.factors.pop(parameter, None)) is not None:
+            block[: len(factors)].copy_(factors.dense())
+        return block, is_new
 
-    def _add(self, block: Tensor, values: Tensor | Sequence[Tensor], is_new: bool) -> None:
-        segments = self.segments
-        if isinstance(values, Tensor) and segments.are_equal:
-            rows = block[segments.rows[0] : segments.rows[-1] + 1]
-            (rows.copy_ if is_new else rows.add_)(values)
-            return
-        for row, value in zip(segments.rows, values, strict=True):
-            (block[row].copy_ if is_new else block[row].add_)(value)
+    def _add(self, block: Tensor, values: Tensor | Iterable[Tensor], is_new: bool) -> None:
+        if isinstance(values, Tensor) and self._range is not None:
+            pairs: Iterable[tuple[Tensor, Tensor]] = [(block[self._range], values)]
+        else:
+            pairs = ((block[row], value) for row, value in zip(self.segments.rows, values, strict=True))
+        for rows, value in pairs:
+            (rows.copy_ if is_new else rows.add_)(value)
