@@ -311,7 +311,7 @@ class OutOfSight(nn.Linear):
 FALLBACKS: dict[Callable[[], nn.Module], str] = {
     partial(CentredOverTheBatch, 32, 6): "depend on the other samples",
     partial(Noisy, 32, 6): "random numbers",
-    Product: "the parameter 'weight' is used by __matmul__",
+    Product: "the parameter 'weight' is used by matmul",
     MeanToken: "depend on the other samples",
     weight_norm: "is used by _weight_norm",
     cumulative_batch_norm: "momentum=None",
@@ -346,6 +346,38 @@ def test_a_compiled_backbone_and_mixed_precision_take_a_pass_per_batch() -> None
             learner.add_task(name, classes=2)
         learner.step({name: (images(3, 1, torch.float32), torch.arange(3) % 2) for name in "ab"})
         assert reason in learner._engine.fallback_reason
+
+
+def test_hooks_of_parameters_are_called() -> None:
+    learner = Learner(mlp(), make_method("soro"), optimizer=SGD)
+    for name in "ab":
+        learner.add_task(name, classes=2)
+    pairs = {name: (images(3, 1, torch.float32), torch.arange(3) % 2) for name in "ab"}
+    learner.step(pairs)
+    assert learner._engine.fallback_reason is None
+    seen: list[Tensor] = []
+    learner.model.backbone[1].weight.register_hook(seen.append)
+    learner.step(pairs)
+    assert "hooks" in learner._engine.fallback_reason
+    assert len(seen) == 2
+
+
+def test_a_pass_over_all_batches_that_runs_out_of_memory_is_not_tried_again() -> None:
+    class Small(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 10:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x.flatten(1))
+
+    learners = two_learners(partial(Small, 32, 6), partial(make_method, "soro"))
+    for learner in learners:
+        for name in "ab":
+            learner.add_task(name, classes=2)
+        for step in range(2):
+            report = learner.step({name: (images(6, step), torch.arange(6) % 2) for name in "ab"})
+            assert not report.skipped
+    assert "out of memory" in learners[0]._engine.fallback_reason
+    assert_equal_models(*learners)
 
 
 # -- faults

@@ -53,7 +53,7 @@ class FactoredGradients:
         """Return whether inner products and weighted sums of the factors take less time than those of the matrices."""
         samples, height, width = len(left), left.shape[1], right.shape[1]
         dense = segments * (segments + NUMBERS_PER_PRODUCT) * height * width
-        return samples**2 * (height + width) < dense - LEAST_GAIN
+        return samples**2 * (height + width) * (CHUNKS + 1) / (2 * CHUNKS) < dense - LEAST_GAIN
 
     @cached_property
     def segment(self) -> Tensor:

@@ -19,6 +19,7 @@ from spcl.engine.one_pass import OnePass
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.update import Update
+from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import add_orthogonality_gradient
 
@@ -67,6 +68,8 @@ class EagerEngine(Engine):
         try:
             logits = self.one_pass.backward(joint)
         except Exception as error:
+            if is_out_of_memory(error):  # separate passes need less
+                self.one_pass, self.fallback_reason = None, "a pass over all batches ran out of memory"
             raise JointPassError(str(error)) from error
         self.fallback_reason = self.one_pass.rule.reason
         if logits is None or not self.method.stores_logits:

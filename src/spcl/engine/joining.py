@@ -61,6 +61,8 @@ class JoiningRule:
             return "batch-norm with momentum=None averages over all batches"
         if self._model.has_joint_logits and any(_has_batch_norm(task.head) for task in self._model.classifiers):
             return "heads with batch-norm get the samples of all tasks"
+        if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in self.names):
+            return "parameters of the backbone have hooks"
         return None
 
     def _result(self, kind: Hashable, inputs: Sequence[Inputs]) -> tuple[Joining | None, str | None]:

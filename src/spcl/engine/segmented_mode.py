@@ -68,12 +68,11 @@ class SegmentedMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.batch_norm or func is Tensor.add_:
             return self._handlers[func](*args, **kwargs)
-        used = [value for value in _tensors((*args, *kwargs.values())) if value in self._names]
-        if not used:
+        if not any(value in self._names for value in _tensors((*args, *kwargs.values()))):
             return func(*args, **kwargs)
         if func in self._handlers:
             return self._handlers[func](*args, **kwargs)
-        return self._other(func, args, kwargs, used)
+        return self._other(func, args, kwargs)
 
     # -- layers
 
@@ -158,32 +157,34 @@ class SegmentedMode(TorchFunctionMode):
 
     # -- parameters used by themselves
 
-    def _other(self, func: Function, args: Sequence[Any], kwargs: dict[str, Any], used: Sequence[nn.Parameter]) -> Any:
+    def _other(self, func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function of parameters that are broadcast over samples, or that only tells something about them."""
-        target = self._known_target
-        tensors = [value for value in args if isinstance(value, Tensor)]
-        most = max(value.ndim for value in tensors) if func in ELEMENTWISE and tensors else 0
-
-        def substitute(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return type(value)(map(substitute, value))
-            if not isinstance(value, nn.Parameter) or value not in self._names:
-                return value
-            if value.ndim > 1 and len(value) == 1 and most <= value.ndim:
-                return segmented.per_sample(value, value.shape, self._segments.samples, target)
-            if value.ndim < most:
-                shape = (*[1] * (most - value.ndim), *value.shape)
-                count = next(len(tensor) for tensor in tensors if tensor.ndim == most)
-                return segmented.per_sample(value, shape, count, target)
-            return value
-
         if func.__name__ != "__get__":
-            args = [substitute(value) for value in args]
+            tensors = [value for value in args if isinstance(value, Tensor)] if func in ELEMENTWISE else []
+            widest = max(tensors, key=lambda tensor: tensor.ndim) if tensors else None
+            args = [self._per_sample(value, widest) for value in args]
         result = func(*args, **kwargs)
         left = [value for value in _tensors((*args, *kwargs.values())) if value in self._names]
         if left and any(value.requires_grad for value in _tensors((result,))):
             raise UnsupportedError(f"the parameter {self._names[left[0]]!r} is used by {func.__name__}")
         return result
+
+    def _per_sample(self, value: Any, widest: Tensor | None) -> Any:
+        """Return parameters that are broadcast over samples once for every sample; other values as they are.
+
+        These are parameters whose first dimension is 1, such as positions and class tokens, and those with fewer
+        dimensions than the tensor that they are added to or multiplied by, such as scales.
+        """
+        if isinstance(value, tuple | list):
+            return type(value)(self._per_sample(member, widest) for member in value)
+        if not isinstance(value, nn.Parameter) or value not in self._names:
+            return value
+        if widest is not None and value.ndim < widest.ndim:
+            shape = (*[1] * (widest.ndim - value.ndim), *value.shape)
+            return segmented.per_sample(value, shape, len(widest), self._known_target)
+        if value.ndim > 1 and len(value) == 1:
+            return segmented.per_sample(value, value.shape, self._segments.samples, self._known_target)
+        return value
 
     @property
     def _known_target(self) -> SegmentGradients:

@@ -75,7 +75,8 @@ class Trial:
         Errors that a pass over one batch raises are the caller's.
         """
         parts = [map_leaves(lambda leaf: leaf[:SAMPLES], x) for x in batches]
-        with torch.random.fork_rng(devices=[]), WithoutDropout(), torch.enable_grad():
+        generators = {parameter.device for parameter in self._parameters if parameter.is_cuda}
+        with torch.random.fork_rng(devices=generators), WithoutDropout(), torch.enable_grad():
             expected = self._separate(parts)
             if not all(bool(tensor.isfinite().all()) for tensor in expected):
                 return None, None
@@ -129,7 +130,7 @@ class Trial:
             features.backward(torch.cat(_cotangents(features.split(sizes))))
         target.finish()
         check_unused(self._names)
-        gradients = [view.clone() for row in matrix.rows for view in matrix.views(row)]
+        gradients = [view for row in matrix.rows for view in matrix.views(row)]
         return [features.detach(), *self._buffers(), *gradients]
 
     def _added(self, parts: Sequence[Inputs]) -> list[Tensor]:
