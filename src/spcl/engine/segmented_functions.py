@@ -116,8 +116,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,), segments = ctx.saved_tensors, ctx.target.segments
         count, (entries, width) = len(segments.rows), ctx.weight.shape
-        lengths = torch.tensor(segments.lengths, device=tokens.device) * (tokens.numel() // segments.samples)
-        first = torch.arange(count, device=tokens.device).repeat_interleave(lengths, output_size=tokens.numel())
+        first = segments.places(tokens.device).repeat_interleave(tokens.numel() // segments.samples)
         sums = gradient.new_zeros(count * entries, width)
         sums.index_add_(0, first * entries + tokens.reshape(-1), gradient.reshape(-1, width))
         sums = sums.view(count, entries, width)

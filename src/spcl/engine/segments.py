@@ -77,6 +77,12 @@ class Segments:
             )
         return count // self.samples
 
+    @lru_cache(maxsize=8)  # noqa: B019 (segments are few and small)
+    def places(self, device: torch.device) -> Tensor:
+        """Return the segment of every sample."""
+        places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
+        return places.to(device, non_blocking=True)
+
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the part of every segment."""
         multiple = self.multiple(tensor)
