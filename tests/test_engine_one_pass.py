@@ -378,9 +378,27 @@ def test_a_pass_over_all_batches_that_runs_out_of_memory_is_not_tried_again() ->
             assert not report.skipped
     assert "out of memory" in learners[0]._engine.fallback_reason
     assert_equal_models(*learners)
+    before = complete_state(learners[0])
+    with pytest.raises(torch.OutOfMemoryError):
+        learners[0].step({name: (images(11, 0), torch.arange(11) % 2) for name in "ab"})
+    assert_same(complete_state(learners[0]), before)
 
 
 # -- faults
+
+
+def test_rows_that_hold_no_gradient_yet_are_no_fault() -> None:
+    learner = Learner(mlp(), make_method("gmed"), optimizer=SGD, memory=Reservoir(6))
+    for name in "abc":
+        learner.add_task(name, classes=2)
+    passes: list[int] = []
+    learner.model.backbone.register_forward_pre_hook(lambda *_: passes.append(1))
+    for step in range(3):
+        pairs = {name: (images(3, step, torch.float32), torch.arange(3) % 2) for name in "abc"}
+        learner._engine.gradients.buffer.fill_(torch.nan)
+        passes.clear()
+        learner.step(pairs)
+    assert len(passes) == 4  # of the tasks, two that look ahead, and of memory
 
 
 @pytest.mark.parametrize("network", [batch_norm_cnn, partial(TinyResNet, dropout=0.3)])
