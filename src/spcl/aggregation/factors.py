@@ -11,7 +11,6 @@ __all__ = ["FactoredGradients"]
 
 CHUNKS = 4  # of the symmetric products of samples; the triangle of chunks is 5/8 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
-
 LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
 
 
@@ -58,9 +57,8 @@ class FactoredGradients:
     @cached_property
     def segment(self) -> Tensor:
         """The segment of every sample."""
-        lengths = torch.tensor(self.lengths, device=self.left.device)
-        places = torch.arange(len(self), device=self.left.device)
-        return places.repeat_interleave(lengths, output_size=len(self.left))
+        places = torch.arange(len(self)).repeat_interleave(torch.tensor(self.lengths))
+        return places.to(self.left.device, non_blocking=True)
 
     def double(self) -> "FactoredGradients":
         """Return the gradients in float64."""

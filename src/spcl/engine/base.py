@@ -44,6 +44,11 @@ class Engine(ABC):
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
         """Compute the gradients of the tasks' losses; return the logits by task, for methods that store them."""
 
+    @property
+    def joins_batches(self) -> bool:
+        """Whether several batches may share a pass: whether :meth:`backward_jointly` ever does anything."""
+        return False
+
     def backward_jointly(
         self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
     ) -> dict[str, Tensor] | None:

@@ -56,6 +56,11 @@ class EagerEngine(Engine):
                 logits[samples.task.name] = value
         return logits
 
+    @property
+    @override
+    def joins_batches(self) -> bool:
+        return self.one_pass is not None
+
     @override
     def backward_jointly(
         self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]

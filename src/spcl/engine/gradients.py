@@ -196,7 +196,7 @@ class GradientMatrix:
     def combine(self, weights: Array) -> None:
         """Form the weighted sum of the first rows in row 0 (Alg. 2, line 10)."""
         if self.factors:
-            self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype))
+            self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype, non_blocking=True))
             return
         first, *others = weights.tolist()
         update = self._row_tensors[0] if first == 1.0 else self._row_tensors[0].mul_(first)

@@ -123,9 +123,8 @@ class JointPass:
                 features = self._model.backbone(x)
         if set(coefficients) == {1.0} or not features.requires_grad:
             return features
-        sizes = torch.tensor(segments.sizes, device=features.device)
-        factors = torch.tensor(coefficients, dtype=features.dtype, device=features.device)
-        return _ScaledGradient.apply(features, factors.repeat_interleave(sizes, output_size=len(features)))  # type: ignore[no-any-return, no-untyped-call]
+        factors = torch.tensor(coefficients, dtype=features.dtype).repeat_interleave(torch.tensor(segments.sizes))
+        return _ScaledGradient.apply(features, factors.to(features.device, non_blocking=True))  # type: ignore[no-any-return, no-untyped-call]
 
     def _layouts(self) -> list[tuple[Segments, list[float]]]:
         """Return, for every kind of sample in the order of appearance, sizes, rows and coefficients of the batches."""

@@ -65,9 +65,8 @@ class OnePass:
         losses = losses.detach()
         parts = [p.grad for p in self._model.head_parameters() if p.grad is not None]
         if not self._gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part
-            parts.append(
-                self._gradients.rows[: 1 + max(self._gradients.plan.target(each.gradient)[0] for each in batches)]
-            )
+            last = max(self._gradients.plan.target(batch.gradient)[0] for batch in batches)
+            parts.append(self._gradients.rows[: last + 1])
         own = sum(batch.draw is None for batch in batches)
         if len(batches) > own + 1:  # memory's loss is the sum over its batches
             losses = torch.cat([losses[:own], losses[own:].sum(dim=0, keepdim=True)])

@@ -101,10 +101,9 @@ class Step:
         with outcome.timed("tasks"):
             batches = self._augmented(batches, options)
         replays: list[list[Samples]] = []
-        if replayed and not self._method.edits_memory:
+        if replayed and engine.joins_batches and not self._method.edits_memory:
             with outcome.timed("memory"):
-                drawn = [self._replay.draw(replayed, self._gradients) for _ in range(self._method.draws)]
-                replays = [self._augmented(each.samples, options) for each in drawn]
+                replays = [self._drawn(outcome, replayed, options) for _ in range(self._method.draws)]
         with outcome.timed("tasks"):  # lines 3, 4 and 7: g_i, and the gradient of head i
             self._backward(outcome, batches, replays, options.separate_passes)
         if outcome.faults:
@@ -156,15 +155,15 @@ class Step:
         """
         try:
             for draw in range(self._method.draws):
-                samples = replays[draw] if replays else self._edited(outcome, count, options)
+                samples = replays[draw] if replays else self._drawn(outcome, count, options)
                 self._engine.backward_replay(samples, [group.x for group in samples], draw)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, SpclError) or is_out_of_memory(error):
                 raise
             outcome.faults[MEMORY] = f"the model raised an error on the replay batch: {error}"
 
-    def _edited(self, outcome: Outcome, count: int, options: StepOptions) -> list[Samples]:
-        """Draw samples from memory and edit them along the tasks' gradients."""
+    def _drawn(self, outcome: Outcome, count: int, options: StepOptions) -> list[Samples]:
+        """Draw samples from memory; a method that edits them does so along the tasks' gradients."""
         drawn = self._replay.draw(count, self._gradients)
         outcome.edits += drawn.edits
         return self._augmented(_with_inputs(drawn.samples, drawn.inputs), options)
