@@ -8,12 +8,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spcl.aggregation.factors import FactoredGradients
 from spcl.errors import SpclError
 from spcl.precision import float32_products
 
-__all__ = ["gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
+__all__ = ["Block", "gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
 
 Array = NDArray[np.float64]
+Block = Tensor | FactoredGradients
 
 SLICE = 2048
 SLICE_ERROR = 2.0**-24  # relative error of a slice's product: the unit roundoff of float32
@@ -47,14 +49,17 @@ def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
     return torch.from_numpy(matrix).to(blocks[0].device)
 
 
-def gramian_and_numbers(rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
+def gramian_and_numbers(blocks: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
     """Return the :func:`gramian` of a T×n matrix and other float64 numbers on the host, in one transfer.
+
+    The matrix may be given as blocks of columns.
 
     >>> import torch
     >>> gramian_and_numbers(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.7], dtype=torch.float64))
     (array([[25.]]), array([0.5, 0.7]))
     """
-    return unpacked_gramian(packed_gramian(rows, numbers), rows)
+    blocks = [blocks.detach()] if isinstance(blocks, Tensor) else blocks
+    return _unpacked(_packed(blocks, numbers), blocks)
 
 
 def packed_gramian(rows: Tensor, numbers: Tensor) -> Tensor:
@@ -93,7 +98,7 @@ def host_gramian(matrix: Tensor) -> Array:
     return array
 
 
-def _packed(blocks: Sequence[Tensor], numbers: Tensor) -> Tensor:
+def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
     """Concatenate the T×T products, the sum of the squared traces of their slices (-1 if exact), and the numbers."""
     if all(block.dtype == torch.float32 for block in blocks):
         with float32_products("ieee"):
@@ -104,7 +109,7 @@ def _packed(blocks: Sequence[Tensor], numbers: Tensor) -> Tensor:
     return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
 
-def _unpacked(packed: Tensor, blocks: Sequence[Tensor]) -> tuple[Array, Array]:
+def _unpacked(packed: Tensor, blocks: Sequence[Block]) -> tuple[Array, Array]:
     tasks = len(blocks[0])
     values: Array = packed.cpu().numpy()
     matrix = _symmetric(values[: tasks * tasks], tasks)
@@ -134,8 +139,11 @@ def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [block.detach().reshape(block.shape[0], math.prod(block.shape[1:])) for block in blocks]
 
 
-def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
     """Return the Gramian of the rows, and the sum of the squared traces of its float32 slices."""
+    if isinstance(rows, FactoredGradients):
+        products, scale = rows.products()
+        return products, scale.square()
     tasks, length = rows.shape
     whole = length // SLICE * SLICE
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
@@ -144,7 +152,9 @@ def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
     return products.sum(dim=0, dtype=torch.float64) + _double_products(rows[:, whole:]), traces.square().sum()
 
 
-def _double_products(rows: Tensor) -> Tensor:
+def _double_products(rows: Block) -> Tensor:
+    if isinstance(rows, FactoredGradients):
+        return rows.double().products()[0]
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     chunk = DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK
     for start in range(0, rows.shape[1], chunk):
@@ -159,5 +169,9 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
         return True
     if not np.isfinite(matrix).all():
         return False  # products that overflow in float32 may be finite in float64
-    smallest = np.linalg.eigvalsh(matrix).min(initial=np.inf)
-    return bool(SLICE_ERROR * squared_traces**0.5 + UNDERFLOW < TOLERATED_ERROR * smallest)
+    error = SLICE_ERROR * squared_traces**0.5 + UNDERFLOW
+    diagonal = matrix.diagonal()
+    bound = (diagonal + np.abs(diagonal) - np.abs(matrix).sum(axis=1)).min(
+        initial=np.inf
+    )  # Gershgorin's, of the smallest
+    return bool(error < TOLERATED_ERROR * bound or error < TOLERATED_ERROR * np.linalg.eigvalsh(matrix).min())

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from spcl.aggregation.gramians import Block
 from spcl.batches import Inputs, sample_kind
 from spcl.cuda_graphs.augmentation import AugmentationGraphs
 from spcl.cuda_graphs.backbone import BackboneGraphs
@@ -41,6 +42,7 @@ class CudaGraphEngine(EagerEngine):
 
     def __init__(self, model: SharedModel, method: Method) -> None:
         super().__init__(model, method)
+        self.one_pass = None  # graphs have a pass per task
         capture = GraphCapture(model)
         self._capture = capture
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
@@ -123,8 +125,10 @@ class CudaGraphEngine(EagerEngine):
         return self.model.outputs(samples, inputs, self._backbone if of_one_kind else None)
 
     @override
-    def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
-        return self._gramian.measure(rows, numbers) if rows.is_cuda else super()._measure(rows, numbers)
+    def _measure(self, columns: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
+        if isinstance(columns, Tensor) and columns.is_cuda:
+            return self._gramian.measure(columns, numbers)
+        return super()._measure(columns, numbers)
 
     @override
     def _copy_buffers(self) -> None:

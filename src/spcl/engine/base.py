@@ -15,9 +15,13 @@ from spcl.engine.snapshot import BufferSnapshot
 from spcl.engine.update import Update
 from spcl.transforms import Transform
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "JointPassError"]
 
 Array = NDArray[np.float64]
+
+
+class JointPassError(Exception):
+    """An error in a pass over several batches, of which any may have caused it."""
 
 
 class Engine(ABC):
@@ -26,10 +30,12 @@ class Engine(ABC):
     Attributes:
         gradients: the gradients of the shared parameters, and the health of every gradient.
         capture_seconds: the time spent so far on capturing work.
+        fallback_reason: why the latest batches did not all share one pass; None if they did, or were not asked to.
     """
 
     gradients: GradientMatrix
     capture_seconds: float = 0.0
+    fallback_reason: str | None = None
 
     @abstractmethod
     def begin(self, plan: ReductionPlan) -> None:
@@ -42,6 +48,22 @@ class Engine(ABC):
     @abstractmethod
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
         """Compute the gradients of the tasks' losses; return the logits by task, for methods that store them."""
+
+    @property
+    def joins_batches(self) -> bool:
+        """Whether several batches may share a pass: whether :meth:`backward_jointly` ever does anything."""
+        return False
+
+    def backward_jointly(
+        self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
+    ) -> dict[str, Tensor] | None:
+        """Compute what :meth:`backward` and :meth:`backward_replay` would, by passes over several batches.
+
+        Return the logits by task, or None, having done nothing, if every batch needs a pass of its own. The health of
+        the gradients is known for all together: if any is not finite, only separate passes show which. An error that a
+        pass raises becomes a :class:`JointPassError`, since it may be that of any batch.
+        """
+        return None
 
     @abstractmethod
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:

@@ -9,15 +9,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from spcl.aggregation.gramians import gramian_and_numbers
+from spcl.aggregation.gramians import Block, gramian_and_numbers
 from spcl.batches import Inputs
 from spcl.engine.augmentation import augmented
-from spcl.engine.base import Engine
+from spcl.engine.base import Engine, JointPassError
 from spcl.engine.gradients import GradientMatrix
+from spcl.engine.joint_pass import JointBatch
 from spcl.engine.model import Samples, SharedModel
+from spcl.engine.one_pass import OnePass
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.update import Update
+from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import add_orthogonality_gradient
 from spcl.transforms import Transform
@@ -36,10 +39,12 @@ class EagerEngine(Engine):
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
         self.gradients = GradientMatrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
+        self.one_pass: OnePass | None = OnePass(model, method, self.gradients, self._snapshot)
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
-        self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0)
+        factored = not (self.method.elementwise or self.method.edits_memory)
+        self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0, factored=factored)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
 
@@ -56,6 +61,31 @@ class EagerEngine(Engine):
             if self.method.stores_logits and value is not None:
                 logits[samples.task.name] = value
         return logits
+
+    @property
+    @override
+    def joins_batches(self) -> bool:
+        return self.one_pass is not None
+
+    @override
+    def backward_jointly(
+        self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
+    ) -> dict[str, Tensor] | None:
+        if self.one_pass is None:
+            return None
+        memory = len(self.gradients.plan.names) - 1
+        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
+        joint += [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
+        try:
+            logits = self.one_pass.backward(joint)
+        except Exception as error:
+            if is_out_of_memory(error):  # separate passes need less
+                self.one_pass, self.fallback_reason = None, "a pass over all batches ran out of memory"
+            raise JointPassError(str(error)) from error
+        self.fallback_reason = self.one_pass.rule.reason
+        if logits is None or not self.method.stores_logits:
+            return None if logits is None else {}
+        return {samples.task.name: each for samples, each in zip(batches, logits, strict=False)}
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
@@ -74,7 +104,7 @@ class EagerEngine(Engine):
         health = self.gradients.health[: len(self.gradients.plan.names)]
         if not needed:
             return None, health.cpu().numpy()
-        products, numbers = self._measure(self.gradients.rows_with_penalty, health.view(-1))
+        products, numbers = self._measure(self.gradients.columns(), health.view(-1))
         return products, numbers.reshape(health.shape)
 
     @override
@@ -120,8 +150,8 @@ class EagerEngine(Engine):
         row = self.gradients.health[index]
         (row.add_ if add else row.copy_)(health)
 
-    def _measure(self, rows: Tensor, numbers: Tensor) -> tuple[Array, Array]:
-        return gramian_and_numbers(rows, numbers)
+    def _measure(self, columns: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
+        return gramian_and_numbers(columns, numbers)
 
     def _copy_buffers(self) -> None:
         self._snapshot.copy()

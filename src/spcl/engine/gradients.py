@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from spcl.aggregation.factors import FactoredGradients
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError
 
@@ -34,8 +35,11 @@ class GradientMatrix:
         parameters: the shared parameters.
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
+        blocks: by parameter, a view of its columns of the buffer, of shape (rows, \\*parameter.shape).
         health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
         plan: the reduction of the current step.
+        factors: gradients of matrices that are kept as factors; their columns of the buffer mean nothing.
+        keeps_factors: whether gradients may be kept so.
         dtype, device: of the shared parameters.
 
     >>> weight = nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -70,15 +74,24 @@ class GradientMatrix:
         self.health = torch.empty(0, HEALTH, dtype=torch.float64, device=self.device)
         self._row_tensors: list[Tensor] = []
         self._views: list[list[Tensor]] = []
+        self.blocks: dict[nn.Parameter, Tensor] = {}
         self._filled: set[int] = set()
         self._has_penalty = False
         self._open = 0
+        self.keeps_factors = False
+        self.factors: dict[nn.Parameter, FactoredGradients] = {}
 
     # -- a step
 
-    def begin(self, plan: ReductionPlan, penalty: bool = False) -> None:
-        """Start a step: its gradients are accumulated anew, as the plan says."""
+    def begin(self, plan: ReductionPlan, penalty: bool = False, factored: bool = False) -> None:
+        """Start a step: its gradients are accumulated anew, as the plan says.
+
+        With ``factored``, gradients of linear layers may be kept as factors instead, where that is faster; only
+        :meth:`columns` and :meth:`combine` then give what they stand for.
+        """
         self.plan = plan
+        self.keeps_factors = factored and plan.is_separate and not penalty
+        self.factors.clear()
         self._has_penalty = penalty
         self._filled.clear()
         self._reserve(plan.rows + (penalty or plan.is_weighted))
@@ -94,6 +107,23 @@ class GradientMatrix:
     def rows_with_penalty(self) -> Tensor:
         """The accumulated gradients and, if there is one, the orthogonality gradient as the last row."""
         return self.buffer[: self.plan.rows + self._has_penalty]
+
+    def columns(self) -> Tensor | list[Tensor | FactoredGradients]:
+        """Return the rows, with that of the orthogonality gradient; blocks of columns where some are factored."""
+        if not self.factors:
+            return self.rows_with_penalty
+        return [*self.factors.values(), *(self.rows[:, part] for part in self._dense_columns())]
+
+    def _dense_columns(self) -> list[slice]:
+        """Return the runs of columns that are not factored."""
+        parts, start = [slice(0, 0)], 0
+        for parameter in self.parameters:
+            stop = start + parameter.numel()
+            if parameter not in self.factors:
+                first = parts.pop().start if parts[-1].stop == start else start
+                parts.append(slice(first, stop))
+            start = stop
+        return [part for part in parts if part.stop > part.start]
 
     @property
     def penalty_row(self) -> Tensor:
@@ -118,6 +148,24 @@ class GradientMatrix:
         if is_scaled:
             self._add_to(row, self.open_row, coefficient)
         self._filled.add(row)
+
+    def open(self, row: int) -> None:
+        """Let backward passes from now on add to this row."""
+        self._open = row
+        if row not in self._filled:
+            self.open_row.zero_()
+        self.assign_grads(row)
+        self._filled.add(row)
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Set rows to zero, to which gradients are then added."""
+        for row in rows:
+            self._row_tensors[row].zero_()
+        self.mark_filled(rows)
+
+    def mark_filled(self, rows: Sequence[int]) -> None:
+        """Note that rows hold gradients."""
+        self._filled.update(rows)
 
     def add(self, gradient: int, values: Tensor) -> None:
         """Add values to this gradient."""
@@ -147,6 +195,9 @@ class GradientMatrix:
 
     def combine(self, weights: Array) -> None:
         """Form the weighted sum of the first rows in row 0 (Alg. 2, line 10)."""
+        if self.factors:
+            self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype, non_blocking=True))
+            return
         first, *others = weights.tolist()
         update = self._row_tensors[0] if first == 1.0 else self._row_tensors[0].mul_(first)
         if self.buffer.is_cuda:
@@ -154,6 +205,14 @@ class GradientMatrix:
                 update.add_(row, alpha=weight)
         elif others:
             update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
+
+    def _combine_columns(self, weights: Tensor) -> None:
+        for part in self._dense_columns():
+            self.buffer[0, part] = weights @ self.buffer[: len(weights), part]
+        for parameter, view in zip(self.parameters, self._views[0], strict=True):
+            if parameter in self.factors:
+                view.copy_(self.factors[parameter].weighted_sum(weights))
+        self.factors.clear()  # and the activations that they hold
 
     def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
         """Form the update of an elementwise rule in row 0; the rule may overwrite the rows."""
@@ -178,16 +237,25 @@ class GradientMatrix:
             start += parameter.numel()
         return views
 
+    def _new_blocks(self) -> dict[nn.Parameter, Tensor]:
+        blocks, start = {}, 0
+        for parameter, strides in zip(self.parameters, self._strides, strict=True):
+            shape = (len(self.buffer), *parameter.shape)
+            blocks[parameter] = self.buffer.as_strided(shape, (self.length, *strides), start)
+            start += parameter.numel()
+        return blocks
+
     def _reserve(self, count: int) -> None:
         if count <= len(self.buffer):
             return
         for parameter in self.parameters:
             parameter.grad = None
-        self._views, self._row_tensors = [], []
+        self._views, self._row_tensors, self.blocks = [], [], {}
         self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is allocated
         self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
         self._row_tensors = list(self.buffer)
         self._views = [self.views(row) for row in self.buffer]
+        self.blocks = self._new_blocks()
 
 
 @torch.no_grad()

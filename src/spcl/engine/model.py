@@ -66,6 +66,11 @@ class SharedModel:
         self._head_parameters: list[nn.Parameter] = []
 
     @property
+    def has_joint_logits(self) -> bool:
+        """Whether samples in training get the logits of the classes of all tasks."""
+        return self._joint
+
+    @property
     def classifiers(self) -> list[Task]:
         """The classification tasks, in the order they were added."""
         return [task for task in self.tasks.values() if task.classes is not None]
@@ -106,22 +111,26 @@ class SharedModel:
         self, samples: Sequence[Samples], inputs: Sequence[Inputs], backbone: Callable[[Inputs], Tensor]
     ) -> list[Output]:
         with self.precision():
-            features = backbone(concatenate([self._on_device(part) for part in inputs]))
-            joint = self._joint_logits(features) if self._is_joint(samples) else None
-            outputs, start = [], 0
-            for group in samples:
-                part = slice(start, start + len(group.y))
-                start = part.stop
-                outputs.append(self._output(group, features[part], None if joint is None else joint[part]))
-        return outputs
+            features = backbone(concatenate([self.on_device(part) for part in inputs]))
+            return self.head_outputs(samples, features)
 
-    def _on_device(self, x: Inputs) -> Inputs:
+    def head_outputs(self, samples: Sequence[Samples], features: Tensor) -> list[Output]:
+        """Return the outputs of the heads for samples with these features, in their order."""
+        sizes = [len(group.y) for group in samples]
+        parts = torch.split_with_sizes(features, sizes)
+        joints: Sequence[Tensor | None] = [None] * len(samples)
+        if self._is_joint(samples):
+            joints = torch.split_with_sizes(self._joint_logits(features), sizes)
+        return [self._output(*each) for each in zip(samples, parts, joints, strict=True)]
+
+    def on_device(self, x: Inputs) -> Inputs:
+        """Return inputs on the model's device."""
         return map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), x)
 
     def logits(self, x: Inputs, task: Task | None) -> Tensor:
         """Return logits (or a custom head's output) for evaluation, over all classes seen if ``task`` is None."""
         with self.precision():
-            features = self.backbone(self._on_device(x))
+            features = self.backbone(self.on_device(x))
             return self._joint_logits(features) if task is None else self._head_output(task, features)
 
     def probe(self, group: Samples) -> int | None:
@@ -130,7 +139,7 @@ class SharedModel:
         An error names the task and leaves the model unchanged.
         """
         with self.task_errors(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
-            features = self.backbone(self._on_device(group.x))
+            features = self.backbone(self.on_device(group.x))
             if not isinstance(features, Tensor):
                 raise TaskError(
                     f"the backbone must give a tensor of features, but it gives a {type(features).__name__}"

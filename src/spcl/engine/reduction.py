@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,12 @@ class ReductionPlan:
 
     def target(self, gradient: int) -> tuple[int, float]:
         """Return the row to which a gradient is added, and its coefficient there."""
-        row = int(np.abs(self.accumulation[:, gradient]).argmax())
-        return row, float(self.accumulation[row, gradient])
+        return self._targets[gradient]
+
+    @cached_property
+    def _targets(self) -> list[tuple[int, float]]:
+        rows = np.abs(self.accumulation).argmax(axis=0)
+        return list(zip(rows.tolist(), self.accumulation[rows, np.arange(len(rows))].tolist(), strict=True))
 
 
 def _reduced(names: tuple[str, ...], reduction: Reduction, weights: Sequence[float]) -> tuple[tuple[str, ...], Array]:

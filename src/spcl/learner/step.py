@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.batches import Inputs
-from spcl.engine.base import Engine
+from spcl.engine.base import Engine, JointPassError
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
@@ -37,6 +37,7 @@ class StepOptions:
         augment: transforms the inputs before they enter the network, or None.
         updates: the number of updates.
         meanwhile: called when the GPU's work is queued, before the host synchronises; or None.
+        separate_passes: compute every gradient by a pass of its own.
     """
 
     memory_batch: int | None
@@ -44,6 +45,7 @@ class StepOptions:
     augment: Transform | None
     updates: int
     meanwhile: Callable[[], object] | None
+    separate_passes: bool = False
 
 
 @dataclass
@@ -51,7 +53,8 @@ class Outcome:
     """Outcome of a step's computation.
 
     Without ``faults`` the update is in the ``.grad`` of backbone and heads. With them there is none: the step must be
-    undone, and may be repeated without the faulty gradients.
+    undone, and may be repeated without the faulty gradients. If ``is_joint``, batches shared a pass, and which of them
+    is faulty, separate passes must show.
     """
 
     losses: dict[str, float] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
     edits: list[tuple[ReplayBatch, Inputs]] = field(default_factory=list)
+    is_joint: bool = False
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -94,13 +98,18 @@ class Step:
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
         engine.begin(self._plan(names, options.measure_stability))
         with outcome.timed("tasks"):
-            if options.augment is not None:
-                inputs = engine.augment(options.augment, [group.x for group in batches])
-                batches = _with_inputs(batches, inputs)
-            outcome.logits = engine.backward(batches)  # lines 3, 4 and 7: g_i, and the gradient of head i
-        if replayed:
+            batches = self._augmented(batches, options)
+        replays: list[list[Samples]] = []
+        if replayed and engine.joins_batches and not self._method.edits_memory:
             with outcome.timed("memory"):
-                self._backward_replay(outcome, replayed, options.augment)
+                replays = [self._drawn(outcome, replayed, options) for _ in range(self._method.draws)]
+        with outcome.timed("tasks"):  # lines 3, 4 and 7: g_i, and the gradient of head i
+            self._backward(outcome, batches, replays, options.separate_passes)
+        if outcome.faults:
+            return
+        if replayed and not (outcome.is_joint and replays):
+            with outcome.timed("memory"):
+                self._backward_replay(outcome, replays, replayed, options)
         if alpha > 0.0 and self._gradients.length:
             with outcome.timed("orthogonality"):
                 engine.penalty_gradient()  # line 5: α ∇ℓ_orth, the same for every task
@@ -123,24 +132,45 @@ class Step:
             weights = self._method_weights(unknown).values.tolist()
         return ReductionPlan.make(names, self._method.reduction, separate=separate, weights=weights)
 
-    def _backward_replay(self, outcome: Outcome, count: int, augment: Transform | None) -> None:
+    def _backward(
+        self, outcome: Outcome, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]], separately: bool
+    ) -> None:
+        """Compute the gradients of the tasks, and of memory with them where batches can share a pass."""
+        try:
+            joint = None if separately else self._engine.backward_jointly(batches, replays)
+        except JointPassError as error:
+            outcome.is_joint = True
+            outcome.faults = {group.task.name: str(error) for group in batches}
+            return
+        outcome.is_joint = joint is not None
+        outcome.logits = self._engine.backward(batches) if joint is None else joint
+
+    def _backward_replay(
+        self, outcome: Outcome, replays: Sequence[Sequence[Samples]], count: int, options: StepOptions
+    ) -> None:
         """Add the gradients of the replay batches; a batch on which the model raises marks memory as faulty.
 
         A head with batch-norm, for example, cannot be trained on a single sample; the next step draws others.
         """
         try:
             for draw in range(self._method.draws):
-                drawn = self._replay.draw(count, self._gradients)
-                outcome.edits += drawn.edits
-                samples, inputs = drawn.samples, drawn.inputs
-                if augment is not None:
-                    inputs = self._engine.augment(augment, inputs)
-                    samples = _with_inputs(samples, inputs)
-                self._engine.backward_replay(samples, inputs, draw)
+                samples = replays[draw] if replays else self._drawn(outcome, count, options)
+                self._engine.backward_replay(samples, [group.x for group in samples], draw)
         except (RuntimeError, ValueError) as error:
             if isinstance(error, SpclError) or is_out_of_memory(error):
                 raise
             outcome.faults[MEMORY] = f"the model raised an error on the replay batch: {error}"
+
+    def _drawn(self, outcome: Outcome, count: int, options: StepOptions) -> list[Samples]:
+        """Draw samples from memory; a method that edits them does so along the tasks' gradients."""
+        drawn = self._replay.draw(count, self._gradients)
+        outcome.edits += drawn.edits
+        return self._augmented(_with_inputs(drawn.samples, drawn.inputs), options)
+
+    def _augmented(self, samples: Sequence[Samples], options: StepOptions) -> list[Samples]:
+        if options.augment is None:
+            return list(samples)
+        return _with_inputs(samples, self._engine.augment(options.augment, [group.x for group in samples]))
 
     def _needs_gramian(self) -> bool:
         if not self._gradients.length:  # a frozen backbone: there is nothing to weigh

@@ -1,8 +1,9 @@
 """Steps that skip faulty gradients: a step is undone and repeated without them."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
@@ -42,13 +43,13 @@ class StepRunner:
         if not self._model.backbone.training:
             self._model.backbone.train()
         self._keep_statistics()
+        options = replace(options, meanwhile=_once(options.meanwhile))
         trained, skipped, outcomes = samples, dict[str, str](), list[Outcome]()
         while trained and len(outcomes) < options.updates:
             outcome, faults = self._update(trained, update, options)
             skipped = faults | skipped
             trained = [group for group in samples if group.task.name not in skipped]
             outcomes.append(outcome)
-            options = replace(options, meanwhile=None)  # it has been called
         with outcomes[-1].timed("update"):
             self._observe(trained, outcomes[-1])
         first, *others = outcomes
@@ -71,8 +72,9 @@ class StepRunner:
                 self._step.compute_update(outcome, healthy, replayed, options)
                 if not outcome.faults:
                     break
-                skipped |= outcome.faults
-                options = replace(options, meanwhile=None)  # it has been called
+                if not outcome.is_joint:
+                    skipped |= outcome.faults
+                options = replace(options, separate_passes=outcome.is_joint)
                 self._undo(update, draws=MEMORY not in skipped)  # a faulty memory draws other samples next time
                 healthy = [group for group in samples if group.task.name not in skipped]
                 outcome = Outcome(seconds=outcome.seconds)
@@ -105,6 +107,11 @@ class StepRunner:
             return
         for group in samples:
             self._memory.observe(group.task.name, group.x, group.y, outcome.logits.get(group.task.name))
+
+
+def _once(function: Callable[[], object] | None) -> Callable[[], object] | None:
+    """Return a function that calls the given one the first time only."""
+    return None if function is None else lru_cache(maxsize=1)(function)
 
 
 def _count_skipped(samples: Sequence[Samples], skipped: Mapping[str, str]) -> None:

@@ -49,9 +49,9 @@ class BalancedCoreset(Memory):
         finished = sum(buffer.classes for buffer in self.buffers.values() if not buffer.running)
         before = 0
         for task, buffer in self.buffers.items():
-            total = finished + (buffer.classes if buffer.running else 0)
-            positions = before + np.arange(buffer.classes)
             if len(buffer.ranks) > buffer.size or finished != self._shared_by:  # otherwise nothing has changed
+                total = finished + (buffer.classes if buffer.running else 0)
+                positions = before + np.arange(buffer.classes)
                 shares = self.budget // total + (positions < self.budget % total)
                 kept[task] = _lowest(buffer.ranks, buffer.labels, shares)
             before += 0 if buffer.running else buffer.classes

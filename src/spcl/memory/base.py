@@ -238,12 +238,11 @@ class Memory(ABC):
     def _evict(self, task: str, batch: Mapping[str, Tensor]) -> None:
         """Store the chosen samples of ``batch`` and evict all samples that the policy does not choose."""
         kept = self.choose()
-        for name, buffer in self.buffers.items():
-            mask = kept.get(name)
-            if name == task:
-                buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
-            elif mask is not None and not mask.all():
-                buffer.retain(mask, {})
+        buffer, mask = self.buffers[task], kept.pop(task, None)
+        buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
+        for name, mask in kept.items():
+            if not mask.all():
+                self.buffers[name].retain(mask, {})
         if len(self) > self.budget:
             raise SpclError(
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "

@@ -1,0 +1,159 @@
+"""A training step at a fixed number of samples, from one source to many: the learner against plain training.
+
+Plain training is one pass over the joint batch with the same heads, the sum of their losses, and Adam. Beside it the
+learner takes the same step, with one pass over all sources and, for comparison, with one pass per source. In every
+round all variants take one step each, in one process; a ratio is the median of the ratios within a round. Times are
+processor time, which a busy machine disturbs less than that of the clock.
+
+    python benchmarks/sources.py [--networks MLP transformer] [--rounds 25] [--threads 1] [--figure sources.png]
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from spcl.learner import Learner
+from spcl.methods import ER, SORO, Method
+from spcl.models import MLP, ResNet18, SmallCNN, TextTransformer
+
+CLASSES = 5
+Batch = tuple[Tensor, Tensor]
+Step = Callable[[Sequence[Batch]], object]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A backbone, its inputs, how many samples a step has, and how many rounds are measured."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int], Tensor]
+    samples: int
+    rounds: int
+
+
+NETWORKS = {
+    "MLP": Network(lambda: MLP(784), lambda count: torch.randn(count, 784), 512, 25),
+    "CNN": Network(SmallCNN, lambda count: torch.randn(count, 3, 32, 32), 64, 5),
+    "transformer": Network(
+        lambda: TextTransformer(1000, 16), lambda count: torch.randint(1, 1000, (count, 16)), 128, 5
+    ),
+    "ResNet-18": Network(ResNet18, lambda count: torch.randn(count, 3, 32, 32), 8, 3),
+}
+
+
+# -- the variants: a step for a network and a number of sources
+
+
+def joint(backbone: nn.Module, sources: int) -> Step:
+    heads = [nn.Linear(backbone.feature_dim, CLASSES) for _ in range(sources)]
+    optimizer = torch.optim.Adam([parameter for module in (backbone, *heads) for parameter in module.parameters()])
+
+    def step(given: Sequence[Batch]) -> None:
+        optimizer.zero_grad()
+        features = backbone(torch.cat([x for x, _ in given])).split([len(x) for x, _ in given])
+        losses = [cross_entropy(head(f), y) for head, f, (_, y) in zip(heads, features, given, strict=True)]
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def learner(backbone: nn.Module, sources: int, method: Method, one_pass: bool) -> Step:
+    trained = Learner(backbone, method, optimizer=torch.optim.Adam)
+    if not one_pass:
+        trained._engine.one_pass = None
+    for source in range(sources):
+        trained.add_task(str(source), classes=CLASSES)
+    return lambda given: trained.step({str(source): pair for source, pair in enumerate(given)})
+
+
+VARIANTS: dict[str, Callable[[nn.Module, int], Step]] = {
+    "joint": joint,
+    "SORO": lambda backbone, sources: learner(backbone, sources, SORO(), one_pass=True),
+    "SORO, a pass each": lambda backbone, sources: learner(backbone, sources, SORO(), one_pass=False),
+    "ER": lambda backbone, sources: learner(backbone, sources, ER(), one_pass=True),
+    "ER, a pass each": lambda backbone, sources: learner(backbone, sources, ER(), one_pass=False),
+}
+
+
+# -- the measurements
+
+
+def seconds(step: Step, given: Sequence[Batch]) -> float:
+    begin = process_time()
+    step(given)
+    return process_time() - begin
+
+
+def measure(network: Network, sources: int, rounds: int) -> dict[str, list[float]]:
+    torch.manual_seed(0)
+    size = network.samples // sources
+    given = [(network.inputs(size), torch.randint(CLASSES, (size,))) for _ in range(sources)]
+    steps = {name: make(network.make(), sources) for name, make in VARIANTS.items()}
+    for step in steps.values():
+        step(given)
+    taken = [{name: seconds(step, given) for name, step in steps.items()} for _ in range(rounds)]
+    return {name: [one[name] for one in taken] for name in VARIANTS}
+
+
+def ratio(found: Mapping[str, Sequence[float]], name: str) -> float:
+    return median(one / other for one, other in zip(found[name], found["joint"], strict=True))
+
+
+def print_table(name: str, network: Network, found: Mapping[int, Mapping[str, Sequence[float]]], threads: int) -> None:
+    table = Table(
+        title=f"{name}: a step of {network.samples} samples, {threads} CPU thread(s)",
+        caption="times plain training on the joint batch with the same heads",
+    )
+    for heading in ("sources × samples", "joint batch", *list(VARIANTS)[1:]):
+        table.add_column(heading, justify="right")
+    for sources, times in found.items():
+        ratios = [f"{ratio(times, variant):.2f}×" for variant in list(VARIANTS)[1:]]
+        milliseconds = f"{1e3 * median(times['joint']):.1f} ms"
+        table.add_row(f"{sources} × {network.samples // sources}", milliseconds, *ratios)
+    Console().print(table)
+
+
+def write_figure(path: Path, found: Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.2), squeeze=False, layout="constrained")
+    for axis, (name, by_sources) in zip(axes[0], found.items(), strict=True):
+        for variant in VARIANTS:
+            axis.plot(list(by_sources), [ratio(times, variant) for times in by_sources.values()], "o-", label=variant)
+        axis.set(title=name, xscale="log", yscale="log", xlabel="sources", ylabel="time / joint batch")
+        axis.set_xticks(list(by_sources), labels=map(str, by_sources))
+    axes[0, 0].legend(fontsize="small")
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The cost of a training step over the number of sources.")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="networks to measure")
+    parser.add_argument("--sources", nargs="+", type=int, default=[2**n for n in range(7)], help="numbers of sources")
+    parser.add_argument("--rounds", type=int, help="steps of each variant (default: 3 to 25, by network)")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads")
+    parser.add_argument("--figure", type=Path, help="file for a figure, e.g. sources.png")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    found: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for name in arguments.networks:
+        network = NETWORKS[name]
+        counts = [sources for sources in arguments.sources if sources <= network.samples]
+        found[name] = {sources: measure(network, sources, arguments.rounds or network.rounds) for sources in counts}
+        print_table(name, network, found[name], arguments.threads)
+    if arguments.figure is not None:
+        write_figure(arguments.figure, found)
+
+
+if __name__ == "__main__":
+    main()

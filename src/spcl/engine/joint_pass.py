@@ -1,0 +1,155 @@
+"""One pass over several batches."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spcl.batches import Inputs, concatenate, sample_kind
+from spcl.engine.classifier_stack import ClassifierStack
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.joining import JoiningRule
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.segmented_mode import SegmentedMode
+from spcl.engine.segments import SegmentGradients, Segments
+from spcl.engine.trial import check_unused
+from spcl.methods.base import Method, Output
+
+__all__ = ["JointBatch", "JointPass"]
+
+
+@dataclass(frozen=True, eq=False)
+class JointBatch:
+    """A batch that shares a pass with others.
+
+    Attributes:
+        gradient: the index of its gradient in the step.
+        samples: one task's, or those of a replay batch, by task.
+        draw: which replay batch it is, or None for a task's own batch.
+    """
+
+    gradient: int
+    samples: Sequence[Samples]
+    draw: int | None = None
+
+    def loss(self, method: Method, outputs: Sequence[Output]) -> Tensor:
+        """Return the method's loss on the batch."""
+        return method.task_loss(outputs[0]) if self.draw is None else method.memory_loss(outputs, self.draw)
+
+
+class JointPass:
+    """A forward and a backward pass over several batches, whose gradients go to the rows that the plan says.
+
+    Gradients that share a row are added by autograd. Gradients of several rows are computed by segments of the batch.
+    A coefficient of a gradient scales the gradient of the features, so that heads are trained without it.
+
+    Attributes:
+        losses: of the batches, once there was a forward pass.
+        logits: of the batches, likewise.
+    """
+
+    losses: Tensor
+    logits: list[Tensor]
+
+    def __init__(
+        self, model: SharedModel, gradients: GradientMatrix, rule: JoiningRule, batches: Sequence[JointBatch]
+    ) -> None:
+        self._model = model
+        self._gradients = gradients
+        self._rule = rule
+        self._batches = batches
+        self._targets = [gradients.plan.target(batch.gradient) for batch in batches]
+        self._rows = sorted({row for row, _ in self._targets})
+        self._by_segments: list[SegmentGradients] = []
+        self._is_fresh = True
+
+    def forward(self, method: Method) -> None:
+        """Compute the method's losses."""
+        layouts = self._layouts()
+        own = [batch.samples[0] for batch in self._batches if batch.draw is None]
+        is_plain = len(layouts) == 1 and not self._model.has_joint_logits and method.has_plain_task_loss()
+        if is_plain and ClassifierStack.supports(own):
+            self._stacked_losses(method, ClassifierStack(own, self._model.device), *layouts[0])
+            return
+        each = iter(layouts)
+        samples = [group for batch in self._batches for group in batch.samples]
+        outputs = iter(self._model.outputs(samples, backbone=lambda x: self._features(x, *next(each))))
+        by_batch = [[next(outputs) for _ in batch.samples] for batch in self._batches]
+        losses = [batch.loss(method, some) for batch, some in zip(self._batches, by_batch, strict=True)]
+        self.losses, self.logits = torch.stack(losses), [some[0].value.detach() for some in by_batch]
+
+    def _stacked_losses(
+        self, method: Method, stack: ClassifierStack, segments: Segments, coefficients: list[float]
+    ) -> None:
+        """Compute the losses of many plain classifiers, and of memory if it takes part."""
+        inputs = [self._model.on_device(group.x) for batch in self._batches for group in batch.samples]
+        features = self._features(concatenate(inputs), segments, coefficients)
+        own, replayed = features[: stack.samples], features[stack.samples :]
+        logits = stack.logits(own)
+        losses, self.logits, others = [stack.losses(logits)], list(logits.detach()), self._batches[len(logits) :]
+        if others:
+            samples = [group for batch in others for group in batch.samples]
+            outputs = iter(self._model.head_outputs(samples, replayed))
+            losses += [batch.loss(method, [next(outputs) for _ in batch.samples]).view(1) for batch in others]
+        self.losses = torch.cat(losses)
+
+    def backward(self) -> None:
+        """Compute the gradients of the losses."""
+        total = self.losses.sum()
+        if not self._by_segments:
+            self._gradients.open(self._rows[0])
+            total.backward()  # type: ignore[no-untyped-call]
+            return
+        for parameter in self._gradients.parameters:
+            parameter.grad = None
+        total.backward()  # type: ignore[no-untyped-call]
+        check_unused(self._rule.names)
+        for target in self._by_segments:
+            target.finish()
+        self._gradients.mark_filled(self._rows)
+
+    def _features(self, x: Inputs, segments: Segments, coefficients: Sequence[float]) -> Tensor:
+        target = None
+        if len(self._rows) > 1 and self._gradients.parameters:
+            target = SegmentGradients(self._gradients, segments, fresh=self._is_fresh)
+            self._by_segments.append(target)
+        if target is None and not self._rule.has_batch_norm:
+            features: Tensor = self._model.backbone(x)
+        else:
+            with SegmentedMode(segments, target, self._rule.names, self._rule.counters):
+                features = self._model.backbone(x)
+        if set(coefficients) == {1.0} or not features.requires_grad:
+            return features
+        factors = torch.tensor(coefficients, dtype=features.dtype).repeat_interleave(torch.tensor(segments.sizes))
+        return _ScaledGradient.apply(features, factors.to(features.device, non_blocking=True))  # type: ignore[no-any-return, no-untyped-call]
+
+    def _layouts(self) -> list[tuple[Segments, list[float]]]:
+        """Return, for every kind of sample in the order of appearance, sizes, rows and coefficients of the batches."""
+        kinds: dict[Hashable, dict[int, int]] = {}
+        for place, batch in enumerate(self._batches):
+            for group in batch.samples:
+                sizes = kinds.setdefault(sample_kind(group.x), {})
+                sizes[place] = sizes.get(place, 0) + len(group.y)
+        layouts = []
+        for sizes in kinds.values():
+            rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
+            layouts.append((Segments.of(tuple(sizes.values()), rows), list(coefficients)))
+        self._is_fresh = len(layouts) == 1
+        if not self._is_fresh:
+            self._gradients.clear(self._rows)
+        return layouts
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, factors: Tensor) -> Tensor:
+        ctx.factors = factors
+        return features.view_as(features)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factors.view(-1, *[1] * (gradient.ndim - 1)), None

@@ -1,0 +1,139 @@
+"""Differentiable functions of parameters whose backward pass gives a gradient per segment of the batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from spcl.engine.segments import SegmentGradients
+
+__all__ = ["affine", "convolution", "embedding", "linear", "per_sample"]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: SegmentGradients) -> Tensor:
+    """Return ``x weightᵀ + bias``."""
+    return _Linear.apply(x, weight, bias, target)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...], target: SegmentGradients
+) -> Tensor:
+    """Return a convolution; the options are those of ``torch.ops.aten.convolution`` after the bias."""
+    return _Convolution.apply(x, weight, bias, options, target)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def affine(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], target: SegmentGradients
+) -> Tensor:
+    """Return ``x · weight + bias``, both of which are viewed in this shape."""
+    return _Affine.apply(x, weight, bias, shape, target)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None, target: SegmentGradients) -> Tensor:
+    """Return the rows of the weight that the tokens select."""
+    return _Embedding.apply(weight, tokens, padding_idx, target)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def per_sample(parameter: Tensor, shape: Sequence[int], count: int, target: SegmentGradients) -> Tensor:
+    """Return a parameter, viewed in a shape that begins with 1, once for each of ``count`` samples."""
+    return _PerSample.apply(parameter, shape, count, target)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, target: SegmentGradients) -> Any:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.target = weight, bias, target
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ctx.target.add_products(ctx.weight, gradient.flatten(0, -2), x.flatten(0, -2))
+        ctx.target.add_sums(ctx.bias, gradient, gradient.shape[-1:])
+        return gradient.matmul(ctx.weight) if ctx.needs_input_grad[0] else None, None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, target: SegmentGradients
+    ) -> Any:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.options, ctx.target = weight, bias, options, target
+        return torch.ops.aten.convolution(x, weight, bias, *options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), target = ctx.saved_tensors, ctx.target
+        if ctx.weight in target:
+            parts = zip(target.segments.split(gradient), target.segments.split(x), strict=True)
+            target.add(ctx.weight, (_convolution_backward(ctx, *part, (False, True, False))[1] for part in parts))
+        target.add_sums(ctx.bias, gradient, (gradient.shape[1], *[1] * (gradient.ndim - 2)))
+        found = _convolution_backward(ctx, gradient, x, (True, False, False))[0] if ctx.needs_input_grad[0] else None
+        return found, None, None, None, None
+
+
+def _convolution_backward(ctx: Any, gradient: Tensor, x: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(gradient, x, ctx.weight, None, *ctx.options, mask)
+    return found
+
+
+class _Affine(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], target: SegmentGradients
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.shape, ctx.target = weight, bias, shape, target
+        scaled = x if weight is None else x * weight.view(shape)
+        return scaled if bias is None else scaled + bias.view(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), target = ctx.saved_tensors, ctx.target
+        if ctx.weight in target:
+            target.add_sums(ctx.weight, gradient * x, ctx.shape)
+        target.add_sums(ctx.bias, gradient, ctx.shape)
+        return gradient if ctx.weight is None else gradient * ctx.weight.view(ctx.shape), None, None, None, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, tokens: Tensor, padding_idx: int | None, target: SegmentGradients) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight, ctx.padding_idx, ctx.target = weight, padding_idx, target
+        return functional.embedding(tokens, weight, padding_idx)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (tokens,), segments = ctx.saved_tensors, ctx.target.segments
+        count, (entries, width) = len(segments.rows), ctx.weight.shape
+        first = segments.places(tokens.device).repeat_interleave(tokens.numel() // segments.samples)
+        sums = gradient.new_zeros(count * entries, width)
+        sums.index_add_(0, first * entries + tokens.reshape(-1), gradient.reshape(-1, width))
+        sums = sums.view(count, entries, width)
+        if ctx.padding_idx is not None:
+            sums[:, ctx.padding_idx] = 0.0
+        ctx.target.add(ctx.weight, sums)
+        return None, None, None, None
+
+
+class _PerSample(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, shape: Sequence[int], count: int, target: SegmentGradients) -> Tensor:
+        ctx.parameter, ctx.shape, ctx.target = parameter, shape, target
+        return parameter.detach().view(shape).expand(count, *shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.target.add_sums(ctx.parameter, gradient, ctx.shape)
+        return None, None, None, None

@@ -1,0 +1,163 @@
+"""The batches of a pass over several of them, and the gradients of each as rows of the gradient matrix."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from spcl.aggregation.factors import FactoredGradients
+from spcl.engine.gradients import GradientMatrix
+
+__all__ = ["SegmentGradients", "Segments", "UnsupportedError"]
+
+
+class UnsupportedError(Exception):
+    """A network whose gradients cannot be computed segment by segment; the message says why."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The batches that one pass covers, side by side.
+
+    Consecutive batches whose gradients share a row are one segment; batch-norm sees the batches.
+
+    Attributes:
+        sizes: the number of samples of every batch.
+        targets: the row of every batch's gradient.
+
+    >>> segments = Segments((8, 8, 4), (0, 0, 1))
+    >>> segments.samples, segments.rows, segments.lengths
+    (20, (0, 1), (16, 4))
+    """
+
+    sizes: tuple[int, ...]
+    targets: tuple[int, ...]
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of(cls, sizes: tuple[int, ...], targets: tuple[int, ...]) -> "Segments":
+        """Return segments, of which those of recent steps are kept."""
+        return cls(sizes, targets)
+
+    @cached_property
+    def samples(self) -> int:
+        """The number of samples in all."""
+        return sum(self.sizes)
+
+    @cached_property
+    def _parts(self) -> list[tuple[int, int]]:
+        pairs = zip(self.targets, self.sizes, strict=True)
+        return [(row, sum(size for _, size in group)) for row, group in groupby(pairs, key=lambda pair: pair[0])]
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """The row of every segment."""
+        return tuple(row for row, _ in self._parts)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of samples of every segment."""
+        return tuple(length for _, length in self._parts)
+
+    @cached_property
+    def are_equal(self) -> bool:
+        """Whether all segments have the same length and their rows follow one another."""
+        first = self.rows[0]
+        return len(set(self.lengths)) == 1 and self.rows == tuple(range(first, first + len(self.rows)))
+
+    def multiple(self, tensor: Tensor) -> int:
+        """Return how many rows of the tensor belong to a sample, whose rows must follow one another."""
+        count = len(tensor) if tensor.ndim else 0
+        if count % self.samples or not count:
+            raise UnsupportedError(
+                f"a tensor of shape {tuple(tensor.shape)} has not the {self.samples} samples in its first dimension"
+            )
+        return count // self.samples
+
+    @lru_cache(maxsize=8)  # noqa: B019 (segments are few and small)
+    def places(self, device: torch.device) -> Tensor:
+        """Return the segment of every sample."""
+        places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
+        return places.to(device, non_blocking=True)
+
+    def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Return the part of every segment."""
+        multiple = self.multiple(tensor)
+        return torch.split_with_sizes(tensor, [multiple * length for length in self.lengths])
+
+
+class SegmentGradients:
+    """Writes the gradients of the segments of one pass, parameter by parameter, into the rows of the gradient matrix.
+
+    Args:
+        gradients: the gradient matrix.
+        segments: of the pass.
+        fresh: whether the rows hold nothing yet, and every row of the step belongs to this pass.
+    """
+
+    def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
+        self.segments = segments
+        self._gradients = gradients
+        self._unwritten = set(gradients.parameters) if fresh else set()
+        first, last = segments.rows[0], segments.rows[-1]
+        self._range = slice(first, last + 1) if segments.are_equal else None
+
+    def __contains__(self, parameter: object) -> bool:
+        return isinstance(parameter, nn.Parameter) and parameter in self._gradients.blocks
+
+    def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+        """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
+        if parameter not in self:
+            return
+        parts = [self.segments.split(each) for each in (left, right)]
+        block, is_new = self._block(parameter)
+        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(parts[0])):
+            self._gradients.factors[parameter] = FactoredGradients(left, right, [len(part) for part in parts[0]])
+        elif self._range is not None and left.dtype == block.dtype:
+            rows = block[self._range]
+            left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
+            torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)
+        else:
+            self._add(block, (one.T @ other for one, other in zip(*parts, strict=True)), is_new)
+
+    def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
+        """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
+        if parameter is None or parameter not in self:
+            return
+        aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
+        values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
+        if self._range is not None:
+            sums = values.view(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
+        else:
+            sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
+        self.add(parameter, sums.view(-1, *parameter.shape))
+
+    def add(self, parameter: nn.Parameter, values: Tensor | Iterable[Tensor]) -> None:
+        """Add one tensor per segment to the gradients of a parameter."""
+        if parameter in self:
+            block, is_new = self._block(parameter)
+            self._add(block, values, is_new)
+
+    def finish(self) -> None:
+        """Set the gradients of parameters that took no part to zero."""
+        for parameter in self._unwritten:
+            self._gradients.blocks[parameter][: self._gradients.plan.rows].zero_()
+
+    def _block(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
+        """Return the parameter's columns, and whether nothing was written there yet; from now on something is."""
+        block, is_new = self._gradients.blocks[parameter], parameter in self._unwritten
+        self._unwritten.discard(parameter)
+        if (factors := self._gradients.factors.pop(parameter, None)) is not None:
+            block[: len(factors)].copy_(factors.dense())
+        return block, is_new
+
+    def _add(self, block: Tensor, values: Tensor | Iterable[Tensor], is_new: bool) -> None:
+        if isinstance(values, Tensor) and self._range is not None:
+            pairs: Iterable[tuple[Tensor, Tensor]] = [(block[self._range], values)]
+        else:
+            pairs = ((block[row], value) for row, value in zip(self.segments.rows, values, strict=True))
+        for rows, value in pairs:
+            (rows.copy_ if is_new else rows.add_)(value)
