@@ -23,6 +23,7 @@ SLOW_OR_OPTIONAL = {
     "plotly",
     "matplotlib",
     "scipy",
+    "spcl.engine.batch_norm_kernels",  # needs Triton
 }
 
 by_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -26,6 +26,11 @@ class AugmentationGraphs:
         self._cache = GraphCache(GraphCapture(model))
         self._static: dict[object, tuple[Tensor, Tensor]] = {}
         self._transform: Transform | None = None
+        self._turn = 0
+
+    def begin(self) -> None:
+        """Start a step: results of the calls before may be overwritten."""
+        self._turn = 0
 
     def supports(self, transform: Transform, inputs: Sequence[Inputs]) -> bool:
         """Return whether the transform can be captured, and the inputs are tensors of one kind on the device."""
@@ -34,12 +39,13 @@ class AugmentationGraphs:
         return one_kind and getattr(transform, "capturable", False) is True
 
     def run(self, transform: Transform, inputs: Sequence[Tensor]) -> list[Inputs]:
-        """Return the augmented inputs, which are overwritten by the next call for as many samples."""
+        """Return the augmented inputs, which stay until the next step."""
         sizes = [len(x) for x in inputs]
         if transform is not self._transform:
             self._transform = transform
             self._clear()
-        key = sum(sizes), inputs[0].shape[1:], inputs[0].dtype
+        key = sum(sizes), inputs[0].shape[1:], inputs[0].dtype, self._turn
+        self._turn += 1
         source, result = self._buffers(key, inputs)
         torch.cat(list(inputs), out=source)
 

@@ -4,16 +4,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 
 from spcl.engine.model import SharedModel
+from spcl.engine.side_streams import side_stream
 from spcl.errors import is_out_of_memory
 
-__all__ = ["MOST_GRAPHS", "GraphCapture", "side_stream"]
+__all__ = ["MOST_GRAPHS", "GraphCapture"]
 
 MOST_GRAPHS = 8
 """How many graphs of one kind are kept: each takes time to capture, and memory."""
@@ -137,9 +137,3 @@ def _buffers_in_place(modules: Sequence[nn.Module]) -> Iterator[None]:
         module._buffers[name] = buffer
     if replaced:
         raise RuntimeError(f"the backbone replaces its buffer {replaced[0][1]!r}; it must change it in place")
-
-
-@cache
-def side_stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
-    """Return a stream beside the main one, shared by all learners: the allocator keeps memory per stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

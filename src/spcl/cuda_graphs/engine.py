@@ -16,13 +16,17 @@ from spcl.cuda_graphs.cache import GraphCache
 from spcl.cuda_graphs.capture import GraphCapture
 from spcl.cuda_graphs.classifiers import ClassifierGraphs
 from spcl.cuda_graphs.gramian import GramianGraphs
+from spcl.cuda_graphs.one_pass import OnePassGraphs
 from spcl.cuda_graphs.penalty import PenaltyGraph
 from spcl.cuda_graphs.task_group import TaskGroupGraph
 from spcl.cuda_graphs.update import UpdateGraphs
+from spcl.engine.base import JointPassError
 from spcl.engine.eager import EagerEngine
+from spcl.engine.joint_pass import JointBatch
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.update import Update
+from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
 from spcl.transforms import Transform
 
@@ -47,6 +51,7 @@ class CudaGraphEngine(EagerEngine):
         self._capture = capture
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
         self._task_group = TaskGroupGraph(self._classifiers, self.gradients, capture, self._snapshot)
+        self._one_pass = OnePassGraphs(model, self.gradients, capture, self._classifiers, self._snapshot)
         self._backbone = BackboneGraphs(model, self.gradients, capture)
         self._augmentation = AugmentationGraphs(model)
         self._gramian = GramianGraphs(capture)
@@ -65,9 +70,11 @@ class CudaGraphEngine(EagerEngine):
     def begin(self, plan: ReductionPlan) -> None:
         """Start a step; the GPU computes the orthogonality gradient, which needs no samples, meanwhile."""
         super().begin(plan)
+        self.gradients.keeps_factors = False  # graphs write rows
         if self._penalty is not None:
             self._penalty.run()
         self._classifiers.begin()
+        self._augmentation.begin()
 
     @override
     def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
@@ -82,6 +89,30 @@ class CudaGraphEngine(EagerEngine):
         if can_group and self._task_group.run(batches):
             return {}
         return super().backward(batches)
+
+    @property
+    @override
+    def joins_batches(self) -> bool:
+        return self.method.has_plain_memory_loss() and not self.method.stores_logits
+
+    @override
+    def backward_jointly(
+        self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
+    ) -> dict[str, Tensor] | None:
+        is_plain = self.method.has_plain_memory_loss() and not self.method.stores_logits
+        if not is_plain or len(batches) + len(replays) < 2:
+            return None
+        memory = len(self.gradients.plan.names) - 1
+        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
+        joint += [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
+        try:
+            is_done = self._one_pass.run(joint)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise JointPassError(str(error)) from error
+        self.fallback_reason = self._one_pass.rule.reason
+        return {} if is_done else None
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:

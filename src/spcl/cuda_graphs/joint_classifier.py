@@ -93,6 +93,10 @@ class JointGradient:
         write_gradients(self._shared_views, shared)
         torch._foreach_add_(self._head_views, [weight, bias])
 
+    def add_to_heads(self, gradients: Sequence[Tensor]) -> None:
+        """Add gradients of the matrix and of the biases."""
+        torch._foreach_add_(self._head_views, list(gradients))
+
     def of_head(self, task: Task) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the parameters of a task's head, each with its gradient."""
         assert task.head is not None

@@ -6,12 +6,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from spcl.cuda_graphs.capture import GraphCapture, side_stream
+from spcl.cuda_graphs.capture import GraphCapture
 from spcl.cuda_graphs.classifiers import ClassifierGraphs
 from spcl.cuda_graphs.joint_classifier import JointGradient
 from spcl.cuda_graphs.static_gradient import StaticGradient
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples
+from spcl.engine.side_streams import side_stream
 from spcl.engine.snapshot import BufferSnapshot
 
 __all__ = ["TaskGroupGraph"]

@@ -81,7 +81,7 @@ class JoiningRule:
 def _network_obstacle(model: SharedModel) -> str | None:
     """Return what, whatever the samples, prevents one pass over several batches."""
     modules = list(model.backbone.modules())
-    if model.autocast is not None:
+    if model.autocast is not None and model.device.type != "cuda":
         return "passes are in mixed precision"
     if any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in modules):
         return "the backbone is compiled"

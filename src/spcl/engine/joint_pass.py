@@ -119,8 +119,8 @@ class JointPass:
         if target is None and not self._rule.has_batch_norm:
             features: Tensor = self._model.backbone(x)
         else:
-            with SegmentedMode(segments, target, self._rule.names, self._rule.counters):
-                features = self._model.backbone(x)
+            mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters)
+            features = mode.run(self._model.backbone, x)
         if set(coefficients) == {1.0} or not features.requires_grad:
             return features
         factors = torch.tensor(coefficients, dtype=features.dtype).repeat_interleave(torch.tensor(segments.sizes))

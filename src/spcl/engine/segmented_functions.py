@@ -1,94 +1,113 @@
 """Differentiable functions of parameters whose backward pass gives a gradient per segment of the batch."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from spcl.engine.segments import SegmentGradients
+from spcl.engine.side_streams import SideStreams
+
+Parameters = tuple[Any, Any]
+"""Weight and bias; in a tuple autograd does not follow them: their gradients go to the segments."""
 
 __all__ = ["affine", "convolution", "embedding", "linear", "per_sample"]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: SegmentGradients) -> Tensor:
     """Return ``x weightᵀ + bias``."""
-    return _Linear.apply(x, weight, bias, target)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(x, (weight, bias), target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...], target: SegmentGradients
 ) -> Tensor:
     """Return a convolution; the options are those of ``torch.ops.aten.convolution`` after the bias."""
-    return _Convolution.apply(x, weight, bias, options, target)  # type: ignore[no-any-return, no-untyped-call]
+    return _Convolution.apply(x, (weight, bias), options, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def affine(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], target: SegmentGradients
 ) -> Tensor:
     """Return ``x · weight + bias``, both of which are viewed in this shape."""
-    return _Affine.apply(x, weight, bias, shape, target)  # type: ignore[no-any-return, no-untyped-call]
+    return _Affine.apply(x, (weight, bias), shape, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None, target: SegmentGradients) -> Tensor:
     """Return the rows of the weight that the tokens select."""
-    return _Embedding.apply(weight, tokens, padding_idx, target)  # type: ignore[no-any-return, no-untyped-call]
+    return _Embedding.apply(tokens, (weight,), padding_idx, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def per_sample(parameter: Tensor, shape: Sequence[int], count: int, target: SegmentGradients) -> Tensor:
     """Return a parameter, viewed in a shape that begins with 1, once for each of ``count`` samples."""
-    return _PerSample.apply(parameter, shape, count, target)  # type: ignore[no-any-return, no-untyped-call]
+    return _PerSample.apply((parameter,), shape, count, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, target: SegmentGradients) -> Any:
-        ctx.save_for_backward(x)
+    def forward(ctx: Any, x: Tensor, parameters: Parameters, target: SegmentGradients, anchor: Tensor) -> Any:
+        weight, bias = parameters
+        lower = _autocast_dtype(x)
+        ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
+        ctx.save_for_backward(x, value)
         ctx.weight, ctx.bias, ctx.target = weight, bias, target
-        return functional.linear(x, weight, bias)
+        return functional.linear(x, value, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+        x, value = ctx.saved_tensors
         ctx.target.add_products(ctx.weight, gradient.flatten(0, -2), x.flatten(0, -2))
         ctx.target.add_sums(ctx.bias, gradient, gradient.shape[-1:])
-        return gradient.matmul(ctx.weight) if ctx.needs_input_grad[0] else None, None, None, None
+        return gradient.matmul(value).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: Any, target: SegmentGradients
+        ctx: Any, x: Tensor, parameters: Parameters, options: Any, target: SegmentGradients, anchor: Tensor
     ) -> Any:
-        ctx.save_for_backward(x)
+        weight, bias = parameters
+        lower = _autocast_dtype(x)
+        ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
+        ctx.save_for_backward(x, value)
         ctx.weight, ctx.bias, ctx.options, ctx.target = weight, bias, options, target
-        return torch.ops.aten.convolution(x, weight, bias, *options)
+        return torch.ops.aten.convolution(x, value, None if bias is None else bias.to(lower), *options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), target = ctx.saved_tensors, ctx.target
-        if ctx.weight in target:
-            parts = zip(target.segments.split(gradient), target.segments.split(x), strict=True)
-            target.add(ctx.weight, (_convolution_backward(ctx, *part, (False, True, False))[1] for part in parts))
+        (x, value), target, found = ctx.saved_tensors, ctx.target, None
+
+        def backward(gradient: Tensor, x: Tensor, mask: tuple[bool, ...]) -> Sequence[Tensor]:
+            return torch.ops.aten.convolution_backward(gradient, x, value, None, *ctx.options, mask)  # type: ignore[no-any-return]
+
+        with SideStreams(x.device) as streams:
+            if ctx.weight in target:
+                parts = zip(target.segments.split(gradient), target.segments.split(x), strict=True)
+                target.add_from(ctx.weight, (partial(backward, *part, (False, True, False)) for part in parts), streams)
+            if ctx.needs_input_grad[0]:
+                found = backward(gradient, x, (True, False, False))[0].to(ctx.dtype)
         target.add_sums(ctx.bias, gradient, (gradient.shape[1], *[1] * (gradient.ndim - 2)))
-        found = _convolution_backward(ctx, gradient, x, (True, False, False))[0] if ctx.needs_input_grad[0] else None
         return found, None, None, None, None
 
 
-def _convolution_backward(ctx: Any, gradient: Tensor, x: Tensor, mask: tuple[bool, ...]) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(gradient, x, ctx.weight, None, *ctx.options, mask)
-    return found
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which products are computed now."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class _Affine(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], target: SegmentGradients
+        ctx: Any, x: Tensor, parameters: Parameters, shape: Sequence[int], target: SegmentGradients, anchor: Tensor
     ) -> Tensor:
+        weight, bias = parameters
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.shape, ctx.target = weight, bias, shape, target
         scaled = x if weight is None else x * weight.view(shape)
@@ -106,7 +125,10 @@ class _Affine(torch.autograd.Function):
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, tokens: Tensor, padding_idx: int | None, target: SegmentGradients) -> Tensor:
+    def forward(
+        ctx: Any, tokens: Tensor, parameters: Any, padding_idx: int | None, target: SegmentGradients, anchor: Tensor
+    ) -> Tensor:
+        (weight,) = parameters
         ctx.save_for_backward(tokens)
         ctx.weight, ctx.padding_idx, ctx.target = weight, padding_idx, target
         return functional.embedding(tokens, weight, padding_idx)
@@ -128,9 +150,13 @@ class _Embedding(torch.autograd.Function):
 
 class _PerSample(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, shape: Sequence[int], count: int, target: SegmentGradients) -> Tensor:
+    def forward(
+        ctx: Any, parameters: Any, shape: Sequence[int], count: int, target: SegmentGradients, anchor: Tensor
+    ) -> Tensor:
+        (parameter,) = parameters
         ctx.parameter, ctx.shape, ctx.target = parameter, shape, target
-        return parameter.detach().view(shape).expand(count, *shape[1:])
+        expanded: Tensor = parameter.detach().view(shape).expand(count, *shape[1:])
+        return expanded
 
     @staticmethod
     @once_differentiable

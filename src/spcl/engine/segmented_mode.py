@@ -1,15 +1,18 @@
 """A pass of a network over several batches that gives a gradient per segment."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from spcl.batches import Inputs
 from spcl.engine import segmented_functions as segmented
-from spcl.engine.segmented_batch_norm import normalise_batches
+from spcl.engine.deferred import IN_PLACE, RELUS, DeferredTensors
+from spcl.engine.segmented_batch_norm import has_kernels, normalise_batches, normalise_images
 from spcl.engine.segments import SegmentGradients, Segments, UnsupportedError
 
 __all__ = ["SegmentedMode"]
@@ -46,6 +49,7 @@ class SegmentedMode(TorchFunctionMode):
         self._target = target
         self._names = names if target is not None else {}
         self._counters = {id(counter) for counter in counters}
+        self._deferred = DeferredTensors()
         self._handlers: dict[Function, Function] = {
             functional.batch_norm: self._batch_norm,
             Tensor.add_: self._count,
@@ -61,11 +65,21 @@ class SegmentedMode(TorchFunctionMode):
                 functional.conv3d: self._convolution(3),
             }
 
+    def run(self, network: Callable[[Any], Tensor], x: Inputs) -> Tensor:
+        """Return the network's output for the inputs."""
+        with self:
+            output = network(x)
+        (resolved,), _ = self._deferred.resolved([output], {})
+        return cast(Tensor, resolved)
+
     def __torch_function__(
         self, func: Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Call the function, or its segmented counterpart if it has parameters among its arguments."""
         kwargs = kwargs or {}
+        if func in RELUS and self._deferred.is_fresh(args[:1]):
+            return self._deferred.relu(args[0], in_place=func in IN_PLACE or kwargs.get("inplace", False))
+        args, kwargs = self._deferred.resolved(args, kwargs)
         if func is functional.batch_norm or func is Tensor.add_:
             return self._handlers[func](*args, **kwargs)
         if not any(value in self._names for value in _tensors((*args, *kwargs.values()))):
@@ -135,6 +149,12 @@ class SegmentedMode(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
+        target = self._target
+        if training and target is not None and weight in target and bias in target and has_kernels(x):
+            fused = partial(
+                normalise_images, x, weight, bias, running, self._batch_sizes(x), momentum, eps, target=target
+            )
+            return self._deferred.add(x, fused)
         if training:
             normalised = normalise_batches(x, running, self._batch_sizes(x), momentum, eps)
         else:

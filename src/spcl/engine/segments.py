@@ -1,8 +1,8 @@
 """The batches of a pass over several of them, and the gradients of each as rows of the gradient matrix."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from spcl.aggregation.factors import FactoredGradients
 from spcl.engine.gradients import GradientMatrix
+from spcl.engine.side_streams import SideStreams
 
 __all__ = ["SegmentGradients", "Segments", "UnsupportedError"]
 
@@ -96,11 +97,15 @@ class SegmentGradients:
         gradients: the gradient matrix.
         segments: of the pass.
         fresh: whether the rows hold nothing yet, and every row of the step belongs to this pass.
+
+    Attributes:
+        anchor: a tensor that autograd follows in place of the parameters; it gets no gradient.
     """
 
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self.segments = segments
         self._gradients = gradients
+        self.anchor = torch.zeros((), device=gradients.device, requires_grad=True)
         self._unwritten = set(gradients.parameters) if fresh else set()
         first, last = segments.rows[0], segments.rows[-1]
         self._range = slice(first, last + 1) if segments.are_equal else None
@@ -141,6 +146,21 @@ class SegmentGradients:
             block, is_new = self._block(parameter)
             self._add(block, values, is_new)
 
+    def add_from(
+        self, parameter: nn.Parameter, works: Iterable[Callable[[], Sequence[Tensor]]], streams: SideStreams
+    ) -> None:
+        """Add what a piece of work per segment computes, its second result, to the gradients of a parameter."""
+        block, is_new = self._block(parameter)
+        for row, work in zip(self.segments.rows, works, strict=True):
+            streams.run(partial(_store, block[row], work, is_new))
+
+    def add_by_batch(self, parameter: nn.Parameter, values: Tensor) -> None:
+        """Add one value per batch, summed over the batches of every segment, to the gradients of a parameter."""
+        counts = [len(list(group)) for _, group in groupby(self.segments.targets)]
+        if len(counts) < len(values):
+            values = torch.stack([part.sum(dim=0) for part in torch.split_with_sizes(values, counts)])
+        self.add(parameter, values)
+
     def finish(self) -> None:
         """Set the gradients of parameters that took no part to zero."""
         for parameter in self._unwritten:
@@ -161,3 +181,7 @@ class SegmentGradients:
             pairs = ((block[row], value) for row, value in zip(self.segments.rows, values, strict=True))
         for rows, value in pairs:
             (rows.copy_ if is_new else rows.add_)(value)
+
+
+def _store(row: Tensor, work: Callable[[], Sequence[Tensor]], is_new: bool) -> None:
+    (row.copy_ if is_new else row.add_)(work()[1])

@@ -20,7 +20,7 @@ __all__ = ["Joining", "Trial", "WithoutDropout"]
 Joining = Literal["segments", "rows"]
 """What one pass can cover: batches with separate gradients, or only those whose gradients are added."""
 
-SAMPLES = 4
+SAMPLES, ATTEMPTS = 4, 4
 DROPOUTS = {
     getattr(functional, name)
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -74,9 +74,20 @@ class Trial:
 
         Errors that a pass over one batch raises are the caller's.
         """
-        parts = [map_leaves(lambda leaf: leaf[:SAMPLES], x) for x in batches]
+        for attempt in range(ATTEMPTS):
+            first = attempt * SAMPLES
+            parts = [map_leaves(lambda leaf: leaf[first : first + SAMPLES], x) for x in batches]  # noqa: B023
+            if attempt and any(number_of_samples(x) < 2 for x in parts):
+                break
+            result = self._attempt(parts)
+            if result[0] == "segments":
+                return result
+        return result
+
+    def _attempt(self, parts: Sequence[Inputs]) -> tuple[Joining | None, str | None]:
         generators = {parameter.device for parameter in self._parameters if parameter.is_cuda}
-        with torch.random.fork_rng(devices=generators), WithoutDropout(), torch.enable_grad():
+        exact = torch.backends.cudnn.flags(allow_tf32=False)
+        with torch.random.fork_rng(devices=generators), WithoutDropout(), torch.enable_grad(), exact:
             expected = self._separate(parts)
             if not all(bool(tensor.isfinite().all()) for tensor in expected):
                 return None, None
@@ -124,10 +135,10 @@ class Trial:
         matrix = GradientMatrix(self._parameters, like=torch.empty(0))
         matrix.begin(ReductionPlan.make([str(row) for row in segments.rows], "none", separate=True))
         target = SegmentGradients(matrix, segments, fresh=True)
-        with SegmentedMode(segments, target, self._names, self._counters):
-            features = self._backbone(concatenate(parts))
+        mode = SegmentedMode(segments, target, self._names, self._counters)
+        features = mode.run(self._backbone, concatenate(parts))
         if features.requires_grad:
-            features.backward(torch.cat(_cotangents(features.split(sizes))))
+            torch.autograd.backward(features, torch.cat(_cotangents(torch.split_with_sizes(features, sizes))))
         target.finish()
         check_unused(self._names)
         gradients = [view for row in matrix.rows for view in matrix.views(row)]
@@ -136,9 +147,9 @@ class Trial:
     def _added(self, parts: Sequence[Inputs]) -> list[Tensor]:
         """Return features, buffers and the sum of the gradients from one pass."""
         sizes = tuple(number_of_samples(x) for x in parts)
-        with SegmentedMode(Segments(sizes, (0,) * len(sizes)), None, self._names, self._counters):
-            features = self._backbone(concatenate(parts))
-        gradients = self._gradients(features, torch.cat(_cotangents(features.split(sizes))))
+        mode = SegmentedMode(Segments(sizes, (0,) * len(sizes)), None, self._names, self._counters)
+        features = mode.run(self._backbone, concatenate(parts))
+        gradients = self._gradients(features, torch.cat(_cotangents(torch.split_with_sizes(features, sizes))))
         return [features.detach(), *self._buffers(), *gradients]
 
     def _gradients(self, features: Tensor, by: Tensor) -> list[Tensor]:

@@ -1,0 +1,165 @@
+"""The gradients of all batches of a step as one CUDA graph, for classifiers with linear heads."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
+from spcl.cuda_graphs.classifiers import ClassifierGraphs
+from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.joining import JoiningRule
+from spcl.engine.joint_pass import JointBatch
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.segmented_mode import SegmentedMode
+from spcl.engine.segments import SegmentGradients, Segments
+from spcl.engine.snapshot import BufferSnapshot, total_norm
+
+__all__ = ["OnePassGraphs"]
+
+STEADY_STEPS = 4
+"""How many steps must have had batches of the same sizes before they share a graph."""
+
+
+class OnePassGraphs:
+    """One pass over the batches of all tasks and of memory as a graph for every list of batch sizes.
+
+    Which tasks they are does not matter: every sample carries its label and the range of classes of its softmax.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        gradients: GradientMatrix,
+        capture: GraphCapture,
+        classifiers: ClassifierGraphs,
+        snapshot: BufferSnapshot,
+    ) -> None:
+        self._model = model
+        self._gradients = gradients
+        self._capture = capture
+        self._classifiers = classifiers
+        self._counts: Counter[object] = Counter()
+        self._passes: dict[object, _StaticPass] = {}
+        self.rule = JoiningRule(model, gradients.parameters, snapshot)
+
+    def run(self, batches: Sequence[JointBatch]) -> bool:
+        """Compute the gradients of the batches; return False, having done nothing, where they have no graph."""
+        samples = [group for batch in batches for group in batch.samples]
+        if self._capture.unsupported is not None or not self._classifiers.supports_together(samples):
+            return False
+        self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
+        targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
+        if any(coefficient != 1.0 for _, coefficient in targets):
+            return False
+        sizes = tuple(sum(len(group.y) for group in batch.samples) for batch in batches)
+        segments = Segments.of(sizes, tuple(row for row, _ in targets))
+        key = self._key(segments, batches, cast(Tensor, samples[0].x))
+        self._counts[key] += 1
+        if self._counts[key] <= STEADY_STEPS or self.rule.decide([batch.samples for batch in batches]) != "segments":
+            return False
+        self._pass(key, segments, batches, samples).run(self._capture)
+        self._gradients.mark_filled(segments.rows)
+        self._classifiers.note_trained(samples)
+        return True
+
+    def _key(self, segments: Segments, batches: Sequence[JointBatch], x: Tensor) -> tuple[object, ...]:
+        addresses = self._gradients.buffer.data_ptr(), self._gradients.health.data_ptr()
+        places = tuple(batch.gradient for batch in batches)
+        kind = self._capture.key(segments.samples, x)
+        return (segments, places, *addresses, self._classifiers.gradient, *kind)
+
+    def _pass(
+        self, key: object, segments: Segments, batches: Sequence[JointBatch], samples: Sequence[Samples]
+    ) -> "_StaticPass":
+        if key not in self._passes:
+            if len(self._passes) >= 2 * MOST_GRAPHS:
+                del self._passes[next(iter(self._passes))]
+            assert self._classifiers.gradient is not None
+            places = [batch.gradient for batch in batches]
+            self._passes[key] = _StaticPass(
+                self._model, self._gradients, self.rule, segments, places, cast(Tensor, samples[0].x),
+                self._classifiers.joint_classifier(), self._classifiers.gradient,
+            )  # fmt: skip
+        static = self._passes[key]
+        static.fill([cast(Tensor, group.x) for group in samples], self._classifiers.classes_of(samples))
+        return static
+
+
+class _StaticPass:
+    """The tensors that the graph of one layout reads and writes, and the work on them."""
+
+    def __init__(
+        self,
+        model: SharedModel,
+        gradients: GradientMatrix,
+        rule: JoiningRule,
+        segments: Segments,
+        places: Sequence[int],
+        x: Tensor,
+        joint: JointClassifier,
+        gradient: JointGradient,
+    ) -> None:
+        self._model = model
+        self._gradients = gradients
+        self._rule = rule
+        self._segments = segments
+        self._joint = joint
+        self._gradient = gradient
+        device, count = gradients.device, segments.samples
+        sizes = torch.tensor(segments.sizes, device=device)
+        self._x = torch.empty((count, *x.shape[1:]), dtype=x.dtype, device=device)
+        self._classes = torch.zeros(2, count, dtype=torch.int64, device=device)
+        place = torch.tensor(places, device=device)
+        self._place = place.repeat_interleave(sizes, output_size=count)
+        self._share = (1.0 / sizes).repeat_interleave(sizes, output_size=count)
+        self._health = gradients.health[: max(places) + 1]
+        self._buffers = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
+        self._replay: Callable[[], None] | None = None
+        self._is_warm = False
+
+    def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
+        """Copy the next batches into the static tensors."""
+        torch.cat([part.to(self._x.device, non_blocking=True) for part in inputs], out=self._x)
+        self._classes.copy_(classes, non_blocking=True)
+
+    def run(self, capture: GraphCapture) -> None:
+        """Replay the graph, which is captured at the second time; the first time is a warm-up."""
+        if self._replay is None and self._is_warm:
+            (self._replay,) = capture.capture([self.work]) or (None,)
+        if self._replay is None:
+            capture.warm_up(self.work)
+        else:
+            self._replay()
+        self._is_warm = True
+
+    def work(self) -> None:
+        """Compute the gradients and their health."""
+        labels, first = self._classes
+        target = SegmentGradients(self._gradients, self._segments, fresh=True)
+        mode = SegmentedMode(self._segments, target, self._rule.names, self._rule.counters)
+        with self._model.precision():
+            features = mode.run(self._model.backbone, self._x)
+            top = features.detach().requires_grad_()
+            logits = self._joint.logits(top)
+        logits = logits.float() if logits.dtype == self._model.autocast else logits
+        losses = cross_entropy(self._joint.within(logits, first), labels, reduction="none") * self._share
+        of_features, *of_heads = torch.autograd.grad(losses.sum(), [top, self._joint.weight, self._joint.bias])
+        torch.autograd.backward(features, of_features)
+        target.finish()
+        self._gradient.add_to_heads(of_heads)
+        self._note_health(losses.detach())
+
+    def _note_health(self, losses: Tensor) -> None:
+        health, parts = self._health, [self._gradient.heads]
+        if not self._gradients.plan.is_separate:
+            parts.append(self._gradients.rows)
+        health.zero_()
+        health[:, 0].index_add_(0, self._place, losses.to(health.dtype))
+        like = losses.sum()
+        health[:, 1] = total_norm(parts, like)
+        health[:, 2] = total_norm(self._buffers, like)

@@ -1,0 +1,164 @@
+"""One pass as a CUDA graph: the same gradients as a pass per batch; kernels of batch-norm against PyTorch's."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from spcl.cuda_graphs import CudaGraphEngine
+from spcl.engine.deferred import DeferredTensors
+from spcl.engine.segments import UnsupportedError
+from spcl.learner import Learner
+from spcl.memory import BalancedCoreset
+from spcl.methods import make_method
+from spcl.models import MLP, ResNet18, SmallCNN
+from spcl.transforms import Crop
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": lambda: MLP(3 * 18 * 18), "cnn": lambda: SmallCNN(3, 18)}
+SPANS = {"a": (0, 9), "b": (1, 22), "c": (2, 22)}
+
+
+def make(network: Callable[[], nn.Module], method: str, scenario: str, device: str, graphs: bool) -> Learner:
+    torch.manual_seed(0)
+    backbone = network().to(device)
+    if device == "cuda":
+        backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    memory = BalancedCoreset(60, device=device)
+    optimizer = partial(torch.optim.SGD, lr=0.01)
+    learner = Learner(backbone, make_method(method), optimizer=optimizer, memory=memory, scenario=scenario)
+    if graphs and device == "cpu":
+        learner._use_engine(CudaGraphEngine(learner.model, learner.method))
+    if not graphs and device == "cuda":
+        learner._engine._one_pass.run = lambda batches: False
+    return learner
+
+
+def train(learner: Learner, device: str, steps: int = 18) -> list[dict[str, float]]:
+    generator, losses = torch.Generator().manual_seed(1), []
+    for step in range(steps):
+        for task, (begin, end) in SPANS.items():
+            if step == begin:
+                learner.add_task(task, classes=3)
+            if step == end:
+                learner.finish_task(task)
+        active = [task for task, (begin, end) in SPANS.items() if begin <= step < end]
+        batches = {
+            task: (torch.randn(6, 3, 18, 18, generator=generator).to(device), torch.arange(6) % 3) for task in active
+        }
+        losses.append(learner.step(batches).losses)
+    return losses
+
+
+@devices
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", ["soro", "soro+dbt", "er", "mgda"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_one_graph_trains_as_a_pass_per_batch(network: str, method: str, scenario: str, device: str) -> None:
+    one, each = (make(NETWORKS[network], method, scenario, device, graphs) for graphs in (True, False))
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        mine, theirs = train(one, device), train(each, device)
+    passes = one._engine._one_pass._passes
+    assert one._engine.fallback_reason is None
+    if method != "er":  # whose gradients have coefficients
+        assert passes
+        assert device == "cpu" or any(each._replay is not None for each in passes.values())
+    for step, (left, right) in enumerate(zip(mine, theirs, strict=True)):
+        assert left == pytest.approx(right, rel=2e-3, abs=2e-4), step
+    for left, right in zip(one.model.backbone.parameters(), each.model.backbone.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=2e-2, atol=2e-4)
+
+
+@needs_gpu
+def test_losses_heads_and_statistics_of_batch_norm_are_those_of_a_pass_per_batch() -> None:
+    """Gradients may differ where rounding decides on which side of zero ReLU finds a number."""
+    one, each = (make(ResNet18, "soro", "task", "cuda", graphs) for graphs in (True, False))
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        mine, theirs = train(one, "cuda", 9), train(each, "cuda", 9)
+    assert one._engine._one_pass._passes
+    for left, right in zip(mine[:4], theirs[:4], strict=True):
+        assert left == pytest.approx(right, rel=1e-2)
+    for left, right in zip(one.model.backbone.buffers(), each.model.backbone.buffers(), strict=True):
+        torch.testing.assert_close(left, right, rtol=5e-2, atol=5e-2)
+
+
+@needs_gpu
+def test_augmented_inputs_of_tasks_stay_when_memory_is_augmented() -> None:
+    learner = make(NETWORKS["cnn"], "soro", "task", "cuda", True)
+    x = torch.randn(8, 3, 18, 18).cuda()
+    engine = learner._engine
+    for _ in range(8):
+        engine._augmentation.begin()
+        (first,) = engine.augment(Crop(1), [x])
+        kept = first.clone()
+        engine.augment(Crop(1), [x])
+        assert torch.equal(first, kept)
+
+
+# -- kernels
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(("sizes", "channels", "side"), [((3, 5, 2), 16, 7), ((40, 24), 64, 9), ((2,) * 9, 300, 2)])
+def test_batch_norm_of_several_batches_is_that_of_each(
+    sizes: tuple[int, ...], channels: int, side: int, relu: bool, dtype: torch.dtype
+) -> None:
+    from spcl.engine.batch_norm_kernels import BatchNorm
+
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(sum(sizes), channels, side, side, generator=generator) * 3 + 5).cuda().to(dtype)
+    weight, bias = (torch.randn(channels, generator=generator).cuda().requires_grad_() for _ in range(2))
+    mine, theirs = ((torch.zeros(channels).cuda(), torch.ones(channels).cuda()) for _ in range(2))
+    flow, found = torch.randn(x.shape, generator=generator).cuda().to(dtype), list[Tensor]()
+    leaf, anchor = x.clone().requires_grad_(), torch.zeros((), device="cuda", requires_grad=True)
+    y = BatchNorm.apply(leaf, (weight, bias), mine, sizes, 0.3, 1e-5, relu, lambda *g: found.extend(g), anchor)
+    (gradient,) = torch.autograd.grad(y, leaf, flow)
+    parts = []
+    for part, by in zip(x.float().split(sizes), flow.float().split(sizes), strict=True):
+        part = part.detach().requires_grad_()
+        normalised = functional.batch_norm(part, *theirs, weight, bias, True, 0.3, 1e-5)
+        out = functional.relu(normalised) if relu else normalised
+        parts.append((out, *torch.autograd.grad(out, (part, weight, bias), by)))
+    expected = [torch.stack(p) if p[0].ndim == 1 else torch.cat(p) for p in zip(*parts, strict=True)]
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    for value, reference in zip((y, gradient, *found), expected, strict=True):
+        difference = (value.float() - reference).norm() / reference.norm()
+        assert difference < (tolerance if not relu else max(tolerance, 1e-2))
+    for value, reference in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-3)
+
+
+# -- tensors that wait for what follows
+
+
+def computing(calls: list[bool], value: Tensor) -> Callable[..., Tensor]:
+    def compute(*, relu: bool) -> Tensor:
+        calls.append(relu)
+        return value.relu() if relu else value
+
+    return compute
+
+
+def test_a_deferred_tensor_is_computed_once_as_it_is_used_first() -> None:
+    calls: list[bool] = []
+    value, deferred = torch.tensor([-1.0, 2.0]), DeferredTensors()
+    held = deferred.add(value, computing(calls, value))
+    assert deferred.is_fresh([held])
+    assert torch.equal(deferred.relu(held, in_place=False), value.relu())
+    with pytest.raises(UnsupportedError, match="both with ReLU and without"):
+        deferred.resolved([held], {})
+    other = deferred.add(value, computing(calls, value))
+    ((resolved, [again]), named) = deferred.resolved([other, [other]], {"x": other})
+    assert resolved is again is named["x"] is value
+    assert not deferred.is_fresh([other])
+    replaced = deferred.add(value, computing(calls, value))
+    result = deferred.relu(replaced, in_place=True)
+    assert deferred.resolved([replaced], {})[0][0] is result
+    assert calls == [True, False, True]
