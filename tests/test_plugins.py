@@ -2,22 +2,20 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from small_benchmark import small_settings, write_benchmark
+from small_benchmark import StopAtStep, small_settings, write_benchmark
 from spcl.errors import SpclError
 from spcl.models import BACKBONES, InputSpec
 from spcl.optimizers import OPTIMIZERS
 from spcl.plugins import PluginError, load_plugins
-from spcl.runs import FolderError, InterruptedRunError, SilentView, execute, resolve_settings, resume_settings
+from spcl.runs import FolderError, InterruptedRunError, execute, resolve_settings, resume_settings
 
 SPCL = [sys.executable, "-W", "error", "-c", "from spcl.cli import main; main()"]
 
@@ -125,21 +123,13 @@ def test_everything_a_file_defines_works_by_name_and_resumes(folder: Path, tmp_p
     assert resume_settings(tmp_path / "run") == settings
 
 
-class Stop(SilentView):
-    """Requests a stop, as Ctrl-C does, after a few steps."""
-
-    def step(self, step: int, report: Any, accuracies: Any) -> None:
-        if step == 12:
-            signal.raise_signal(signal.SIGTERM)
-
-
 def test_an_interrupted_run_resumes_exactly_and_only_with_the_same_plugin(folder: Path, tmp_path: Path) -> None:
     plugin = tmp_path / "things.py"
     plugin.write_text(PLUGIN)
     settings = small_settings(folder / "data.npz", plugins=[str(plugin)], **THINGS)
     whole = execute(settings, tmp_path / "whole")
     with pytest.raises(InterruptedRunError):
-        execute(settings, tmp_path / "stopped", view=Stop())
+        execute(settings, tmp_path / "stopped", view=StopAtStep(12))
     assert execute(resume_settings(tmp_path / "stopped"), tmp_path / "stopped", resume=True).tasks == whole.tasks
     plugin.write_text(PLUGIN + "\n# changed\n")
     changed = spcl(tmp_path, "run", "--resume", "--out", "stopped")
