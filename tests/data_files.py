@@ -20,6 +20,15 @@ def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
 
 
+def write_pets(folder: Path, count: int) -> str:
+    """Write small pictures of two classes, and return the path of their folder."""
+    for kind in ("cat", "dog"):
+        (folder / kind).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (9, 9), (number, 50, 7)).save(folder / kind / f"{number}.png")
+    return str(folder)
+
+
 def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 

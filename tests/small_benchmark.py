@@ -1,11 +1,14 @@
 """A benchmark of a few hundred made-up samples, on which a run takes a fraction of a second."""
 
+import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from spcl.runs import RunSettings, resolve_settings
+from spcl.learner import StepReport
+from spcl.runs import RunSettings, SilentView, resolve_settings
 
 
 def write_benchmark(path: Path, classes: int = 6, per_class: int = 40, features: int = 8) -> Path:
@@ -25,3 +28,14 @@ def write_benchmark(path: Path, classes: int = 6, per_class: int = 40, features:
 def small_settings(benchmark: Path, **changes: Any) -> RunSettings:
     small = {"tasks": 3, "batch_size": 8, "memory_budget": 24, "threads": 1, "device": "cpu"}
     return resolve_settings({"benchmark": str(benchmark)}, small, changes)
+
+
+class StopAtStep(SilentView):
+    """Stops the run after a step, as SIGTERM does."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        if report.step == self._step:
+            signal.raise_signal(signal.SIGTERM)

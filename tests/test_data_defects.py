@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
+from data_files import write_pets
 from spcl.cli.app import app
 from spcl.data import ImageData, SourceData, from_arrays, from_npz, from_sources
 from spcl.errors import DataError, SpclError
@@ -196,11 +196,7 @@ def test_the_default_backbone_takes_images_of_any_size(shape: tuple[int, int], b
 
 def test_pictures_are_resized_to_width_and_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
-    for kind in ("cat", "dog"):
-        (tmp_path / "pets" / kind).mkdir(parents=True)
-        for number in range(2):
-            Image.new("RGB", (9, 9), (number, 50, 7)).save(tmp_path / "pets" / kind / f"{number}.png")
-    folder = str(tmp_path / "pets")
+    folder = write_pets(tmp_path / "pets", 2)
     given = parse_assignments(["data.size=[20,24]"])["data"]
     for _ in range(2):  # decoded, and from the cache
         assert load_benchmark(folder, **given).shape == (3, 24, 20)

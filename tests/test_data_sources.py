@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
+from data_files import write_pets
 from spcl.data import DATA, ImageData, Source, SourceData, from_arrays, from_npz, from_sources, hold_out, preset_for
 from spcl.errors import DataError, SpclError
 from spcl.runs import load_benchmark
@@ -218,11 +218,7 @@ def test_data_sets_of_plug_ins_are_loaded_by_name_with_options(tmp_path: Path, m
 
 def test_size_and_mode_of_pictures_are_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
-    for kind in ("cat", "dog"):
-        (tmp_path / "pets" / kind).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (9, 9), (number, 50, 7)).save(tmp_path / "pets" / kind / f"{number}.png")
-    folder = str(tmp_path / "pets")
+    folder = write_pets(tmp_path / "pets", 3)
     assert load_benchmark(folder).shape == (3, 32, 32)
     assert load_benchmark(folder, size=12, mode="L").shape == (1, 12, 12)
     for options, message in (

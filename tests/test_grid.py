@@ -120,7 +120,7 @@ def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturb
     left_unfinished = 0
     for attempt in range(5):  # where runs are fast, the first signal may find the grid complete: then once more
         out, log = tmp_path / f"out-{attempt}", tmp_path / "log"
-        for number in (signal.SIGINT, signal.SIGKILL, signal.SIGKILL):
+        for number in (signal.SIGINT, signal.SIGKILL):
             log.write_text("")
             process = start_command(command_line(benchmark, out), log)
             status = interrupt(process, number, log, generator.uniform(0.0, 0.2))

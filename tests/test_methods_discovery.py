@@ -131,7 +131,14 @@ def assert_found(outputs: Sequence[str]) -> None:
 def test_a_method_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
     assert len(NEW_METHOD.strip().splitlines()) < 60
     folder = install(tmp_path / "site", "spcl-halves", "halves = halves_method", NEW_METHOD)
-    assert_found([output(folder, *command) for command in commands(tmp_path / "run")])
+    program = f"""
+from spcl.cli.app import app
+for command in {commands(tmp_path / "run")}:
+    app(command, standalone_mode=False)
+    print("====")
+"""
+    printed = output(folder, command=[sys.executable, "-W", "error", "-c", program])
+    assert_found(printed.split("====\n")[:-1])
 
 
 def test_a_file_added_to_the_package_is_a_method(tmp_path: Path) -> None:

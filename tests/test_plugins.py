@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from small_benchmark import small_settings, write_benchmark
+from small_benchmark import StopAtStep, small_settings, write_benchmark
 from spcl.errors import SpclError
 from spcl.models import BACKBONES, InputSpec
 from spcl.optimizers import OPTIMIZERS
 from spcl.plugins import PluginError, load_plugins
-from spcl.runs import FolderError, execute, resolve_settings, resume_settings
+from spcl.runs import FolderError, InterruptedRunError, execute, resolve_settings, resume_settings
 
 SPCL = [sys.executable, "-W", "error", "-c", "from spcl.cli import main; main()"]
 
@@ -123,31 +123,17 @@ def test_everything_a_file_defines_works_by_name_and_resumes(folder: Path, tmp_p
     assert resume_settings(tmp_path / "run") == settings
 
 
-def test_a_run_in_another_process_is_killed_and_resumes_exactly(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "settings.yaml").write_text(
-        json.dumps(THINGS | {"benchmark": str(folder / "data.npz"), "tasks": 3, "batch_size": 8, "device": "cpu"})
-    )
-    kill = tmp_path / "kill.py"
-    kill.write_text(
-        PLUGIN.replace("def step(self, step, values): ...", "def step(self, step, values):\n        self.die(step)")
-        + "\n\n    def die(self, step):\n        import os\n"
-        "        if step > 12 and not (self.folder / 'died').exists():\n"
-        "            (self.folder / 'died').touch()\n            os.kill(os.getpid(), 9)\n"
-    )
-    flags = ["--settings", tmp_path / "settings.yaml", "--plugin", kill, "--set", "checkpoint_seconds=0"]
-    assert spcl(tmp_path, "run", *flags, "--out", "killed").returncode == -9
-    assert not (tmp_path / "killed" / "result.json").exists()
-    resumed = spcl(tmp_path, "run", "--resume", "--out", "killed")
-    assert resumed.returncode == 0, resumed.stderr
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "died").touch()
-    whole = spcl(tmp_path, "run", *flags, "--out", "whole")
-    assert whole.returncode == 0, whole.stderr
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "whole")]
-    assert results[0]["tasks"] == results[1]["tasks"]
-    kill.write_text(kill.read_text() + "\n# changed\n")
-    changed = spcl(tmp_path, "run", "--resume", "--out", "killed")
-    assert re.search(r"error: the plug-in .*kill\.py has changed since it was recorded", changed.stderr)
+def test_an_interrupted_run_resumes_exactly_and_only_with_the_same_plugin(folder: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "things.py"
+    plugin.write_text(PLUGIN)
+    settings = small_settings(folder / "data.npz", plugins=[str(plugin)], **THINGS)
+    whole = execute(settings, tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        execute(settings, tmp_path / "stopped", view=StopAtStep(12))
+    assert execute(resume_settings(tmp_path / "stopped"), tmp_path / "stopped", resume=True).tasks == whole.tasks
+    plugin.write_text(PLUGIN + "\n# changed\n")
+    changed = spcl(tmp_path, "run", "--resume", "--out", "stopped")
+    assert re.search(r"error: the plug-in .*things\.py has changed since it was recorded", changed.stderr)
 
 
 def test_workers_of_a_grid_load_the_plugin_and_tables_show_its_method(folder: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ QUIET = (
     "--disable-sync",
 )
 NARROW, WIDE = (390, 800), (1280, 900)
-MANY = 1500
+MANY = 999
 
 
 class Reader:

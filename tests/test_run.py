@@ -297,7 +297,7 @@ def test_killed_and_resumed_equals_uninterrupted(benchmark: Path, tmp_path: Path
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     reference = execute(small_settings(benchmark, batch_size=2, checkpoint_seconds=0.0), whole)
     arguments, kills = run_arguments(benchmark, broken), 0
-    for lines in (5, 40, 75, 110):
+    for lines in (5, 60, 110):
         child = start_child(*arguments)
         wait_for_steps(broken, lines, child)
         if child.poll() is None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from small_benchmark import small_settings, write_benchmark
+from small_benchmark import StopAtStep, small_settings, write_benchmark
 from spcl.data import from_arrays
 from spcl.errors import SpclError
 from spcl.losses import CrossEntropy
 from spcl.plugins import load_plugins
 from spcl.results import read_runs
-from spcl.runs import FolderError, InterruptedRunError, RunFolder, SilentView, execute, load_run, resolve_settings
+from spcl.runs import FolderError, InterruptedRunError, RunFolder, execute, load_run, resolve_settings
 from spcl.runs.build import make_learner
 from spcl.runs.problem import make_problem
 from spcl.transforms import Compose, Crop, Flip
@@ -35,20 +35,6 @@ HABITS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_benchmark(tmp_path_factory.mktemp("data") / "small.npz")
-
-
-class StopAfter(SilentView):
-    """Requests a stop, as Ctrl-C does, after some steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def step(self, step: int, report: Any, accuracies: Any) -> None:
-        import signal
-
-        self.steps -= 1
-        if self.steps == 0:
-            signal.raise_signal(signal.SIGTERM)
 
 
 def test_settings_become_arguments_of_the_learner(benchmark: Path) -> None:
@@ -74,7 +60,7 @@ def test_a_run_with_all_habits_resumes_exactly_and_keeps_its_model(
     settings = small_settings(benchmark, scenario=scenario, **HABITS)
     whole = execute(settings, tmp_path / "whole")
     with pytest.raises(InterruptedRunError):
-        execute(settings, tmp_path / "stopped", view=StopAfter(23))
+        execute(settings, tmp_path / "stopped", view=StopAtStep(22))
     resumed = execute(settings, tmp_path / "stopped", resume=True)
     assert resumed.tasks == whole.tasks
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "stopped")]
@@ -123,7 +109,7 @@ def test_frozen_parameters_stay_and_are_trained_after_unfreezing(benchmark: Path
     assert not torch.equal(before["layers.1.weight"], after["layers.1.weight"])
     for stop in (9, 10, 14):
         with pytest.raises(InterruptedRunError):
-            execute(later, tmp_path / f"stop-{stop}", view=StopAfter(stop))
+            execute(later, tmp_path / f"stop-{stop}", view=StopAtStep(stop - 1))
         resumed = execute(later, tmp_path / f"stop-{stop}", resume=True)
         assert resumed.tasks == RunFolder(tmp_path / "later").read_result().tasks  # type: ignore[union-attr]
 
@@ -207,7 +193,7 @@ def test_data_losses_schedules_and_transforms_of_a_plugin(tmp_path: Path) -> Non
     assert result.data is not None
     assert result.data.train + result.data.test == 80
     with pytest.raises(InterruptedRunError):
-        execute(settings, tmp_path / "stopped", view=StopAfter(4))
+        execute(settings, tmp_path / "stopped", view=StopAtStep(3))
     assert execute(settings, tmp_path / "stopped", resume=True).tasks == result.tasks
     learner = load_run(tmp_path / "run")
     loss = learner.tasks["task-0"].loss

@@ -1,8 +1,6 @@
 """Runs of sources of any kind: they complete, resume exactly, and are scored by the metric of their kind."""
 
 import json
-import signal
-from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,10 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
+from small_benchmark import StopAtStep
 from spcl.cli.app import app
 from spcl.data import ImageData, SourceData, from_arrays, from_sources
 from spcl.errors import DataError, SpclError
-from spcl.learner import StepReport
 from spcl.models import BACKBONES, InputSpec, TextTransformer
 from spcl.runs import (
     InterruptedRunError,
@@ -25,7 +23,6 @@ from spcl.runs import (
     PlainView,
     RunResult,
     RunSettings,
-    SilentView,
     execute,
     make_problem,
     resolve_settings,
@@ -56,17 +53,6 @@ def lights() -> SourceData:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 5))
     return from_sources({f"light-{k}": (x, (x[:, k] > 0).astype(int)) for k in range(3)}, name="lights")
-
-
-class StopAtStep(SilentView):
-    """Presses Ctrl-C."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        if report.step == self._step:
-            signal.raise_signal(signal.SIGINT)
 
 
 def run(out: Path, data: ImageData | SourceData, **settings: Any) -> RunResult:

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import signal
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +12,14 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from small_benchmark import small_settings, write_benchmark
+from small_benchmark import StopAtStep, small_settings, write_benchmark
 from spcl import checkpoint
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.cli.app import app
 from spcl.data import ImageData
 from spcl.errors import SpclError
-from spcl.learner import StepReport
-from spcl.runs import InterruptedRunError, RunFolder, SilentView, execute, load_benchmark
+from spcl.runs import InterruptedRunError, RunFolder, execute, load_benchmark
 from spcl.runs.provenance import MAX_BYTES, fingerprint
-
-
-class StopAtStep(SilentView):
-    """Presses Ctrl-C."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        if report.step == self._step:
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture

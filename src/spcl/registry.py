@@ -120,17 +120,20 @@ class Registry(Mapping[str, F], Generic[F]):
             if option in self._keywords or (option not in known and not takes_any):
                 hint = did_you_mean(option, known) if known else "it has none"
                 raise SpclError(f"{self.kind} {name!r} has no option {option!r}; {hint}")
-        return name, {option: self._typed(name, option, value) for option, value in options.items()}
+        for option, value in options.items():
+            self._check_type(name, option, value)
+        return name, options
 
-    def _typed(self, name: str, option: str, value: Any) -> Any:
-        """Return an option as the type that its parameter declares, if it declares one that can be checked."""
+    def _check_type(self, name: str, option: str, value: Any) -> None:
+        """Refuse an option of another type than its parameter declares, if it declares one that can be checked."""
         annotation = _annotations(self[name]).get(option)
         try:
             adapter = TypeAdapter(annotation) if annotation is not None else None
         except (PydanticSchemaGenerationError, PydanticUserError):
             adapter = None
         try:
-            return value if adapter is None else adapter.validate_python(value)
+            if adapter is not None:
+                adapter.validate_python(value)
         except ValidationError as error:
             raise SpclError(
                 f"{self.kind} {name!r}: option {option!r} = {value!r}: {error.errors()[0]['msg']}"

@@ -39,7 +39,8 @@ class EagerEngine(Engine):
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
         self.gradients = GradientMatrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
-        self.one_pass: OnePass | None = OnePass(model, method, self.gradients, self._snapshot)
+        on_cpu = model.device.type == "cpu"  # a GPU has more to launch, and waits for it
+        self.one_pass = OnePass(model, method, self.gradients, self._snapshot) if on_cpu else None
 
     @override
     def begin(self, plan: ReductionPlan) -> None:

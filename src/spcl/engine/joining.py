@@ -14,6 +14,10 @@ from spcl.engine.trial import Joining, Trial
 __all__ = ["JoiningRule"]
 
 
+MOST_IMAGES = 8
+"""The mean number of samples in a batch up to which convolutions gain from a joint batch (benchmarks/sources.py)."""
+
+
 class JoiningRule:
     """Decides, from the network and a :class:`Trial` on the first samples of a kind, what one pass may cover.
 
@@ -34,6 +38,7 @@ class JoiningRule:
         counters = (layer.num_batches_tracked for layer in self._norms)
         self.counters: list[Tensor] = [counter for counter in counters if counter is not None]
         self._network_obstacle = _network_obstacle(model)
+        self._has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
         self._tried: dict[Hashable, tuple[Joining | None, str | None]] = {}
         self.reason: str | None = None
 
@@ -44,7 +49,7 @@ class JoiningRule:
 
     def decide(self, groups: Sequence[Sequence[Samples]]) -> Joining | None:
         """Return what a pass over these batches may cover; None: each of them needs a pass of its own."""
-        self.reason = self._network_obstacle or self._present_obstacle()
+        self.reason = self._network_obstacle or self._present_obstacle() or self._size_obstacle(groups)
         if self.reason is not None:
             return None
         kinds: dict[Hashable, list[Inputs]] = {}
@@ -63,6 +68,13 @@ class JoiningRule:
             return "heads with batch-norm get the samples of all tasks"
         if any(parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in self.names):
             return "parameters of the backbone have hooks"
+        return None
+
+    def _size_obstacle(self, groups: Sequence[Sequence[Samples]]) -> str | None:
+        """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
+        samples = sum(len(group.y) for batch in groups for group in batch)
+        if self._has_images and samples > MOST_IMAGES * len(groups):
+            return f"batches of more than {MOST_IMAGES} images are faster one by one through convolutions"
         return None
 
     def _result(self, kind: Hashable, inputs: Sequence[Inputs]) -> tuple[Joining | None, str | None]:
