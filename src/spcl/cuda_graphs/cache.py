@@ -7,8 +7,8 @@ from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 
 __all__ = ["GraphCache"]
 
-WARM_UPS = 4
-"""How often work must have run before it is captured: capturing takes as long as launching it a few times."""
+WARM_UPS = 1
+"""How often work must have run before it is captured."""
 
 MOST_KEYS = 1000
 """How many kinds of work are counted before counting starts again."""

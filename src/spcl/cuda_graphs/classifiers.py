@@ -81,16 +81,6 @@ class ClassifierGraphs:
         """Return the gradients of the heads trained in this step; the next step overwrites them."""
         return [pair for task in self._trained for pair in self._head_gradients[task]]
 
-    def new_gradient(self, gradient: JointGradient | None, x: Tensor, classes: Tensor) -> StaticGradient:
-        """Return static tensors for inputs like these; they have a gradient of their own if none is given."""
-        joint = self.joint_classifier()
-        own = gradient or JointGradient(joint, self._gradients)
-        return StaticGradient(self._model, joint, own, x, classes, self._stores_logits)
-
-    def new_classes(self, size: int) -> Tensor:
-        """Allocate the device's copy of :meth:`classes_of`."""
-        return torch.zeros(2, size, dtype=torch.int64, device=self._model.device)
-
     def classes_of(self, samples: Sequence[Samples]) -> Tensor:
         """Return the label of every sample as an index into the joint logits, and the first class of its range."""
         joint = self.joint_classifier()
@@ -125,6 +115,12 @@ class ClassifierGraphs:
                 self._head_gradients[task] = self.gradient.of_head(task)
         return self._joint
 
+    def _new_gradient(self, x: Tensor, size: int) -> StaticGradient:
+        """Return static tensors for this many inputs like these."""
+        assert self.gradient is not None
+        classes = torch.zeros(2, size, dtype=torch.int64, device=self._model.device)
+        return StaticGradient(self._model, self.joint_classifier(), self.gradient, x, classes, self._stores_logits)
+
     def _static_gradient(self, samples: Sequence[Samples]) -> StaticGradient:
         self.joint_classifier()
         size = sum([len(group.y) for group in samples])
@@ -132,7 +128,7 @@ class ClassifierGraphs:
         key = self._capture.key(size, x)
         static = self._graphs.get(key)
         if static is None:
-            static = self.new_gradient(self.gradient, x, self.new_classes(size))
+            static = self._new_gradient(x, size)
             if key in self._seen and len(self._graphs) < MOST_GRAPHS:
                 (static.replay,) = self._capture.capture([static.work]) or (None,)
                 self._graphs[key] = static

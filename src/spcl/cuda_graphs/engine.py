@@ -18,7 +18,6 @@ from spcl.cuda_graphs.classifiers import ClassifierGraphs
 from spcl.cuda_graphs.gramian import GramianGraphs
 from spcl.cuda_graphs.one_pass import OnePassGraphs
 from spcl.cuda_graphs.penalty import PenaltyGraph
-from spcl.cuda_graphs.task_group import TaskGroupGraph
 from spcl.cuda_graphs.update import UpdateGraphs
 from spcl.engine.base import JointPassError
 from spcl.engine.eager import EagerEngine
@@ -38,19 +37,18 @@ Array = NDArray[np.float64]
 class CudaGraphEngine(EagerEngine):
     """Computes what :class:`~spcl.engine.eager.EagerEngine` computes, from captured graphs.
 
-    It decides for every piece of work whether it can be captured: whole gradients of classifiers with linear heads,
-    those of all tasks at once for small networks, the backbone alone below other heads and losses, the orthogonality
+    It decides for every piece of work whether it can be captured: the gradients of classifiers with linear heads, of
+    all batches at once where one pass can give them; the backbone alone below other heads and losses; the orthogonality
     gradient, the Gramian, the update of the weights and the copies of buffers. Everything else runs eagerly. On a
     device without graphs the same code runs without capturing.
     """
 
     def __init__(self, model: SharedModel, method: Method) -> None:
         super().__init__(model, method)
-        self.one_pass = None  # graphs have a pass per task
+        self.one_pass = None
         capture = GraphCapture(model)
         self._capture = capture
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
-        self._task_group = TaskGroupGraph(self._classifiers, self.gradients, capture, self._snapshot)
         self._one_pass = OnePassGraphs(model, self.gradients, capture, self._classifiers, self._snapshot)
         self._backbone = BackboneGraphs(model, self.gradients, capture)
         self._augmentation = AugmentationGraphs(model)
@@ -81,14 +79,6 @@ class CudaGraphEngine(EagerEngine):
         if not self._augmentation.supports(transform, inputs):
             return super().augment(transform, inputs)
         return self._augmentation.run(transform, cast(Sequence[Tensor], inputs))
-
-    @override
-    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        plain = self.method.has_plain_task_loss() and not self.method.stores_logits
-        can_group = plain and self.gradients.plan.is_separate and self._classifiers.supports(batches)
-        if can_group and self._task_group.run(batches):
-            return {}
-        return super().backward(batches)
 
     @property
     @override

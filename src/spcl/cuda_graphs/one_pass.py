@@ -21,7 +21,7 @@ from spcl.engine.snapshot import BufferSnapshot, total_norm
 
 __all__ = ["OnePassGraphs"]
 
-STEADY_STEPS = 4
+STEADY_STEPS = 6
 """How many steps must have had batches of the same sizes before they share a graph."""
 
 
@@ -54,24 +54,32 @@ class OnePassGraphs:
             return False
         self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
         targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
-        if any(coefficient != 1.0 for _, coefficient in targets):
-            return False
         sizes = tuple(sum(len(group.y) for group in batch.samples) for batch in batches)
         segments = Segments.of(sizes, tuple(row for row, _ in targets))
         key = self._key(segments, batches, cast(Tensor, samples[0].x))
-        self._counts[key] += 1
-        if self._counts[key] <= STEADY_STEPS or self.rule.decide([batch.samples for batch in batches]) != "segments":
+        if key not in self._passes and not self._is_due(key, batches):
             return False
-        self._pass(key, segments, batches, samples).run(self._capture)
+        static = self._pass(key, segments, batches, samples)
+        static.fill([cast(Tensor, group.x) for group in samples], self._classifiers.classes_of(samples))
+        if self._gradients.plan.is_weighted:
+            static.scale([coefficient for _, coefficient in targets])
+        static.run(self._capture)
         self._gradients.mark_filled(segments.rows)
         self._classifiers.note_trained(samples)
         return True
 
+    def _is_due(self, key: object, batches: Sequence[JointBatch]) -> bool:
+        """Return whether batches like these have come often enough, and can share a pass."""
+        self._counts[key] += 1
+        if self._counts[key] <= STEADY_STEPS:
+            return False
+        return self.rule.decide([batch.samples for batch in batches]) == "segments"
+
     def _key(self, segments: Segments, batches: Sequence[JointBatch], x: Tensor) -> tuple[object, ...]:
-        addresses = self._gradients.buffer.data_ptr(), self._gradients.health.data_ptr()
+        plan, addresses = self._gradients.plan, (self._gradients.buffer.data_ptr(), self._gradients.health.data_ptr())
         places = tuple(batch.gradient for batch in batches)
         kind = self._capture.key(segments.samples, x)
-        return (segments, places, *addresses, self._classifiers.gradient, *kind)
+        return (segments, places, plan.is_separate, plan.is_weighted, *addresses, self._classifiers.gradient, *kind)
 
     def _pass(
         self, key: object, segments: Segments, batches: Sequence[JointBatch], samples: Sequence[Samples]
@@ -85,9 +93,7 @@ class OnePassGraphs:
                 self._model, self._gradients, self.rule, segments, places, cast(Tensor, samples[0].x),
                 self._classifiers.joint_classifier(), self._classifiers.gradient,
             )  # fmt: skip
-        static = self._passes[key]
-        static.fill([cast(Tensor, group.x) for group in samples], self._classifiers.classes_of(samples))
-        return static
+        return self._passes[key]
 
 
 class _StaticPass:
@@ -116,7 +122,9 @@ class _StaticPass:
         self._classes = torch.zeros(2, count, dtype=torch.int64, device=device)
         place = torch.tensor(places, device=device)
         self._place = place.repeat_interleave(sizes, output_size=count)
+        self._sizes = sizes
         self._share = (1.0 / sizes).repeat_interleave(sizes, output_size=count)
+        self._coefficients = self._share.new_ones(count, 1) if gradients.plan.is_weighted else None
         self._health = gradients.health[: max(places) + 1]
         self._buffers = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
         self._replay: Callable[[], None] | None = None
@@ -126,6 +134,12 @@ class _StaticPass:
         """Copy the next batches into the static tensors."""
         torch.cat([part.to(self._x.device, non_blocking=True) for part in inputs], out=self._x)
         self._classes.copy_(classes, non_blocking=True)
+
+    def scale(self, coefficients: Sequence[float]) -> None:
+        """Set the coefficient of every batch's gradient, which that of its head has not."""
+        assert self._coefficients is not None
+        each = torch.tensor(coefficients).to(self._share, non_blocking=True)
+        self._coefficients.copy_(each.repeat_interleave(self._sizes, output_size=len(self._share)).unsqueeze(1))
 
     def run(self, capture: GraphCapture) -> None:
         """Replay the graph, which is captured at the second time; the first time is a warm-up."""
@@ -149,6 +163,8 @@ class _StaticPass:
         logits = logits.float() if logits.dtype == self._model.autocast else logits
         losses = cross_entropy(self._joint.within(logits, first), labels, reduction="none") * self._share
         of_features, *of_heads = torch.autograd.grad(losses.sum(), [top, self._joint.weight, self._joint.bias])
+        if self._coefficients is not None:
+            of_features = of_features * self._coefficients.to(of_features.dtype)
         torch.autograd.backward(features, of_features)
         target.finish()
         self._gradient.add_to_heads(of_heads)

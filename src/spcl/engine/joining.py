@@ -15,7 +15,7 @@ __all__ = ["JoiningRule"]
 
 
 MOST_IMAGES = 8
-"""The mean number of samples in a batch up to which convolutions gain from a joint batch (benchmarks/sources.py)."""
+"""The mean size of a batch up to which convolutions on a CPU gain from a joint batch (benchmarks/sources.py)."""
 
 
 class JoiningRule:
@@ -38,7 +38,8 @@ class JoiningRule:
         counters = (layer.num_batches_tracked for layer in self._norms)
         self.counters: list[Tensor] = [counter for counter in counters if counter is not None]
         self._network_obstacle = _network_obstacle(model)
-        self._has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
+        has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
+        self._most_samples = MOST_IMAGES if has_images and model.device.type == "cpu" else None
         self._tried: dict[Hashable, tuple[Joining | None, str | None]] = {}
         self.reason: str | None = None
 
@@ -73,8 +74,8 @@ class JoiningRule:
     def _size_obstacle(self, groups: Sequence[Sequence[Samples]]) -> str | None:
         """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
         samples = sum(len(group.y) for batch in groups for group in batch)
-        if self._has_images and samples > MOST_IMAGES * len(groups):
-            return f"batches of more than {MOST_IMAGES} images are faster one by one through convolutions"
+        if self._most_samples is not None and samples > self._most_samples * len(groups):
+            return f"batches of more than {self._most_samples} images are faster one by one through convolutions"
         return None
 
     def _result(self, kind: Hashable, inputs: Sequence[Inputs]) -> tuple[Joining | None, str | None]:

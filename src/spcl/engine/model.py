@@ -62,6 +62,7 @@ class SharedModel:
         self._seed = seed
         self.autocast = autocast
         self.device, self.dtype = _device_and_dtype(backbone)
+        self._features_of: dict[Hashable, int] = {}
         self._known_heads = 0
         self._head_parameters: list[nn.Parameter] = []
 
@@ -136,8 +137,12 @@ class SharedModel:
     def probe(self, group: Samples) -> int | None:
         """Run the first samples of a task without training; return the number of features, for a classifier.
 
-        An error names the task and leaves the model unchanged.
+        An error names the task and leaves the model unchanged. Of classifiers with plain cross-entropy, one for every
+        kind of samples tells enough.
         """
+        kind, is_plain = sample_kind(group.x), group.task.loss is cross_entropy
+        if is_plain and group.task.classes is not None and kind in self._features_of:
+            return self._features_of[kind]
         with self.task_errors(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
             features = self.backbone(self.on_device(group.x))
             if not isinstance(features, Tensor):
@@ -153,7 +158,8 @@ class SharedModel:
                     f"backbone gives {tuple(features.shape)}; pass head= and loss= instead of classes="
                 )
             self._check_classifier_loss(group, features)
-        return int(features.shape[1])
+        self._features_of[kind] = int(features.shape[1])
+        return self._features_of[kind]
 
     def _check_classifier_loss(self, group: Samples, features: Tensor) -> None:
         """Refuse a loss that does not give one number for logits of zeros."""

@@ -67,14 +67,6 @@ class BufferSnapshot:
                 if owner[name] is not buffer:
                     owner[name] = buffer
 
-    def is_unchanged(self) -> bool:
-        """Return whether no buffer has changed since it was copied; synchronises with a GPU."""
-        return all(map(is_, _buffers(self._owners), _buffers(self._held))) and all(
-            torch.equal(copy, buffer)
-            for copies, buffers in self._copies
-            for copy, buffer in zip(copies, buffers, strict=True)
-        )
-
     @torch.no_grad()
     def norm(self) -> Tensor:
         """Return the summed norm of all floating-point buffers; non-finite if any buffer is."""

@@ -195,8 +195,8 @@ class Learner(TrainedModel):
         factor = learning_rate_factor(self.schedule, self.steps)
         samples = self._admitted(batches)
         update = Update(self.optimizer, factor, self.clip_norm, self._average)
-        options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates, meanwhile)
-        outcome, skipped = self._runner.run(samples, update, options)
+        options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
+        outcome, skipped = self._runner.run(samples, update, options, meanwhile)
         self.steps += 1
         return StepReport(
             step=self.steps - 1,

@@ -13,7 +13,7 @@ class Rollback:
     """The state that a step changes before its update is known to be finite.
 
     These are the buffers of backbone and heads (batch-norm's running averages), the random number generators of
-    dropout, the draws of the memory, and the state of the method.
+    dropout, the draws of the memory and the samples it is about to store, and the state of the method.
     """
 
     def __init__(self, engine: Engine, method: Method, memory: Memory | None, device: torch.device) -> None:
@@ -36,6 +36,8 @@ class Rollback:
         torch.set_rng_state(self._random)
         if self._cuda_generator is not None:
             self._cuda_generator.set_offset(self._cuda_offset)
+        if self._memory is not None:
+            self._memory.rollback()
         if self._memory is not None and draws:
             self._memory.generator.bit_generator.state = self._draws
         self._method.load_state_dict(self._method_state)

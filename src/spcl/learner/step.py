@@ -36,7 +36,6 @@ class StepOptions:
         measure_stability: keep every gradient separately, so that their stability can be measured.
         augment: transforms the inputs before they enter the network, or None.
         updates: the number of updates.
-        meanwhile: called when the GPU's work is queued, before the host synchronises; or None.
         separate_passes: compute every gradient by a pass of its own.
     """
 
@@ -44,7 +43,6 @@ class StepOptions:
     measure_stability: bool
     augment: Transform | None
     updates: int
-    meanwhile: Callable[[], object] | None
     separate_passes: bool = False
 
 
@@ -85,7 +83,14 @@ class Step:
         self._replay = replay
         self._rollback = rollback
 
-    def compute_update(self, outcome: Outcome, batches: Sequence[Samples], replayed: int, options: StepOptions) -> None:
+    def compute_update(
+        self,
+        outcome: Outcome,
+        batches: Sequence[Samples],
+        replayed: int,
+        options: StepOptions,
+        meanwhile: Callable[[], object],
+    ) -> None:
         """Compute the update from the tasks' batches and ``replayed`` samples of memory: Algorithm 2, lines 3 to 10.
 
         Args:
@@ -93,6 +98,7 @@ class Step:
             batches: the samples of the tasks in training (lines 2 and 4).
             replayed: the number of samples drawn from memory; their gradient is one more :math:`g_i`.
             options: of the step.
+            meanwhile: called when the GPU's work is queued, before the host synchronises.
         """
         engine, alpha = self._engine, self._method.settings.alpha
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
@@ -113,8 +119,7 @@ class Step:
         if alpha > 0.0 and self._gradients.length:
             with outcome.timed("orthogonality"):
                 engine.penalty_gradient()  # line 5: α ∇ℓ_orth, the same for every task
-        if options.meanwhile is not None:
-            options.meanwhile()
+        meanwhile()
         with outcome.timed("weighting"):
             gramian, health = engine.gramian(self._needs_gramian())  # the only host–device synchronisation
             self._check_health(outcome, gramian, health)

@@ -34,24 +34,30 @@ class StepRunner:
         self._frozen_normalisations = frozen_normalisations(model.backbone)
         self._keep_statistics()
 
-    def run(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> tuple[Outcome, dict[str, str]]:
+    def run(
+        self,
+        samples: Sequence[Samples],
+        update: Update,
+        options: StepOptions,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> tuple[Outcome, dict[str, str]]:
         """Run one step; return the outcome of its first update and why gradients were skipped in any.
 
-        An update that raises is undone. A task that is skipped takes no part in the further updates of the step.
+        An update that raises is undone. A task that is skipped takes no part in the further updates of the step. Once a
+        GPU's work is queued, ``meanwhile`` is called.
         """
+        meanwhile = _once(meanwhile)
         captured = self._engine.capture_seconds
         if not self._model.backbone.training:
             self._model.backbone.train()
         self._keep_statistics()
-        options = replace(options, meanwhile=_once(options.meanwhile))
         trained, skipped, outcomes = samples, dict[str, str](), list[Outcome]()
         while trained and len(outcomes) < options.updates:
-            outcome, faults = self._update(trained, update, options)
+            is_last = len(outcomes) == options.updates - 1
+            outcome, faults = self._update(trained, update, options, meanwhile, is_last)
             skipped = faults | skipped
             trained = [group for group in samples if group.task.name not in skipped]
             outcomes.append(outcome)
-        with outcomes[-1].timed("update"):
-            self._observe(trained, outcomes[-1])
         first, *others = outcomes
         for phase, seconds in ((phase, seconds) for other in others for phase, seconds in other.seconds.items()):
             first.seconds[phase] = first.seconds.get(phase, 0.0) + seconds
@@ -61,15 +67,28 @@ class StepRunner:
         return first, skipped
 
     def _update(
-        self, samples: Sequence[Samples], update: Update, options: StepOptions
+        self,
+        samples: Sequence[Samples],
+        update: Update,
+        options: StepOptions,
+        meanwhile: Callable[[], object],
+        is_last: bool,
     ) -> tuple[Outcome, dict[str, str]]:
-        """Make one update, or undo it if it raises; return its outcome and why gradients were skipped."""
+        """Make one update, or undo it if it raises; return its outcome and why gradients were skipped.
+
+        The last update of a step shows its samples to memory.
+        """
         self._rollback.save()
         outcome, skipped, healthy = Outcome(), dict[str, str](), samples
+
+        def while_computing() -> None:
+            meanwhile()
+            self._observe(healthy if is_last else [], outcome)
+
         try:
             while healthy:
                 replayed = 0 if MEMORY in skipped else self._replay.size(healthy, options.memory_batch)
-                self._step.compute_update(outcome, healthy, replayed, options)
+                self._step.compute_update(outcome, healthy, replayed, options, while_computing)
                 if not outcome.faults:
                     break
                 if not outcome.is_joint:
@@ -86,9 +105,9 @@ class StepRunner:
             raise
         if healthy:
             self._method.after_step(outcome.losses)
-        for batch, x in outcome.edits:
-            assert self._memory is not None
-            self._memory.replace(batch, x)
+        if self._memory is not None:
+            with outcome.timed("update"):
+                self._memory.commit()
         return outcome, skipped
 
     def _keep_statistics(self) -> None:
@@ -102,16 +121,20 @@ class StepRunner:
         update.optimizer.zero_grad(set_to_none=True)
 
     def _observe(self, samples: Sequence[Samples], outcome: Outcome) -> None:
-        """Pass the new samples to memory."""
+        """Show edited and new samples to memory, which stores them once the update has been made."""
         if self._memory is None:
             return
-        for group in samples:
-            self._memory.observe(group.task.name, group.x, group.y, outcome.logits.get(group.task.name))
+        with outcome.timed("memory"):
+            self._memory.begin()
+            for batch, x in outcome.edits:
+                self._memory.replace(batch, x)
+            for group in samples:
+                self._memory.observe(group.task.name, group.x, group.y, outcome.logits.get(group.task.name))
 
 
-def _once(function: Callable[[], object] | None) -> Callable[[], object] | None:
-    """Return a function that calls the given one the first time only."""
-    return None if function is None else lru_cache(maxsize=1)(function)
+def _once(function: Callable[[], object] | None) -> Callable[[], object]:
+    """Return a function that calls the given one, if there is one, the first time only."""
+    return lru_cache(maxsize=1)(function or (lambda: None))
 
 
 def _count_skipped(samples: Sequence[Samples], skipped: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,8 @@ class Memory(ABC):
         self.generator = np.random.default_rng(seed)
         self.buffers: dict[str, TaskBuffer] = {}
         self.seen = 0
+        self._before: dict[str, Any] | None = None
+        self._copies: list[Callable[[], None]] = []
 
     @abstractmethod
     def choose(self) -> dict[str, NDArray[np.bool_]]:
@@ -138,11 +141,44 @@ class Memory(ABC):
             )
         buffer = self.buffers[task]
         if buffer.inputs() is None:
-            buffer.allocate(self._no_samples(x), y)
+            self._copies.append(partial(buffer.allocate, self._no_samples(x), y))
         buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), buffer.labels_of(y))
         self.seen += len(y)
         batch = input_fields(x) | {"y": y}
         self._evict(task, batch if logits is None else batch | {"logits": logits})
+
+    def begin(self) -> None:
+        """Let :meth:`observe` and :meth:`replace` only plan what changes, until :meth:`commit` or :meth:`rollback`.
+
+        A learner plans while a GPU computes the gradients, before it is known whether they are finite. In between
+        nothing can be drawn.
+
+        >>> from spcl.memory import Reservoir
+        >>> memory = Reservoir(2)
+        >>> memory.start("a", classes=2)
+        >>> memory.begin()
+        >>> memory.observe("a", torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
+        >>> memory.rollback()
+        >>> len(memory), memory.seen
+        (0, 0)
+        """
+        metadata = {task: buffer.metadata for task, buffer in self.buffers.items()}
+        self._before = {"seen": self.seen, "metadata": metadata}
+
+    def commit(self) -> None:
+        """Copy the samples that were observed or replaced since :meth:`begin`."""
+        copies, self._copies, self._before = self._copies, [], None
+        for copy in copies:
+            copy()
+
+    def rollback(self) -> None:
+        """Forget what was observed and replaced since :meth:`begin`; the caller restores the random generator."""
+        if self._before is None:
+            return
+        self.seen = self._before["seen"]
+        for task, metadata in self._before["metadata"].items():
+            self.buffers[task].metadata = metadata
+        self._copies, self._before = [], None
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Stop adding samples of ``task``.
@@ -172,8 +208,12 @@ class Memory(ABC):
             )
         buffer, slots = self.buffers[batch.task], batch.slots.numpy()
         for name, samples in input_fields(x).items():
-            buffer.overwrite(name, slots, samples)
-        buffer.edits[slots] += 1
+            self._copies.append(partial(buffer.overwrite, name, slots, samples))
+        edits = buffer.edits.copy()  # the old array remains for a rollback
+        edits[slots] += 1
+        buffer.edits = edits
+        if self._before is None:
+            self.commit()
 
     def __len__(self) -> int:
         """Return the number of replayable samples."""
@@ -239,10 +279,12 @@ class Memory(ABC):
         """Store the chosen samples of ``batch`` and evict all samples that the policy does not choose."""
         kept = self.choose()
         buffer, mask = self.buffers[task], kept.pop(task, None)
-        buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
+        self._copies.append(buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch))
         for name, mask in kept.items():
             if not mask.all():
-                self.buffers[name].retain(mask, {})
+                self._copies.append(self.buffers[name].retain(mask, {}))
+        if self._before is None:
+            self.commit()
         if len(self) > self.budget:
             raise SpclError(
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "

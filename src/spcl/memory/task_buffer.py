@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,20 +63,37 @@ class TaskBuffer:
         self.labels = np.concatenate([self.labels, labels])
         self.edits = np.concatenate([self.edits, np.zeros(len(ranks), dtype=np.int64)])
 
-    def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> None:
-        """Keep the samples in the mask ``kept`` and evict the others; kept candidates are copied from ``batch``."""
-        source = _layout(kept, self.size)
+    def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> Callable[[], None]:
+        """Keep the samples in the mask ``kept`` and evict the others; kept candidates come from ``batch``.
+
+        Only the metadata changes at once. Returns what copies the samples themselves, which must follow before they are
+        read; as long as it has not been called, the change can be undone by setting :attr:`metadata` back.
+        """
+        size, source = self.size, _layout(kept, self.size)
+        self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
+        self.size = len(source)
+        return partial(self._rearrange, source, size, batch)
+
+    @property
+    def metadata(self) -> tuple[Any, ...]:
+        """What is known of the samples: their number, labels, ranks and edits."""
+        return self.size, self.labels, self.ranks, self.edits
+
+    @metadata.setter
+    def metadata(self, metadata: tuple[Any, ...]) -> None:
+        self.size, self.labels, self.ranks, self.edits = metadata
+
+    def _rearrange(self, source: NDArray[np.int64], size: int, batch: Mapping[str, Tensor]) -> None:
+        """Copy samples to their slots, given the old slot of each; those from ``size`` on are samples of the batch."""
         slots = np.arange(len(source))
-        moved = slots[(source < self.size) & (source != slots)]
-        new = slots[source >= self.size]
+        moved = slots[(source < size) & (source != slots)]
+        new = slots[source >= size]
         if len(moved):
             for name in self.fields:
                 self.overwrite(name, moved, self.take(name, source[moved]))
         self._resize(len(source))
         if len(new):
-            self._put(new, {name: _select(samples, source[new] - self.size) for name, samples in batch.items()})
-        self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
-        self.size = len(source)
+            self._put(new, {name: _select(samples, source[new] - size) for name, samples in batch.items()})
         self._update_nbytes()
 
     def take(self, name: str, slots: NDArray[np.int64]) -> Tensor:
