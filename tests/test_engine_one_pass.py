@@ -15,12 +15,17 @@ from torch.nn.functional import mse_loss
 
 from _learning import Agreement, Preferences, TinyResNet, assert_same, complete_state
 from spcl.aggregation.factors import FactoredGradients
+from spcl.engine.joining import JoiningRule
+from spcl.engine.known_layers import consists_of_known_layers
+from spcl.engine.model import SharedModel
 from spcl.engine.segmented_batch_norm import normalise_batches
-from spcl.engine.trial import WithoutDropout
+from spcl.engine.snapshot import BufferSnapshot
+from spcl.engine.trial import Trial, WithoutDropout
 from spcl.errors import TaskError
 from spcl.learner import Learner
 from spcl.memory import Reservoir
 from spcl.methods import Method, make_method
+from spcl.models import BACKBONES, InputSpec
 from spcl.models.transformer import TransformerBlock
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -243,6 +248,36 @@ def test_factored_gradients_are_the_matrices_they_stand_for(lengths: list[int], 
 
 
 # -- what one pass leaves to a pass per batch
+
+
+INPUTS = {"text": torch.randint(1, 9, (16, 8), generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "vit", "text"])
+def test_a_trial_confirms_what_is_known_of_the_networks_here(name: str) -> None:
+    x = INPUTS.get(name, torch.randn(16, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+    torch.manual_seed(0)
+    backbone = BACKBONES.make(name, InputSpec.of(x)).train()
+    if x.is_floating_point():
+        backbone, x = backbone.double(), x.double()
+    model = SharedModel(backbone, "task", nn.Linear, 0, None)
+    snapshot = BufferSnapshot(model)
+    snapshot.refresh()
+    snapshot.copy()
+    rule = JoiningRule(model, list(backbone.parameters()), snapshot)
+    assert consists_of_known_layers(backbone)
+    trial = Trial(backbone, list(backbone.parameters()), rule.names, rule.counters, snapshot)
+    assert trial.run([x[:8], x[8:]]) == ("segments", None)
+
+
+def test_layers_that_somebody_changed_are_not_known() -> None:
+    assert consists_of_known_layers(mlp())
+    hooked, replaced = mlp(), mlp()
+    hooked[1].register_forward_hook(lambda module, args, output: output - output.mean(dim=0))
+    replaced[1].forward = lambda x: x - x.mean(dim=0)
+    unknown = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=0))
+    for network in (hooked, replaced, unknown, nn.Sequential(nn.Flatten(0)), weight_norm()):
+        assert not consists_of_known_layers(network)
 
 
 class CentredOverTheBatch(nn.Linear):

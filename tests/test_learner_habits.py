@@ -411,7 +411,8 @@ def test_a_schedule_that_gives_no_factor_is_refused_before_anything_changes(fact
 
 # -- on a GPU
 
-ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3, fused=True, capturable=True)  # eps: rounding must not decide
+RATE = 0.001
+ADAM = partial(torch.optim.Adam, lr=RATE, eps=1e-3, fused=True, capturable=True)  # rounding must not decide
 
 
 def on_a_gpu(capture: bool, **habits: Any) -> Learner:
@@ -445,7 +446,7 @@ def test_a_schedule_does_not_capture_the_update_again() -> None:
     assert counts[0] == counts[1] < 6
     assert scheduled._engine._update._cache._replays
     rates = [group["lr"] for group in scheduled.optimizer.param_groups]
-    assert all(rate.is_cuda and float(rate) == pytest.approx(0.01 * Cosine(40)(19)) for rate in rates)
+    assert all(rate.is_cuda and float(rate) == pytest.approx(RATE * Cosine(40)(19)) for rate in rates)
 
 
 @needs_gpu

@@ -84,13 +84,10 @@ class ClassifierGraphs:
     def classes_of(self, samples: Sequence[Samples]) -> Tensor:
         """Return the label of every sample as an index into the joint logits, and the first class of its range."""
         joint = self.joint_classifier()
-        table = np.empty((2, sum([len(group.y) for group in samples])), dtype=np.int64)
-        start = 0
-        for group in samples:
-            part = table[:, start : start + len(group.y)]
-            start += len(group.y)
-            np.add(group.y.cpu().numpy(), group.task.offset, out=part[0])
-            part[1] = joint.first_class(group.task)
+        sizes = [len(group.y) for group in samples]
+        ranges = [(group.task.offset, joint.first_class(group.task)) for group in samples]
+        table = np.repeat(np.array(ranges).T, sizes, axis=1)
+        table[0] += np.concatenate([group.y.cpu().numpy() for group in samples])
         return torch.from_numpy(table)
 
     def note_trained(self, samples: Sequence[Samples]) -> None:

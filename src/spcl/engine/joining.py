@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from spcl.batches import Inputs, sample_kind
+from spcl.engine.known_layers import consists_of_known_layers
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.snapshot import BufferSnapshot
 from spcl.engine.trial import Joining, Trial
@@ -19,7 +20,7 @@ MOST_IMAGES = 8
 
 
 class JoiningRule:
-    """Decides, from the network and a :class:`Trial` on the first samples of a kind, what one pass may cover.
+    """Decides, from the network's layers or a :class:`Trial` on the first samples of a kind, what one pass may cover.
 
     The decision depends on nothing that happened in training, so that a run that is resumed goes on the same way.
 
@@ -38,6 +39,7 @@ class JoiningRule:
         counters = (layer.num_batches_tracked for layer in self._norms)
         self.counters: list[Tensor] = [counter for counter in counters if counter is not None]
         self._network_obstacle = _network_obstacle(model)
+        self._is_known = consists_of_known_layers(model.backbone)
         has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
         self._most_samples = MOST_IMAGES if has_images and model.device.type == "cpu" else None
         self._tried: dict[Hashable, tuple[Joining | None, str | None]] = {}
@@ -79,6 +81,8 @@ class JoiningRule:
         return None
 
     def _result(self, kind: Hashable, inputs: Sequence[Inputs]) -> tuple[Joining | None, str | None]:
+        if self._is_known:
+            return "segments", None
         if kind not in self._tried:
             trial = Trial(self._model.backbone, self._parameters, self.names, self.counters, self._snapshot)
             try:

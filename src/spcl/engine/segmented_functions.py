@@ -53,17 +53,17 @@ class _Linear(torch.autograd.Function):
         weight, bias = parameters
         lower = _autocast_dtype(x)
         ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
-        ctx.save_for_backward(x, value)
-        ctx.weight, ctx.bias, ctx.target = weight, bias, target
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.value, ctx.target = weight, bias, value, target
         return functional.linear(x, value, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, value = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         ctx.target.add_products(ctx.weight, gradient.flatten(0, -2), x.flatten(0, -2))
         ctx.target.add_sums(ctx.bias, gradient, gradient.shape[-1:])
-        return gradient.matmul(value).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None
+        return gradient.matmul(ctx.value).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None
 
 
 class _Convolution(torch.autograd.Function):
@@ -74,17 +74,17 @@ class _Convolution(torch.autograd.Function):
         weight, bias = parameters
         lower = _autocast_dtype(x)
         ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
-        ctx.save_for_backward(x, value)
-        ctx.weight, ctx.bias, ctx.options, ctx.target = weight, bias, options, target
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.value, ctx.options, ctx.target = weight, bias, value, options, target
         return torch.ops.aten.convolution(x, value, None if bias is None else bias.to(lower), *options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x, value), target, found = ctx.saved_tensors, ctx.target, None
+        (x,), target, found = ctx.saved_tensors, ctx.target, None
 
         def backward(gradient: Tensor, x: Tensor, mask: tuple[bool, ...]) -> Sequence[Tensor]:
-            return torch.ops.aten.convolution_backward(gradient, x, value, None, *ctx.options, mask)  # type: ignore[no-any-return]
+            return torch.ops.aten.convolution_backward(gradient, x, ctx.value, None, *ctx.options, mask)  # type: ignore[no-any-return]
 
         with SideStreams(x.device) as streams:
             if ctx.weight in target:

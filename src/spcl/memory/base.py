@@ -197,7 +197,7 @@ class Memory(ABC):
         chosen = np.sort(self.generator.choice(starts[-1], min(count, starts[-1]), replace=False, shuffle=False))
         groups = np.split(chosen, np.searchsorted(chosen, starts[1:-1]))
         drawn = zip(buffers, groups, starts[:-1], strict=True)
-        return [self._replay_batch(task, indices - start) for task, indices, start in drawn if len(indices)]
+        return self._replay_batches({task: indices - start for task, indices, start in drawn if len(indices)})
 
     def replace(self, batch: ReplayBatch, x: Inputs) -> None:
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
@@ -291,17 +291,29 @@ class Memory(ABC):
                 f"its masks must leave at most {self.budget} over all tasks"
             )
 
-    def _replay_batch(self, task: str, slots: NDArray[np.int64]) -> ReplayBatch:
-        buffer = self.buffers[task]
-        logits = buffer.take("logits", slots) if "logits" in buffer.fields else None
-        return ReplayBatch(
-            task,
-            x=buffer.take_inputs(slots),
-            y=buffer.take("y", slots),
-            logits=logits,
-            slots=torch.from_numpy(slots),
-            edits=torch.from_numpy(buffer.edits[slots]),
-        )
+    def _replay_batches(self, chosen: Mapping[str, NDArray[np.int64]]) -> list[ReplayBatch]:
+        """Return copies of the chosen slots of every task, whose numbers a GPU gets in one transfer."""
+        all_slots, batches, start = torch.from_numpy(np.concatenate([*chosen.values()])), [], 0
+        on_devices: dict[torch.device, Tensor] = {}
+        for task, slots in chosen.items():
+            buffer, part = self.buffers[task], slice(start, start + len(slots))
+            fields = {}
+            for name, field in buffer.fields.items():
+                if field.device not in on_devices:
+                    on_devices[field.device] = all_slots.to(field.device, non_blocking=True)
+                fields[name] = field.index_select(0, on_devices[field.device][part])
+            batches.append(
+                ReplayBatch(
+                    task,
+                    buffer.inputs_of(fields),
+                    fields["y"],
+                    fields.get("logits"),
+                    all_slots[part],
+                    torch.from_numpy(buffer.edits[slots]),
+                )
+            )
+            start += len(slots)
+        return batches
 
 
 def _kind(samples: Inputs) -> str:

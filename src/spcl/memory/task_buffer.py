@@ -102,10 +102,14 @@ class TaskBuffer:
 
     def inputs(self) -> Inputs | None:
         """Return the fields of the inputs, with room for more samples than are stored; None before the first batch."""
-        if "x" in self.fields:
-            return self.fields["x"]
-        named = {name[1:]: field for name, field in self.fields.items() if name.startswith(("x.", "x["))}
-        return from_leaves(named) if named else None
+        return self.inputs_of(self.fields) if self.fields else None
+
+    @staticmethod
+    def inputs_of(fields: Mapping[str, Tensor]) -> Inputs:
+        """Return the inputs among fields, in the form in which they were observed."""
+        if "x" in fields:
+            return fields["x"]
+        return from_leaves({name[1:]: field for name, field in fields.items() if name.startswith(("x.", "x["))})
 
     def take_inputs(self, slots: NDArray[np.int64]) -> Inputs:
         """Return a copy of the inputs of the samples ``slots``."""
