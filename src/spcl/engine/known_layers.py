@@ -6,7 +6,7 @@ __all__ = ["consists_of_known_layers"]
 
 OWN = "spcl.models."
 CONTAINERS = {nn.Sequential, nn.ModuleList, nn.Identity}
-LAYERS = {nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten}
+LAYERS = {nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}
 NORMALISATIONS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm}
 ACTIVATIONS = {nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Dropout2d}
 KNOWN = CONTAINERS | LAYERS | NORMALISATIONS | ACTIVATIONS
@@ -24,8 +24,10 @@ def consists_of_known_layers(network: nn.Module) -> bool:
 
 
 def _is_known(module: nn.Module) -> bool:
-    if isinstance(module, nn.Flatten) and module.start_dim != 1:
-        return False
+    if isinstance(module, nn.Flatten):
+        return module.start_dim == 1
+    if isinstance(module, nn.Embedding):
+        return not (module.max_norm or module.scale_grad_by_freq or module.sparse)
     return type(module) in KNOWN or type(module).__module__.startswith(OWN)
 
 
