@@ -253,7 +253,7 @@ def test_factored_gradients_are_the_matrices_they_stand_for(lengths: list[int], 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "vit", "text"])
 def test_a_trial_confirms_what_is_known_of_the_networks_here(name: str) -> None:
     torch.manual_seed(0)
-    x = torch.randint(1, 9, (16, 8)) if name == "text" else torch.randn(16, 3, 18, 18)
+    x = torch.randint(1, 9, (16, 8)) if name == "text" else torch.randn(16, 3, 20, 20)
     backbone = BACKBONES.make(name, InputSpec.of(x)).double()
     x = x.double() if x.is_floating_point() else x
     model = SharedModel(backbone, "task", nn.Linear, 0, None)
