@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,3 +162,24 @@ def test_a_deferred_tensor_is_computed_once_as_it_is_used_first() -> None:
     result = deferred.relu(replaced, in_place=True)
     assert deferred.resolved([replaced], {})[0][0] is result
     assert calls == [True, False, True]
+
+
+# -- resuming
+
+
+@devices
+def test_a_resumed_run_joins_batches_in_the_same_steps(tmp_path: Path, device: str) -> None:
+    whole, half = (make(NETWORKS["mlp"], "soro", "task", device, True) for _ in range(2))
+    train(whole, device, 8)
+    train(half, device, 8)
+    half.save(tmp_path / "c")
+    resumed = Learner.load(tmp_path / "c", backbone=NETWORKS["mlp"]().to(device))
+    if device == "cpu":
+        resumed._use_engine(CudaGraphEngine(resumed.model, resumed.method))
+        resumed._engine.load_state_dict(half._engine.state_dict())
+    assert resumed._engine.state_dict() == whole._engine.state_dict() != {}
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(5):
+        x, y = torch.randn(2, 6, 3, 18, 18, generator=generator).to(device), torch.arange(6) % 3
+        losses = [each.step({"a": (x[0], y), "b": (x[1], y)}).losses for each in (whole, resumed)]
+        assert losses[0] == losses[1]

@@ -494,6 +494,7 @@ def test_a_captured_transform_draws_anew_at_every_replay() -> None:
     engine = learner._engine
     results = []
     for _ in range(12):
+        engine._augmentation.begin()
         found = engine.augment(crop, [x[:10], x[10:]])
         results.append(torch.cat([part.clone() for part in found]))
     assert engine._augmentation._cache._replays

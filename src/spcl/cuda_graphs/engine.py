@@ -1,7 +1,7 @@
 """Engine that replays CUDA graphs wherever the work of a step can be captured."""
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,14 @@ class CudaGraphEngine(EagerEngine):
     @override
     def update(self, update: Update) -> None:
         self._update.run(update)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._one_pass.state_dict()
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._one_pass.load_state_dict(state)
 
     @override
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:

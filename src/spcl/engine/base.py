@@ -1,7 +1,8 @@
 """Interface of an engine: what a step asks for."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,3 +92,11 @@ class Engine(ABC):
     @abstractmethod
     def snapshot(self) -> BufferSnapshot:
         """Copy the model's buffers, so that the step can be undone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run must know to compute in the same way, as plain data."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore from :meth:`state_dict`; other engines' states mean nothing."""
+        return

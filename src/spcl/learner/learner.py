@@ -288,7 +288,7 @@ class Learner(TrainedModel):
         return settings | habits_state(vars(self))
 
     def _parts(self) -> states.Parts:
-        return states.Parts(self.model, self.optimizer, self.method, self.memory, self._average)
+        return states.Parts(self.model, self.optimizer, self.method, self.memory, self._average, self._engine)
 
     @classmethod
     def load(

@@ -84,7 +84,10 @@ def add_head(optimizer: Optimizer, task: Task) -> None:
     """Add the parameters of a task's head to the group of the heads."""
     assert task.head is not None
     heads = _head_group(optimizer)
-    heads["params"] += [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+    added = [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+    heads["params"] += added
+    if added and type(optimizer) is torch.optim.Adagrad:  # before PyTorch 2.12 it makes its state when it is made
+        optimizer.state.update(torch.optim.Adagrad(added, **optimizer.defaults).state)
     heads["tasks"].append(task.name)
 
 

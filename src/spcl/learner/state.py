@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 import spcl.memory
 from spcl.engine.averaging import WeightAverage
+from spcl.engine.base import Engine
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError, SpclError
 from spcl.learner.admission import check_method
@@ -75,15 +76,20 @@ class Parts(NamedTuple):
     method: Method
     memory: Memory | None
     average: WeightAverage | None
+    engine: Engine
 
 
 def parts_state(parts: Parts) -> dict[str, Any]:
     """Return the state of a learner's parts, and of the global random number generators."""
-    return model_state(parts) | {
-        "optimizer": optimizer_state(parts.optimizer),
-        "memory": _memory_state(parts.memory),
-        "random": random_state(),
-    }
+    return (
+        model_state(parts)
+        | {
+            "optimizer": optimizer_state(parts.optimizer),
+            "memory": _memory_state(parts.memory),
+            "random": random_state(),
+        }
+        | ({"engine": parts.engine.state_dict()} if parts.engine.state_dict() else {})
+    )
 
 
 def model_state(parts: Parts) -> dict[str, Any]:
@@ -130,6 +136,7 @@ def restore_parts(
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     uncompiled(model.backbone).load_state_dict(state["backbone"])
+    parts.engine.load_state_dict(state.get("engine", {}))
     if "random" in state:
         set_random_state(state["random"])
 
