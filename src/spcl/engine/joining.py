@@ -72,8 +72,10 @@ class JoiningRule:
 
     def _size_obstacle(self, groups: Sequence[Sequence[Samples]]) -> str | None:
         """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
+        if not self._has_images:
+            return None
         samples = sum(len(group.y) for batch in groups for group in batch)
-        if self._has_images and samples > MOST_IMAGES * len(groups):
+        if samples > MOST_IMAGES * len(groups):
             return f"batches of more than {MOST_IMAGES} images are faster one by one through convolutions"
         return None
 

@@ -145,7 +145,7 @@ class _Embedding(torch.autograd.Function):
         if ctx.padding_idx is not None:
             sums[:, ctx.padding_idx] = 0.0
         ctx.target.add(ctx.weight, sums)
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 class _PerSample(torch.autograd.Function):
@@ -162,4 +162,4 @@ class _PerSample(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         ctx.target.add_sums(ctx.parameter, gradient, ctx.shape)
-        return None, None, None, None
+        return None, None, None, None, None

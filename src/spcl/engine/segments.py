@@ -84,10 +84,14 @@ class Segments:
         places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(device, non_blocking=True)
 
+    def lengths_in(self, tensor: Tensor) -> list[int]:
+        """Return how many rows of the tensor belong to every segment."""
+        multiple = self.multiple(tensor)
+        return [multiple * length for length in self.lengths]
+
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the part of every segment."""
-        multiple = self.multiple(tensor)
-        return torch.split_with_sizes(tensor, [multiple * length for length in self.lengths])
+        return torch.split_with_sizes(tensor, self.lengths_in(tensor))
 
 
 class SegmentGradients:
@@ -117,16 +121,17 @@ class SegmentGradients:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
         if parameter not in self:
             return
-        parts = [self.segments.split(each) for each in (left, right)]
+        lengths = self.segments.lengths_in(left)
         block, is_new = self._block(parameter)
-        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(parts[0])):
-            self._gradients.factors[parameter] = FactoredGradients(left, right, [len(part) for part in parts[0]])
+        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(lengths)):
+            self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
         elif self._range is not None and left.dtype == block.dtype:
             rows = block[self._range]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
             torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)
         else:
-            self._add(block, (one.T @ other for one, other in zip(*parts, strict=True)), is_new)
+            parts = zip(*(torch.split_with_sizes(each, lengths) for each in (left, right)), strict=True)
+            self._add(block, (one.T @ other for one, other in parts), is_new)
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
