@@ -96,7 +96,12 @@ class FactoredGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the sum of the gradients, each times its weight."""
-        return (self.left * weights.to(self.dtype)[self.segment].unsqueeze(1)).T @ self.right
+        weights = weights.to(self.dtype)
+        if len(set(self.lengths)) == 1:
+            by_sample = weights.unsqueeze(1).expand(-1, self.lengths[0]).reshape(-1)
+        else:
+            by_sample = weights[self.segment]
+        return (self.left * by_sample.unsqueeze(1)).T @ self.right
 
     def dense(self) -> Tensor:
         """Return the gradients themselves."""

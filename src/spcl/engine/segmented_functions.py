@@ -53,7 +53,7 @@ class _Linear(torch.autograd.Function):
         weight, bias = parameters
         lower = _autocast_dtype(x)
         ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
-        ctx.save_for_backward(x, value)
+        ctx.save_for_backward(x, value if ctx.needs_input_grad[0] else None)
         ctx.weight, ctx.bias, ctx.target = weight, bias, target
         return functional.linear(x, value, bias)
 

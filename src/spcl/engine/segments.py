@@ -137,10 +137,11 @@ class SegmentGradients:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
         if parameter is None or parameter not in self:
             return
-        aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
-        values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
+        if values.ndim > 2:
+            aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
+            values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
         if self._range is not None:
-            sums = values.view(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
+            sums = values.reshape(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
         else:
             sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
         self.add(parameter, sums.view(-1, *parameter.shape))
