@@ -31,7 +31,7 @@ class ClassifierStack:
         self._labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
 
     def _stack(self, name: str) -> Tensor:
-        parameters = [cast(nn.Parameter, head[name]) for head in self._heads]
+        parameters = [cast(Tensor, head[name]) for head in self._heads]
         with torch.no_grad():
             return torch.stack(parameters).requires_grad_(parameters[0].requires_grad)
 

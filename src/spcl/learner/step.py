@@ -245,7 +245,8 @@ class Step:
         if gramian is not None:
             return np.sqrt(gramian.diagonal())
         norms: Array = health[:, 1]
-        return np.maximum(np.abs(self._gradients.plan.accumulation) @ norms, norms.max())
+        bounds: Array = np.maximum(np.abs(self._gradients.plan.accumulation) @ norms, norms.max())
+        return bounds
 
     def _is_surely_finite(self, weights: Array | None, norms: Array) -> bool:
         """Return whether Σ|w_i|·‖g_i‖ shows that the update is finite, without computing its norm."""
