@@ -11,7 +11,7 @@ __all__ = ["FactoredGradients"]
 
 CHUNKS = 4  # of the symmetric products of samples; the triangle of chunks is 5/8 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
-LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
+LEAST_GAIN = 15 * 10**6  # multiply-adds that take longer than the additional calls
 
 
 class FactoredGradients:
@@ -96,7 +96,12 @@ class FactoredGradients:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the sum of the gradients, each times its weight."""
-        return (self.left * weights.to(self.dtype)[self.segment].unsqueeze(1)).T @ self.right
+        weights = weights.to(self.dtype)
+        if len(set(self.lengths)) == 1:
+            by_sample = weights.unsqueeze(1).expand(-1, self.lengths[0]).reshape(-1)
+        else:
+            by_sample = weights[self.segment]
+        return (self.left * by_sample.unsqueeze(1)).T @ self.right
 
     def dense(self) -> Tensor:
         """Return the gradients themselves."""

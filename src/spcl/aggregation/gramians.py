@@ -12,7 +12,15 @@ from spcl.aggregation.factors import FactoredGradients
 from spcl.errors import SpclError
 from spcl.precision import float32_products
 
-__all__ = ["Block", "gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
+__all__ = [
+    "Block",
+    "eigenvectors",
+    "gramian",
+    "gramian_and_numbers",
+    "host_gramian",
+    "packed_gramian",
+    "unpacked_gramian",
+]
 
 Array = NDArray[np.float64]
 Block = Tensor | FactoredGradients
@@ -21,6 +29,7 @@ SLICE = 2048
 SLICE_ERROR = 2.0**-24  # relative error of a slice's product: the unit roundoff of float32
 TOLERATED_ERROR = 1e-3  # of the smallest eigenvalue; up to ten times larger where a few entries outweigh the rest
 UNDERFLOW = 1e-30  # bound on what underflow in float32 removes from a slice's product
+MOST_ROWS = 25  # of a matrix whose eigenvectors LAPACK computes without dividing it
 DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # fits a CPU cache; amortises a kernel launch
 
 
@@ -96,6 +105,22 @@ def host_gramian(matrix: Tensor) -> Array:
                 f"and entry ({j}, {i}) is {array[j, i]}"
             )
     return array
+
+
+def eigenvectors(matrix: Array) -> tuple[Array, Array]:
+    """Return the eigenvalues of a symmetric matrix in ascending order, and the eigenvectors as columns.
+
+    NumPy's library shares the work on larger matrices among threads of its own, which wait for one another: on a busy
+    machine that takes 20 to 70 ms for 32 to 64 rows. PyTorch takes 0.1 to 0.3 ms, with as many threads as it is told.
+
+    >>> eigenvectors(np.diag([2.0, 1.0]))[0]
+    array([1., 2.])
+    """
+    if len(matrix) <= MOST_ROWS:
+        eigenvalues, vectors = np.linalg.eigh(matrix)
+        return eigenvalues, vectors
+    found = torch.linalg.eigh(torch.from_numpy(matrix))
+    return found.eigenvalues.numpy(), found.eigenvectors.numpy()
 
 
 def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
@@ -174,4 +199,14 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
     bound = (diagonal + np.abs(diagonal) - np.abs(matrix).sum(axis=1)).min(
         initial=np.inf
     )  # Gershgorin's, of the smallest
-    return bool(error < TOLERATED_ERROR * bound or error < TOLERATED_ERROR * np.linalg.eigvalsh(matrix).min())
+    return bool(error < TOLERATED_ERROR * bound) or _is_positive_definite(
+        matrix - error / TOLERATED_ERROR * np.eye(len(matrix))
+    )
+
+
+def _is_positive_definite(matrix: Array) -> bool:
+    try:
+        np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return False
+    return True

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 from torch import Tensor
 
-from spcl.aggregation.gramians import host_gramian
+from spcl.aggregation.gramians import eigenvectors, host_gramian
 
 __all__ = ["min_norm_weights"]
 
@@ -49,7 +49,7 @@ def _min_norm_direction(C: Array, sigma: Array) -> Array:
     norms = np.sqrt(np.maximum(C.diagonal(), 0.0))
     least = norms[norms > 0.0].min(initial=norms.max() or 1.0)
     norms = np.where(norms > 0.0, norms, least)
-    eigenvalues, V = np.linalg.eigh(C / norms[:, None] / norms)
+    eigenvalues, V = eigenvectors(C / norms[:, None] / norms)
     root = np.sqrt(np.maximum(eigenvalues, 0.0))[:, None] * V.T
     stretch = least / norms
     v, _ = nnls(np.vstack([root, sigma * stretch]), np.append(np.zeros(len(C)), 1.0), maxiter=100 * len(C))

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spcl.aggregation.gramians import host_gramian
+from spcl.aggregation.gramians import eigenvectors, host_gramian
 from spcl.aggregation.soro_settings import SOROSettings
 from spcl.errors import SpclError
 
@@ -89,7 +89,7 @@ def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
 
 def _right_singular(C: Array) -> tuple[Array, Array]:
     """Return the non-zero singular values of G and their right singular vectors as columns."""
-    eigenvalues, V = np.linalg.eigh(C)
+    eigenvalues, V = eigenvectors(C)
     least, most = eigenvalues.min(initial=0.0), eigenvalues.max(initial=0.0)
     if least < -1e-3 * most:
         raise SpclError(f"the Gramian must have no negative eigenvalue, but {least} was found")

@@ -1,6 +1,7 @@
 """Linear classifiers of one shape, computed together."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,42 +18,74 @@ FEWEST = 8
 class ClassifierStack:
     """Logits and cross-entropies of many tasks, which have linear heads of one shape and batches of one size.
 
+    Autograd sees one weight and one bias, whose gradients :meth:`assign_grads` hands to the heads.
+
     Args:
         samples: the tasks' batches, for which :meth:`supports` holds.
         device: of the model.
     """
 
     def __init__(self, samples: Sequence[Samples], device: torch.device) -> None:
-        self._heads = [group.task.head for group in samples]
-        self._size = len(samples[0].y)
+        self._heads = [cast(nn.Linear, group.task.head)._parameters for group in samples]
+        self._stacked = {name: self._stack(name) for name in ("weight", "bias")}
         self._labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
+
+    def _stack(self, name: str) -> Tensor:
+        parameters = [cast(Tensor, head[name]) for head in self._heads]
+        with torch.no_grad():
+            return torch.stack(parameters).requires_grad_(parameters[0].requires_grad)
 
     @staticmethod
     def supports(samples: Sequence[Samples]) -> bool:
         """Return whether these tasks are plain classifiers alike."""
-        return len(samples) >= FEWEST and len({_shape(group) for group in samples}) == 1 and _shape(samples[0]) != ()
+        if len(samples) < FEWEST or (shape := _shape(samples[0])) is None:
+            return False
+        return all(_shape(group) == shape for group in samples)
+
+    def __len__(self) -> int:
+        return len(self._heads)
 
     @property
     def samples(self) -> int:
         """The number of samples of all tasks."""
         return len(self._labels)
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The gradients of all heads, once there was a backward pass."""
+        return [stacked.grad for stacked in self._stacked.values() if stacked.grad is not None]
+
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of shape (tasks, batch, classes)."""
-        weights = torch.stack([head.weight for head in self._heads])  # type: ignore[union-attr, misc]
-        biases = torch.stack([head.bias for head in self._heads])  # type: ignore[union-attr, misc]
-        by_task = features.view(len(self._heads), self._size, -1)
-        return torch.baddbmm(biases.unsqueeze(1), by_task, weights.transpose(1, 2))
+        by_task = features.view(len(self), -1, features.shape[1])
+        return torch.baddbmm(self._stacked["bias"].unsqueeze(1), by_task, self._stacked["weight"].transpose(1, 2))
 
     def losses(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy of every task."""
         each = cross_entropy(logits.flatten(0, 1), self._labels, reduction="none")
-        return each.view(len(self._heads), -1).mean(dim=1)
+        return each.view(len(self), -1).mean(dim=1)
+
+    def assign_grads(self) -> None:
+        """Add the gradients to those of the heads' parameters."""
+        for name, stacked in self._stacked.items():
+            if stacked.grad is None:
+                continue
+            for head, gradient in zip(self._heads, stacked.grad.unbind(), strict=True):
+                parameter = cast(nn.Parameter, head[name])
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def _shape(group: Samples) -> tuple[object, ...]:
-    """Return what must be alike; nothing for a task that is no plain classifier."""
-    task, head = group.task, group.task.head
-    if task.loss is not cross_entropy or type(head) is not nn.Linear or head.bias is None or group.y.ndim != 1:
-        return ()
-    return len(group.y), head.out_features, head.weight.requires_grad, head.bias.requires_grad, group.y.device
+def _shape(group: Samples) -> tuple[object, ...] | None:
+    """Return what must be alike; None for a task that is no plain classifier."""
+    task, head, y = group.task, group.task.head, group.y
+    if task.loss is not cross_entropy or type(head) is not nn.Linear or y.ndim != 1:
+        return None
+    if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
+        return None
+    shape: list[object] = [y.shape, y.device]
+    for name in ("weight", "bias"):
+        parameter = head._parameters.get(name)
+        if parameter is None or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return None
+        shape += [parameter.shape, parameter.requires_grad]
+    return tuple(shape)

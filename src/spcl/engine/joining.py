@@ -75,8 +75,10 @@ class JoiningRule:
 
     def _size_obstacle(self, groups: Sequence[Sequence[Samples]]) -> str | None:
         """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
+        if self._most_samples is None:
+            return None
         samples = sum(len(group.y) for batch in groups for group in batch)
-        if self._most_samples is not None and samples > self._most_samples * len(groups):
+        if samples > self._most_samples * len(groups):
             return f"batches of more than {self._most_samples} images are faster one by one through convolutions"
         return None
 

@@ -64,6 +64,7 @@ class JointPass:
         self._targets = [gradients.plan.target(batch.gradient) for batch in batches]
         self._rows = sorted({row for row, _ in self._targets})
         self._by_segments: list[SegmentGradients] = []
+        self._stack: ClassifierStack | None = None
         self._is_fresh = True
 
     def forward(self, method: Method) -> None:
@@ -72,7 +73,8 @@ class JointPass:
         own = [batch.samples[0] for batch in self._batches if batch.draw is None]
         is_plain = len(layouts) == 1 and not self._model.has_joint_logits and method.has_plain_task_loss()
         if is_plain and ClassifierStack.supports(own):
-            self._stacked_losses(method, ClassifierStack(own, self._model.device), *layouts[0])
+            self._stack = ClassifierStack(own, self._model.device)
+            self._stacked_losses(method, self._stack, *layouts[0])
             return
         each = iter(layouts)
         samples = [group for batch in self._batches for group in batch.samples]
@@ -98,18 +100,25 @@ class JointPass:
 
     def backward(self) -> None:
         """Compute the gradients of the losses."""
-        total = self.losses.sum()
-        if not self._by_segments:
+        if self._by_segments:
+            for parameter in self._gradients.parameters:
+                parameter.grad = None
+        else:
             self._gradients.open(self._rows[0])
-            total.backward()  # type: ignore[no-untyped-call]
-            return
-        for parameter in self._gradients.parameters:
-            parameter.grad = None
-        total.backward()  # type: ignore[no-untyped-call]
-        check_unused(self._rule.names)
-        for target in self._by_segments:
-            target.finish()
-        self._gradients.mark_filled(self._rows)
+        self.losses.sum().backward()  # type: ignore[no-untyped-call]
+        if self._stack is not None:
+            self._stack.assign_grads()
+        if self._by_segments:
+            check_unused(self._rule.names)
+            for target in self._by_segments:
+                target.finish()
+            self._gradients.mark_filled(self._rows)
+
+    def head_gradients(self) -> list[Tensor]:
+        """Return the gradients of the heads, of many together where they were computed so."""
+        if self._stack is not None and len(self.losses) == len(self._stack):
+            return self._stack.gradients
+        return [parameter.grad for parameter in self._model.head_parameters() if parameter.grad is not None]
 
     def _features(self, x: Inputs, segments: Segments, coefficients: Sequence[float]) -> Tensor:
         target = None

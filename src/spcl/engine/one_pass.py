@@ -49,7 +49,9 @@ class OnePass:
             joint.forward(self._method)
             joint.backward()
             done.append(joint)
-        self._note_health([batch for part in passes for batch in part], torch.cat([joint.losses for joint in done]))
+        heads = [gradient for joint in done for gradient in joint.head_gradients()]
+        losses = torch.cat([joint.losses.detach() for joint in done])
+        self._note_health([batch for part in passes for batch in part], losses, heads)
         return [logits for joint in done for logits in joint.logits]
 
     def _passes(self, batches: Sequence[JointBatch], joining: Joining) -> list[list[JointBatch]]:
@@ -60,10 +62,9 @@ class OnePass:
             rows.setdefault(self._gradients.plan.target(batch.gradient)[0], []).append(batch)
         return list(rows.values())
 
-    def _note_health(self, batches: Sequence[JointBatch], losses: Tensor) -> None:
+    def _note_health(self, batches: Sequence[JointBatch], losses: Tensor, heads: Sequence[Tensor]) -> None:
         """Note every loss beside the norms of all gradients: which of them is not finite, separate passes show."""
-        losses = losses.detach()
-        parts = [p.grad for p in self._model.head_parameters() if p.grad is not None]
+        parts = [*heads]
         if not self._gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part
             last = max(self._gradients.plan.target(batch.gradient)[0] for batch in batches)
             parts.append(self._gradients.rows[: last + 1])

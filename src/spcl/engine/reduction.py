@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class ReductionPlan:
     def make(
         cls, names: Sequence[str], reduction: Reduction, *, separate: bool, weights: Sequence[float] = ()
     ) -> "ReductionPlan":
-        """Return the plan of a reduction.
+        """Return the plan of a reduction; those of recent steps are kept.
 
         Args:
             names: the gradients: tasks, then memory.
@@ -55,20 +55,27 @@ class ReductionPlan:
             separate: whether every gradient keeps a row of its own in any case, to measure their stability.
             weights: of the sum.
         """
-        reduced_names, matrix = _reduced(tuple(names), reduction, weights)
+        return cls._make(tuple(names), reduction, separate, tuple(weights))
+
+    @classmethod
+    @lru_cache(maxsize=16)
+    def _make(
+        cls, names: tuple[str, ...], reduction: Reduction, separate: bool, weights: tuple[float, ...]
+    ) -> "ReductionPlan":
+        reduced_names, matrix = _reduced(names, reduction, weights)
         if separate or reduction == "none":
-            return cls(tuple(names), reduced_names, np.eye(len(names)), matrix, is_separate=True)
+            return cls(names, reduced_names, np.eye(len(names)), matrix, is_separate=True)
         if reduction == "sum":
-            return cls(tuple(names), reduced_names, matrix, np.eye(1), is_separate=False, is_weighted=True)
+            return cls(names, reduced_names, matrix, np.eye(1), is_separate=False, is_weighted=True)
         members = (matrix > 0.0).astype(np.float64)
-        return cls(tuple(names), reduced_names, members, np.diag(matrix.max(axis=1)), is_separate=False)
+        return cls(names, reduced_names, members, np.diag(matrix.max(axis=1)), is_separate=False)
 
     @property
     def rows(self) -> int:
         """The number of rows in which gradients are accumulated."""
         return len(self.accumulation)
 
-    @property
+    @cached_property
     def matrix(self) -> Array:
         """F, reduced gradients × gradients."""
         product: Array = self.reduction @ self.accumulation

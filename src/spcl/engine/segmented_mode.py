@@ -50,20 +50,6 @@ class SegmentedMode(TorchFunctionMode):
         self._names = names if target is not None else {}
         self._counters = {id(counter) for counter in counters}
         self._deferred = DeferredTensors()
-        self._handlers: dict[Function, Function] = {
-            functional.batch_norm: self._batch_norm,
-            Tensor.add_: self._count,
-        }
-        if target is not None:
-            self._handlers |= {
-                functional.linear: self._linear,
-                functional.embedding: self._embedding,
-                functional.layer_norm: self._layer_norm,
-                functional.group_norm: self._group_norm,
-                functional.conv1d: self._convolution(1),
-                functional.conv2d: self._convolution(2),
-                functional.conv3d: self._convolution(3),
-            }
 
     def run(self, network: Callable[[Any], Tensor], x: Inputs) -> Tensor:
         """Return the network's output for the inputs."""
@@ -81,11 +67,11 @@ class SegmentedMode(TorchFunctionMode):
             return self._deferred.relu(args[0], in_place=func in IN_PLACE or kwargs.get("inplace", False))
         args, kwargs = self._deferred.resolved(args, kwargs)
         if func is functional.batch_norm or func is Tensor.add_:
-            return self._handlers[func](*args, **kwargs)
+            return LAYERS[func](self, *args, **kwargs)
         if not any(value in self._names for value in _tensors((*args, *kwargs.values()))):
             return func(*args, **kwargs)
-        if func in self._handlers:
-            return self._handlers[func](*args, **kwargs)
+        if func in LAYERS:
+            return LAYERS[func](self, *args, **kwargs)
         return self._other(func, args, kwargs)
 
     # -- layers
@@ -93,26 +79,26 @@ class SegmentedMode(TorchFunctionMode):
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return segmented.linear(x, weight, bias, self._known_target)
 
-    def _convolution(self, dimensions: int) -> Function:
+    def _convolution(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        dimensions = weight.ndim - 2
+
         def several(value: int | Sequence[int]) -> list[int]:
             return [value] * dimensions if isinstance(value, int) else list(value) * (dimensions // len(value))
 
-        def convolution(
-            x: Tensor,
-            weight: Tensor,
-            bias: Any = None,
-            stride: Any = 1,
-            padding: Any = 0,
-            dilation: Any = 1,
-            groups: int = 1,
-        ) -> Tensor:
-            if isinstance(padding, str) and padding != "valid":
-                raise UnsupportedError(f"a convolution has the padding {padding!r}")
-            padding = 0 if isinstance(padding, str) else padding
-            options = several(stride), several(padding), several(dilation), False, [0] * dimensions, groups
-            return segmented.convolution(x, weight, bias, options, self._known_target)
-
-        return convolution
+        if isinstance(padding, str) and padding != "valid":
+            raise UnsupportedError(f"a convolution has the padding {padding!r}")
+        padding = 0 if isinstance(padding, str) else padding
+        options = several(stride), several(padding), several(dilation), False, [0] * dimensions, groups
+        return segmented.convolution(x, weight, bias, options, self._known_target)
 
     def _embedding(
         self,
@@ -210,6 +196,20 @@ class SegmentedMode(TorchFunctionMode):
     def _known_target(self) -> SegmentGradients:
         assert self._target is not None
         return self._target
+
+
+LAYERS: dict[Function, Function] = {
+    functional.batch_norm: SegmentedMode._batch_norm,
+    Tensor.add_: SegmentedMode._count,
+    functional.linear: SegmentedMode._linear,
+    functional.embedding: SegmentedMode._embedding,
+    functional.layer_norm: SegmentedMode._layer_norm,
+    functional.group_norm: SegmentedMode._group_norm,
+    functional.conv1d: SegmentedMode._convolution,
+    functional.conv2d: SegmentedMode._convolution,
+    functional.conv3d: SegmentedMode._convolution,
+}
+"""Functions of layers, and the methods that compute them by segments."""
 
 
 def _channel_shape(x: Tensor) -> tuple[int, ...]:

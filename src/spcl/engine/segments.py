@@ -84,10 +84,14 @@ class Segments:
         places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(device, non_blocking=True)
 
+    def lengths_in(self, tensor: Tensor) -> list[int]:
+        """Return how many rows of the tensor belong to every segment."""
+        multiple = self.multiple(tensor)
+        return [multiple * length for length in self.lengths]
+
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the part of every segment."""
-        multiple = self.multiple(tensor)
-        return torch.split_with_sizes(tensor, [multiple * length for length in self.lengths])
+        return torch.split_with_sizes(tensor, self.lengths_in(tensor))
 
 
 class SegmentGradients:
@@ -117,25 +121,27 @@ class SegmentGradients:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
         if parameter not in self:
             return
-        parts = [self.segments.split(each) for each in (left, right)]
+        lengths = self.segments.lengths_in(left)
         block, is_new = self._block(parameter)
-        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(parts[0])):
-            self._gradients.factors[parameter] = FactoredGradients(left, right, [len(part) for part in parts[0]])
+        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(lengths)):
+            self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
         elif self._range is not None and left.dtype == block.dtype:
             rows = block[self._range]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
             torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)
         else:
-            self._add(block, (one.T @ other for one, other in zip(*parts, strict=True)), is_new)
+            parts = zip(*(torch.split_with_sizes(each, lengths) for each in (left, right)), strict=True)
+            self._add(block, (one.T @ other for one, other in parts), is_new)
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
         if parameter is None or parameter not in self:
             return
-        aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
-        values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
+        if values.ndim > 2:
+            aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
+            values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
         if self._range is not None:
-            sums = values.view(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
+            sums = values.reshape(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
         else:
             sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
         self.add(parameter, sums.view(-1, *parameter.shape))

@@ -10,7 +10,7 @@ from spcl.errors import DataError, SpclError, TaskError
 from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
-from spcl.methods.tasks import Task, describe_samples
+from spcl.methods.tasks import Task, check_all_labels, describe_samples
 
 __all__ = ["Admission", "check_arguments", "check_method", "check_new_task", "find_task", "samples_of"]
 
@@ -36,7 +36,9 @@ class Admission:
         samples = [samples_of(task, batches[name]) for name, task in tasks.items() if name in batches]
         for group in samples:
             group.task.check_batch(group.x, group.y)
-            if self._memory is not None:
+        check_all_labels((group.task, group.y) for group in samples)
+        if self._memory is not None:
+            for group in samples:
                 self._memory.check(group.task.name, group.x, group.y)
         return samples
 

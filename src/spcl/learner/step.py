@@ -125,7 +125,7 @@ class Step:
             self._check_health(outcome, gramian, health)
             if not outcome.faults and self._gradients.length:
                 weights = self._weigh(outcome, gramian)  # line 9: Ĝ = G M, as the weights of G's columns
-                self._combine(outcome, weights, gramian)  # line 10: the update Ĝ W
+                self._combine(outcome, weights, self._row_norms(gramian, health))  # line 10: the update Ĝ W
         if not outcome.faults:
             engine.assign_grads()  # lines 6 and 10: the optimiser's step follows
 
@@ -196,7 +196,9 @@ class Step:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
         plan, decoupled = self._gradients.plan, self._method.settings.decoupled
         mixing = self._gradients.penalty_matrix(decoupled)
-        before = None if gramian is None else mixing @ gramian @ mixing.T
+        before = gramian
+        if gramian is not None and len(gramian) > plan.rows:  # with that of the orthogonality gradient
+            before = mixing @ gramian @ mixing.T
         if plan.is_separate:
             outcome.before = torch.from_numpy(before)
         if self._method.elementwise:
@@ -218,7 +220,9 @@ class Step:
         if self._method.reduction == "sum":
             return Weights(torch.ones(1, dtype=torch.float64))
         reduced_losses = plan.matrix @ np.array([losses[name] for name in plan.names])
-        gramian = None if rows is None else torch.from_numpy(plan.reduction @ rows @ plan.reduction.T)
+        if rows is not None and self._method.reduction == "mean":
+            rows = plan.reduction @ rows @ plan.reduction.T
+        gramian = None if rows is None else torch.from_numpy(rows)
         return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian))
 
     def _method_weights(self, gradients: Gradients) -> Weights:
@@ -231,22 +235,30 @@ class Step:
             )
         return weights
 
-    def _combine(self, outcome: Outcome, weights: Array | None, gramian: Array | None) -> None:
+    def _combine(self, outcome: Outcome, weights: Array | None, norms: Array) -> None:
         """Combine the rows in row 0; if the result is not finite, all tasks are faulty."""
         if weights is None:
             self._gradients.apply(self._method.combine, self._method.settings.decoupled)
         else:
             self._gradients.combine(weights)
-        if not self._is_surely_finite(weights, gramian) and not bool(self._gradients.rows[0].norm().isfinite()):
+        if not self._is_surely_finite(weights, norms) and not bool(self._gradients.rows[0].norm().isfinite()):
             reason = f"the update that {self._method!r} gives for this step is not finite"
             outcome.faults = {name: reason for name in outcome.losses if name != MEMORY}
 
-    def _is_surely_finite(self, weights: Array | None, gramian: Array | None) -> bool:
+    def _row_norms(self, gramian: Array | None, health: Array) -> Array:
+        """Return the norms of the rows of the gradient matrix, or bounds of them from the norms of the gradients."""
+        if gramian is not None:
+            return np.sqrt(gramian.diagonal())
+        norms: Array = health[:, 1]
+        bounds: Array = np.maximum(np.abs(self._gradients.plan.accumulation) @ norms, norms.max())
+        return bounds
+
+    def _is_surely_finite(self, weights: Array | None, norms: Array) -> bool:
         """Return whether Σ|w_i|·‖g_i‖ shows that the update is finite, without computing its norm."""
-        if weights is None or gramian is None:
+        if weights is None or len(norms) < len(weights):  # the norm of the orthogonality gradient is not known
             return False
         sizes = np.abs(weights)
-        bound = float(max(sizes.max(), sizes @ np.sqrt(gramian.diagonal())))
+        bound = float(max(sizes.max(), sizes @ norms[: len(sizes)]))
         return bound < torch.finfo(self._gradients.dtype).max
 
 

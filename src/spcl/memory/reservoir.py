@@ -30,4 +30,7 @@ class Reservoir(Memory):
         if len(ranks) <= self.budget:
             return {}
         threshold = np.partition(ranks, self.budget)[self.budget]
-        return {task: buffer.ranks < threshold for task, buffer in self.buffers.items()}
+        ends = np.cumsum([len(buffer.ranks) for buffer in self.buffers.values()])
+        losing = set(np.searchsorted(ends, np.flatnonzero(ranks >= threshold), side="right").tolist())
+        tasks = enumerate(self.buffers.items())
+        return {task: buffer.ranks < threshold for place, (task, buffer) in tasks if place in losing}

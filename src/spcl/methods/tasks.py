@@ -1,5 +1,6 @@
 """Tasks, and the model's outputs for their samples."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from spcl.batches import Inputs, describe, number_of_samples, sample_kind
 from spcl.errors import TaskError
 from spcl.losses import CrossEntropy, Loss
 
-__all__ = ["Output", "Task", "check_labels", "classifier_task", "describe_samples"]
+__all__ = ["Output", "Task", "check_all_labels", "check_labels", "classifier_task", "describe_samples"]
 
 PROBABILITY_TOLERANCE = 1e-4
 """By how much the sum of a target's probabilities may differ from 1."""
@@ -47,7 +48,7 @@ class Task:
     _kind: object = None  # cache: kind of the last batch that fitted the signature
 
     def check_batch(self, x: Inputs, y: Tensor) -> None:
-        """Refuse a batch that this task cannot be trained on."""
+        """Refuse a batch that this task cannot be trained on; its labels are left to :func:`check_all_labels`."""
         if self.finished:
             raise TaskError(f"task {self.name!r} is finished; start a new one with add_task")
         self._check_sizes(x, y)
@@ -55,8 +56,6 @@ class Task:
         if self.signature is not None and kind != self._kind:
             self._check_signature(*describe_samples(x, y))
             self._kind = kind
-        if self.classes is not None:
-            check_labels(f"task {self.name!r}", y, self.classes)
 
     def check_samples(self, x: Inputs, y: Tensor) -> None:
         """Refuse samples that this task cannot be evaluated on; labels may be classes where it learns probabilities."""
@@ -69,7 +68,7 @@ class Task:
 
     def _check_sizes(self, x: Inputs, y: Tensor) -> None:
         count = number_of_samples(x)
-        if count == 0:
+        if not count:
             shape = f"x has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"x is {describe(x)}"
             raise TaskError(f"task {self.name!r}: the batch is empty ({shape}); leave the task out instead")
         if y.ndim == 0 or len(y) != count:
@@ -109,6 +108,25 @@ class Output:
         return self.task.loss(self.value, self.targets)
 
 
+def check_all_labels(targets: Iterable[tuple[Task, Tensor]]) -> None:
+    """Refuse what :func:`check_labels` refuses, for the classifiers among the tasks of a step.
+
+    The labels of tasks with as many classes are looked at together, which costs a GPU one synchronisation.
+    """
+    alike: dict[object, list[tuple[Task, Tensor]]] = {}
+    for task, y in targets:
+        if task.classes is not None:
+            alike.setdefault((task.classes, y.dtype, y.ndim, y.device), []).append((task, y))
+    for members in alike.values():
+        task, first = members[0]
+        if first.ndim == 1 and first.dtype == torch.int64:
+            joint = torch.cat([y for _, y in members])
+            if _wrong_label(joint, task.classes or 0) is None:
+                continue
+        for task, y in members:
+            check_labels(f"task {task.name!r}", y, task.classes or 0)
+
+
 def check_labels(owner: str, y: Tensor, classes: int) -> None:
     """Refuse what is neither labels nor probabilities of so many classes; the error begins with their owner."""
     if y.is_floating_point() and y.shape[1:] == (classes,):
@@ -119,10 +137,14 @@ def check_labels(owner: str, y: Tensor, classes: int) -> None:
             f"{owner}: class labels must be a vector of int64, or probabilities of shape (samples, {classes}), but "
             f"they are {y.dtype} of shape {tuple(y.shape)}"
         )
-    lowest, highest = (int(bound) for bound in torch.aminmax(y)) if len(y) else (0, 0)
-    if lowest < 0 or highest >= classes:
-        wrong = lowest if lowest < 0 else highest
+    if (wrong := _wrong_label(y, classes)) is not None:
         raise TaskError(f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}")
+
+
+def _wrong_label(y: Tensor, classes: int) -> int | None:
+    """Return a label that is none of the classes, or None."""
+    lowest, highest = torch.stack(torch.aminmax(y)).tolist() if len(y) else (0, 0)
+    return lowest if lowest < 0 else highest if highest >= classes else None
 
 
 def _check_probabilities(owner: str, y: Tensor) -> None:

@@ -1,0 +1,86 @@
+"""What a step computes for many tasks at once is what it would compute for each of them."""
+
+import re
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from spcl.aggregation.gramians import eigenvectors
+from spcl.engine.classifier_stack import ClassifierStack
+from spcl.engine.model import Samples
+from spcl.errors import TaskError
+from spcl.methods.tasks import Task, check_all_labels
+
+TASKS = 9
+
+
+def classifiers() -> list[Samples]:
+    """Return batches of plain classifiers."""
+    tasks = [Task(str(place), 4, cross_entropy, nn.Linear(5, 4), 0) for place in range(TASKS)]
+    return [Samples(task, torch.randn(6, 2), torch.randint(4, (6,))) for task in tasks]
+
+
+def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
+    samples = classifiers()
+    features = torch.randn(6 * TASKS, 5, requires_grad=True)
+    replayed = [deepcopy(group.task.head) for group in samples]
+    for group in samples:  # gradients of replayed samples, to which those of the stack are added
+        group.task.head.weight.grad = torch.ones(4, 5)
+    stack = ClassifierStack(samples, features.device)
+    losses = stack.losses(stack.logits(features))
+    losses.sum().backward()
+    stack.assign_grads()
+    for place, (group, head) in enumerate(zip(samples, replayed, strict=True)):
+        expected = cross_entropy(head(features.detach()[6 * place : 6 * place + 6]), group.y)
+        expected.backward()
+        torch.testing.assert_close(losses[place].detach(), expected.detach())
+        torch.testing.assert_close(group.task.head.weight.grad, head.weight.grad + 1)
+        torch.testing.assert_close(group.task.head.bias.grad, head.bias.grad)
+
+
+def frozen(head: nn.Linear) -> None:
+    head.bias.requires_grad_(False)
+
+
+def hooked(head: nn.Linear) -> None:
+    head.weight.register_hook(torch.zeros_like)
+
+
+def watched(head: nn.Linear) -> None:
+    head.register_forward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("change", [frozen, hooked, watched, partial(nn.utils.parametrizations.weight_norm)])
+def test_classifiers_that_differ_are_not_stacked(change: object) -> None:
+    samples = classifiers()
+    assert ClassifierStack.supports(samples)
+    change(samples[-1].task.head)  # type: ignore[operator]
+    assert not ClassifierStack.supports(samples)
+
+
+@pytest.mark.parametrize(("place", "label"), [(0, 4), (TASKS - 1, -1)])
+def test_wrong_labels_among_many_name_their_task(place: int, label: int) -> None:
+    targets: list[tuple[Task, Tensor]] = [(group.task, group.y) for group in classifiers()]
+    targets.insert(3, (Task("regression", None, cross_entropy, None, 0), torch.randn(6, 2)))
+    check_all_labels(targets)
+    wrong = [pair for pair in targets if pair[0].classes is not None][place]
+    wrong[1][2] = label
+    with pytest.raises(
+        TaskError, match=re.escape(f"task '{place}' has classes 0 to 3, but the batch has label {label}")
+    ):
+        check_all_labels(targets)
+
+
+@pytest.mark.parametrize("rows", [1, 25, 26, 64])
+def test_eigenvectors_are_orthonormal_and_restore_the_matrix(rows: int) -> None:
+    root = np.random.default_rng(rows).normal(size=(rows, rows))
+    matrix = root @ root.T
+    values, vectors = eigenvectors(matrix)
+    assert (np.diff(values) >= 0.0).all()
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(rows), atol=1e-12)
+    np.testing.assert_allclose(vectors * values @ vectors.T, matrix, atol=1e-10 * rows)
