@@ -12,7 +12,7 @@ from spcl.aggregation.factors import FactoredGradients
 from spcl.errors import SpclError
 from spcl.precision import float32_products
 
-__all__ = ["Block", "gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
+__all__ = ["Block", "double_products", "gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
 
 Array = NDArray[np.float64]
 Block = Tensor | FactoredGradients
@@ -104,7 +104,7 @@ def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
         with float32_products("ieee"):
             sliced = [_sliced_products(block) for block in blocks]
     else:
-        sliced = [(_double_products(block), numbers.new_full((), -1.0)) for block in blocks]
+        sliced = [(double_products(block), numbers.new_full((), -1.0)) for block in blocks]
     products, squared_traces = (sum(parts[1:], start=parts[0]) for parts in zip(*sliced, strict=True))
     return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
@@ -114,7 +114,7 @@ def _unpacked(packed: Tensor, blocks: Sequence[Block]) -> tuple[Array, Array]:
     values: Array = packed.cpu().numpy()
     matrix = _symmetric(values[: tasks * tasks], tasks)
     if not _exact_enough(matrix, values[tasks * tasks]):
-        products = [_double_products(block) for block in blocks]
+        products = [double_products(block) for block in blocks]
         matrix = _symmetric(sum(products[1:], start=products[0]).cpu().numpy(), tasks)
     return matrix, values[tasks * tasks + 1 :]
 
@@ -149,10 +149,16 @@ def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
     products = torch.bmm(slices, slices.transpose(1, 2))
     traces = products.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
-    return products.sum(dim=0, dtype=torch.float64) + _double_products(rows[:, whole:]), traces.square().sum()
+    return products.sum(dim=0, dtype=torch.float64) + double_products(rows[:, whole:]), traces.square().sum()
 
 
-def _double_products(rows: Block) -> Tensor:
+def double_products(rows: Block) -> Tensor:
+    """Compute the T×T inner products of the rows of a T×n matrix in float64, on their device.
+
+    >>> double_products(torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
+    tensor([[25.,  0.],
+            [ 0., 25.]], dtype=torch.float64)
+    """
     if isinstance(rows, FactoredGradients):
         return rows.double().products()[0]
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)

@@ -23,14 +23,27 @@ class JoiningRule:
 
     The decision depends on nothing that happened in training, so that a run that is resumed goes on the same way.
 
+    Args:
+        model: the shared model.
+        parameters: of its backbone that are trained.
+        snapshot: of its buffers.
+        for_speed: whether batches that are faster one by one need a pass of their own.
+
     Attributes:
         names: the names of the trained parameters of the backbone.
         counters: batch-norm's numbers of batches.
         reason: why the latest batches cannot all share a pass; None if they can.
     """
 
-    def __init__(self, model: SharedModel, parameters: Sequence[nn.Parameter], snapshot: BufferSnapshot) -> None:
+    def __init__(
+        self,
+        model: SharedModel,
+        parameters: Sequence[nn.Parameter],
+        snapshot: BufferSnapshot,
+        for_speed: bool = True,
+    ) -> None:
         self._model = model
+        self._for_speed = for_speed
         self._parameters = parameters
         self._snapshot = snapshot
         self.names = {each: name for name, each in model.backbone.named_parameters() if each.requires_grad}
@@ -73,7 +86,7 @@ class JoiningRule:
     def _size_obstacle(self, groups: Sequence[Sequence[Samples]]) -> str | None:
         """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
         samples = sum(len(group.y) for batch in groups for group in batch)
-        if self._has_images and samples > MOST_IMAGES * len(groups):
+        if self._for_speed and self._has_images and samples > MOST_IMAGES * len(groups):
             return f"batches of more than {MOST_IMAGES} images are faster one by one through convolutions"
         return None
 

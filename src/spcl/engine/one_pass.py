@@ -45,12 +45,15 @@ class OnePass:
             return None
         done = []
         for together in passes:
-            joint = JointPass(self._model, self._gradients, self.rule, together)
+            joint = self._make_pass(together)
             joint.forward(self._method)
             joint.backward()
             done.append(joint)
         self._note_health([batch for part in passes for batch in part], torch.cat([joint.losses for joint in done]))
         return [logits for joint in done for logits in joint.logits]
+
+    def _make_pass(self, batches: Sequence[JointBatch]) -> JointPass:
+        return JointPass(self._model, self._gradients, self.rule, batches)
 
     def _passes(self, batches: Sequence[JointBatch], joining: Joining) -> list[list[JointBatch]]:
         if joining == "segments":
