@@ -182,7 +182,8 @@ class Step:
         plan = self._gradients.plan
         computed = [name for name in plan.names if name not in outcome.faults]
         outcome.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
-        own = health * [1.0, 0.0, 0.0]  # what no other gradient of a joint pass has a part in
+        own = np.zeros_like(health)  # what no other gradient of a joint pass has a part in
+        own[:, 0] = health[:, 0]
         if gramian is not None and plan.is_separate:
             largest = torch.finfo(self._gradients.dtype).max
             for each in (own, health):
