@@ -152,8 +152,8 @@ def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
     return products.sum(dim=0, dtype=torch.float64) + double_products(rows[:, whole:]), traces.square().sum()
 
 
-def double_products(rows: Block) -> Tensor:
-    """Compute the T×T inner products of the rows of a T×n matrix in float64, on their device.
+def double_products(rows: Block, columns: int | None = None) -> Tensor:
+    """Compute the T×T inner products of the rows of a T×n matrix in float64, of so many columns at a time.
 
     >>> double_products(torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
     tensor([[25.,  0.],
@@ -162,7 +162,7 @@ def double_products(rows: Block) -> Tensor:
     if isinstance(rows, FactoredGradients):
         return rows.double().products()[0]
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    chunk = DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK
+    chunk = columns or (DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK)
     for start in range(0, rows.shape[1], chunk):
         double = rows[:, start : start + chunk].double()
         products.addmm_(double, double.T)

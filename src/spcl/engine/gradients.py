@@ -75,7 +75,7 @@ class GradientMatrix:
         self.health = torch.empty(0, HEALTH, dtype=torch.float64, device=self.device)
         self._row_tensors: list[Tensor] = []
         self._views: list[list[Tensor]] = []
-        self.blocks: dict[nn.Parameter, Tensor] = {}
+        self.blocks = self._new_blocks()
         self._filled: set[int] = set()
         self._held = 0
         self.has_penalty = False
@@ -95,14 +95,20 @@ class GradientMatrix:
         what is beyond them is freed.
         """
         self.plan = plan
-        self._held = plan.rows if rows is None else rows
         self.keeps_factors = factored and plan.is_separate and not penalty
         self.factors.clear()
         self.has_penalty = penalty
         self._filled.clear()
+        self._held = plan.rows if rows is None else rows
         self._reserve(self._held + (penalty or plan.is_weighted), exactly=rows is not None)
         if len(self.health) < len(plan.names):
             self.health = self.health.new_empty(len(plan.names), HEALTH)
+
+    def hold(self, rows: int) -> None:
+        """Hold at least so many rows from now on; what they held is lost where there were fewer."""
+        if rows > self._held:
+            self._held = rows
+            self._reserve(rows, exactly=True)
 
     @property
     def holds_rows(self) -> bool:

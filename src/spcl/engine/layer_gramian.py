@@ -19,6 +19,9 @@ __all__ = ["LayerGramian", "SegmentGramian"]
 LEAST_NUMBERS = 1 << 22
 """Gradients of so many numbers in all are never computed in parts."""
 
+COLUMNS = 1 << 16
+"""How many columns are converted to float64 at a time, at most."""
+
 ALL = slice(None)
 
 
@@ -41,6 +44,7 @@ class LayerGramian:
         self._penalty = dict(zip(gradients.parameters, penalty, strict=bool(penalty)))
         self._rows = gradients.plan.rows + bool(penalty)
         self._length = max(gradients.length, LEAST_NUMBERS) // self._rows
+        self._columns = min(COLUMNS, 1 + self._length // 4)
         self._uses: Counter[nn.Parameter] = Counter()
         self._kept: dict[nn.Parameter, Tensor] = {}
         self.products = torch.zeros(self._rows, self._rows, dtype=torch.float64, device=gradients.device)
@@ -84,13 +88,19 @@ class LayerGramian:
         self, parameter: nn.Parameter, rows: Sequence[int], works: Sequence[Work], separable: bool = True
     ) -> None:
         for part in self._parts(parameter) if separable else [ALL]:
-            like = _part(parameter.detach(), part)
-            block = like.new_zeros(self._rows, *like.shape)
-            for row, work in zip(rows, works, strict=True):
-                block[row] = work(part) if separable else work()
-            if self._penalty:
-                block[-1] = _part(self._penalty[parameter], part)
-            self.products += double_products(block.view(self._rows, -1))
+            self.products += double_products(self._block(parameter, rows, works, part, separable), self._columns)
+
+    def _block(
+        self, parameter: nn.Parameter, rows: Sequence[int], works: Sequence[Work], part: slice, separable: bool
+    ) -> Tensor:
+        """Return the gradients of a part of a parameter as rows, with the orthogonality gradient as the last one."""
+        like = _part(parameter.detach(), part)
+        block = like.new_zeros(self._rows, *like.shape)
+        for row, work in zip(rows, works, strict=True):
+            block[row] = work(part) if separable else work()
+        if self._penalty:
+            block[-1] = _part(self._penalty[parameter], part)
+        return block.view(self._rows, -1)
 
     def _parts(self, parameter: nn.Parameter) -> list[slice]:
         """Return slices of the first dimension, as few as the rows of each can be held."""

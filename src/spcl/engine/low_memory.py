@@ -72,7 +72,8 @@ class LowMemoryEngine(EagerEngine):
         if self.one_pass is None or not plan.is_separate or plan.rows < 2 or not self.gradients.length:
             super()._hold_rows(plan)
         else:
-            self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0, rows=1)
+            penalty = self.method.settings.alpha > 0.0
+            self.gradients.begin(plan, penalty=penalty, rows=int(penalty))  # the row of the update is not needed yet
 
     def _warn(self) -> None:
         if self.fallback_reason is not None and not self._has_warned:

@@ -76,6 +76,7 @@ class RetainedPass(JointPass):
 
     def combine(self, weights: Array) -> None:
         """Form the sum of the gradients, each times its weight, in row 0; afterwards the graph is freed."""
+        self._gradients.hold(1)
         update = self._gradients.rows[0].zero_()
         while self._parts:
             features, top, segments, target = self._parts.pop()
