@@ -12,7 +12,15 @@ from spcl.aggregation.factors import FactoredGradients
 from spcl.errors import SpclError
 from spcl.precision import float32_products
 
-__all__ = ["Block", "double_products", "gramian", "gramian_and_numbers", "host_gramian", "packed_gramian", "unpacked_gramian"]
+__all__ = [
+    "Block",
+    "double_products",
+    "gramian",
+    "gramian_and_numbers",
+    "host_gramian",
+    "packed_gramian",
+    "unpacked_gramian",
+]
 
 Array = NDArray[np.float64]
 Block = Tensor | FactoredGradients

@@ -11,7 +11,7 @@ from typing_extensions import override
 from spcl.aggregation.factors import FactoredGradients
 from spcl.aggregation.gramians import double_products
 from spcl.engine.gradients import GradientMatrix
-from spcl.engine.segments import SegmentGradients, Segments, Work
+from spcl.engine.segments import SegmentGradients, Segments, UnsupportedError, Work
 from spcl.engine.side_streams import SideStreams
 
 __all__ = ["LayerGramian", "SegmentGramian"]
@@ -57,28 +57,36 @@ class LayerGramian:
         """Return whether the gradients of a parameter may be given as factors."""
         return not self._penalty and self._uses[parameter] == 1 and parameter not in self._kept
 
-    def add_factors(self, rows: Sequence[int], factors: FactoredGradients) -> None:
+    def add_factors(self, parameter: nn.Parameter, rows: Sequence[int], factors: FactoredGradients) -> None:
         """Add the products of the gradients of a parameter, in these rows."""
+        self._count_down(parameter)
         places = torch.tensor(rows, device=self.products.device)
         self.products[places.unsqueeze(1), places] += double_products(factors)
 
     def add(self, parameter: nn.Parameter, rows: Sequence[int], works: Sequence[Work], separable: bool = True) -> None:
         """Add what is computed for these rows to the gradients of a parameter; after its last use, their products."""
-        if self._uses[parameter] == 1 and parameter not in self._kept:
+        is_last = self._count_down(parameter)
+        if is_last and parameter not in self._kept:
             self._add_products(parameter, rows, works, separable)
             return
         if parameter not in self._kept:
-            self._kept[parameter] = torch.zeros_like(parameter.expand(self._rows, *parameter.shape))
+            self._kept[parameter] = parameter.new_zeros(self._rows, *parameter.shape)
         for row, work in zip(rows, works, strict=True):
             self._kept[parameter][row] += work()
-        self._uses[parameter] -= 1
-        if not self._uses[parameter]:
+        if is_last:
             self._release(parameter)
 
     def finish(self) -> None:
         """Add the products of parameters of which not every use was reached."""
         for parameter in list(self._kept):
             self._release(parameter)
+
+    def _count_down(self, parameter: nn.Parameter) -> bool:
+        """Count a use of a parameter; return whether it is the last one."""
+        if not self._uses[parameter]:
+            raise UnsupportedError("the backward pass reaches a parameter more often than the forward pass has used it")
+        self._uses[parameter] -= 1
+        return not self._uses[parameter]
 
     def _release(self, parameter: nn.Parameter) -> None:
         kept = self._kept.pop(parameter)
@@ -143,7 +151,7 @@ class SegmentGramian(SegmentGradients):
             lefts, rights = self.segments.split(left), self.segments.split(right)
             if self._gramian.accepts_factors(parameter) and FactoredGradients.are_faster(left, right, len(lefts)):
                 factors = FactoredGradients(left, right, [len(part) for part in lefts])
-                self._gramian.add_factors(self.segments.rows, factors)
+                self._gramian.add_factors(parameter, self.segments.rows, factors)
             else:
                 works = [partial(_product, *factors) for factors in zip(lefts, rights, strict=True)]
                 self._gramian.add(parameter, self.segments.rows, works)

@@ -55,7 +55,9 @@ class _Linear(torch.autograd.Function):
         weight, bias = parameters
         lower = _autocast_dtype(x)
         ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
-        ctx.save_for_backward(x, *([value] if ctx.needs_input_grad[0] else []))  # as PyTorch, for activation checkpoints
+        ctx.save_for_backward(
+            x, *([value] if ctx.needs_input_grad[0] else [])
+        )  # as PyTorch, for activation checkpoints
         ctx.weight, ctx.bias, ctx.target = weight, bias, target
         return functional.linear(x, value, bias)
 

@@ -1,4 +1,4 @@
-"""Two backward passes over the batches of a step: one for the Gramian of their gradients, one for their weighted sum."""
+"""Two backward passes over the batches of a step: for the Gramian of their gradients, and for their weighted sum."""
 
 from collections.abc import Callable, Sequence
 

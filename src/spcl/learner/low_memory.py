@@ -30,7 +30,7 @@ class LowMemoryChoice:
     is_chosen: bool = False
 
     def __post_init__(self) -> None:
-        if self.setting not in (True, False, "auto"):
+        if not isinstance(self.setting, bool) and self.setting != "auto":
             raise SpclError(f"low_memory is {self.setting!r}; give True, False or 'auto'")
         self._has_warned = False
 
@@ -64,7 +64,7 @@ class LowMemoryChoice:
         return f"{text} of {_mebibytes(free)} free" if needed > LARGEST_SHARE * free else None
 
 
-def low_memory_state(choice: LowMemoryChoice) -> dict[str, bool | str]:
+def low_memory_state(choice: LowMemoryChoice) -> dict[str, LowMemory]:
     """Return what a checkpoint says of a choice: the setting, unless it is the default, and that gradients do not fit.
 
     A learner that is loaded goes on in low-memory mode even where it would find more memory.
@@ -72,7 +72,7 @@ def low_memory_state(choice: LowMemoryChoice) -> dict[str, bool | str]:
     >>> low_memory_state(LowMemoryChoice("auto", is_chosen=True))
     {'holds_gradients': False}
     """
-    setting = {} if choice.setting == "auto" else {"low_memory": choice.setting}
+    setting: dict[str, LowMemory] = {} if choice.setting == "auto" else {"low_memory": choice.setting}
     return setting | ({"holds_gradients": False} if choice.is_chosen else {})
 
 

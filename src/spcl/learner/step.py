@@ -182,12 +182,11 @@ class Step:
         plan = self._gradients.plan
         computed = [name for name in plan.names if name not in outcome.faults]
         outcome.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
-        own = np.zeros_like(health)  # what no other gradient of a joint pass has a part in
-        own[:, 0] = health[:, 0]
         if gramian is not None and plan.is_separate:
-            largest = torch.finfo(self._gradients.dtype).max
+            own = np.zeros_like(health)  # what no other gradient of a joint pass has a part in
+            own[:, 0] = health[:, 0]
             for each in (own, health):
-                add_row_norms(each, gramian.diagonal()[: len(plan.names)], largest)
+                add_row_norms(each, gramian.diagonal()[: len(plan.names)], torch.finfo(self._gradients.dtype).max)
             if outcome.is_joint and (faults := find_faults(computed, own, self._rollback.buffers_were_finite)):
                 outcome.faults, outcome.is_joint = faults, False
                 return
