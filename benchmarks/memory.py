@@ -49,9 +49,11 @@ class Measurement(NamedTuple):
 
 def network(device: str) -> nn.Module:
     torch.manual_seed(0)
-    if device == "cuda":
-        net = ResNet18().to("cuda", memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return net  # type: ignore[no-any-return]
+    net = ResNet18() if device == "cuda" else small_network()
+    return net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def small_network() -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, outputs in ((3, 64), (64, 128), (128, 256), (256, 256)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
@@ -132,8 +134,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="samples of a task")
     parser.add_argument("--steps", type=int, default=10)
     case = Case(**vars(parser.parse_args()))
-    name = "ResNet-18, bfloat16" if case.device == "cuda" else "convolutional network, 3.6 million parameters"
-    title = f"{name}, {case.tasks} tasks × {case.batch} images, {case.device}"
+    name = "ResNet-18, bfloat16" if case.device == "cuda" else "small convolutional network"
+    net = ResNet18() if case.device == "cuda" else small_network()
+    length = sum(parameter.numel() for parameter in net.parameters())
+    title = f"{name}, {length / 1e6:.1f} million parameters, {case.tasks} tasks × {case.batch} images, {case.device}"
     table = Table(title=title, title_justify="left")
     for heading in ("", "peak", "ratio", "reserved", "ratio", "a step", "ratio"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -180,7 +180,9 @@ class Embedded(nn.Module):
         return self.out(self.embedding(tokens).mean(dim=1))
 
 
-def test_embeddings() -> None:
+@pytest.mark.parametrize("numbers", [1, layer_gramian.LEAST_NUMBERS])
+def test_embeddings(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_gramian, "LEAST_NUMBERS", numbers)
     learners = make_learners(lambda: Embedded().double(), partial(make_method, "soro"))
     for learner in learners:
         add_tasks(learner, 3)

@@ -173,6 +173,15 @@ class SegmentGramian(SegmentGradients):
             self._gramian.add(parameter, self.segments.rows, list(works), separable)
 
     @override
+    def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
+        if self._gramian is None:
+            super().add_at(parameter, entries, values)
+        elif parameter in self:
+            parts = zip(self.segments.split(entries), self.segments.split(values), strict=True)
+            works = [partial(_sums_at, parameter.detach(), *part) for part in parts]
+            self._gramian.add(parameter, self.segments.rows, works)
+
+    @override
     def finish(self) -> None:
         if self._gramian is not None:
             self._gramian.finish()
@@ -180,6 +189,12 @@ class SegmentGramian(SegmentGradients):
 
 def _part(value: Tensor, part: slice = ALL) -> Tensor:
     return value[part] if value.ndim else value
+
+
+def _sums_at(like: Tensor, entries: Tensor, values: Tensor, part: slice = ALL) -> Tensor:
+    first, last, _ = part.indices(len(like))
+    inside = (entries >= first) & (entries < last)
+    return torch.zeros_like(like[part]).index_add_(0, entries[inside] - first, values[inside].to(like.dtype))
 
 
 def _product(left: Tensor, right: Tensor, part: slice = ALL) -> Tensor:

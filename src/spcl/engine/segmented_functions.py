@@ -147,15 +147,11 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (tokens,), segments = ctx.saved_tensors, ctx.target.segments
-        count, (entries, width) = len(segments.rows), ctx.weight.shape
-        first = segments.places(tokens.device).repeat_interleave(tokens.numel() // segments.samples)
-        sums = gradient.new_zeros(count * entries, width)
-        sums.index_add_(0, first * entries + tokens.reshape(-1), gradient.reshape(-1, width))
-        sums = sums.view(count, entries, width)
+        (tokens,) = ctx.saved_tensors
+        tokens, values = tokens.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         if ctx.padding_idx is not None:
-            sums[:, ctx.padding_idx] = 0.0
-        ctx.target.add(ctx.weight, sums)
+            values = values.masked_fill((tokens == ctx.padding_idx).unsqueeze(1), 0.0)
+        ctx.target.add_at(ctx.weight, tokens, values)
         return None, None, None, None, None
 
 

@@ -167,6 +167,13 @@ class SegmentGradients:
         for row, work in zip(self.segments.rows, works, strict=True):
             streams.run(partial(_store, block[row], work, is_new))
 
+    def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
+        """Add every segment's values to the entries of its gradient of a matrix, each to the one that is named."""
+        count, (height, width) = len(self.segments.rows), parameter.shape
+        places = self.segments.places(entries.device).repeat_interleave(self.segments.multiple(entries))
+        sums = values.new_zeros(count * height, width).index_add_(0, places * height + entries, values)
+        self.add(parameter, sums.view(count, height, width))
+
     def add_by_batch(self, parameter: nn.Parameter, values: Tensor) -> None:
         """Add one value per batch, summed over the batches of every segment, to the gradients of a parameter."""
         counts = [len(list(group)) for _, group in groupby(self.segments.targets)]
