@@ -14,6 +14,7 @@ from spcl.precision import float32_products
 
 __all__ = [
     "Block",
+    "double_products",
     "eigenvectors",
     "gramian",
     "gramian_and_numbers",
@@ -129,7 +130,7 @@ def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
         with float32_products("ieee"):
             sliced = [_sliced_products(block) for block in blocks]
     else:
-        sliced = [(_double_products(block), numbers.new_full((), -1.0)) for block in blocks]
+        sliced = [(double_products(block), numbers.new_full((), -1.0)) for block in blocks]
     products, squared_traces = (sum(parts[1:], start=parts[0]) for parts in zip(*sliced, strict=True))
     return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
@@ -139,7 +140,7 @@ def _unpacked(packed: Tensor, blocks: Sequence[Block]) -> tuple[Array, Array]:
     values: Array = packed.cpu().numpy()
     matrix = _symmetric(values[: tasks * tasks], tasks)
     if not _exact_enough(matrix, values[tasks * tasks]):
-        products = [_double_products(block) for block in blocks]
+        products = [double_products(block) for block in blocks]
         matrix = _symmetric(sum(products[1:], start=products[0]).cpu().numpy(), tasks)
     return matrix, values[tasks * tasks + 1 :]
 
@@ -174,14 +175,20 @@ def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
     products = torch.bmm(slices, slices.transpose(1, 2))
     traces = products.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
-    return products.sum(dim=0, dtype=torch.float64) + _double_products(rows[:, whole:]), traces.square().sum()
+    return products.sum(dim=0, dtype=torch.float64) + double_products(rows[:, whole:]), traces.square().sum()
 
 
-def _double_products(rows: Block) -> Tensor:
+def double_products(rows: Block, columns: int | None = None) -> Tensor:
+    """Compute the T×T inner products of the rows of a T×n matrix in float64, of so many columns at a time.
+
+    >>> double_products(torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
+    tensor([[25.,  0.],
+            [ 0., 25.]], dtype=torch.float64)
+    """
     if isinstance(rows, FactoredGradients):
         return rows.double().products()[0]
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    chunk = DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK
+    chunk = columns or (DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK)
     for start in range(0, rows.shape[1], chunk):
         double = rows[:, start : start + chunk].double()
         products.addmm_(double, double.T)

@@ -81,6 +81,10 @@ class Engine(ABC):
         This is the only host–device synchronisation of a step.
         """
 
+    def combine(self, weights: Array) -> None:
+        """Form the sum of the rows, each times its weight, in row 0 (Alg. 2, line 10)."""
+        self.gradients.combine(weights)
+
     @abstractmethod
     def assign_grads(self) -> None:
         """Assign the combined update and the heads' gradients to the parameters' ``.grad``."""

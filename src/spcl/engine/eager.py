@@ -44,8 +44,7 @@ class EagerEngine(Engine):
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
-        factored = not (self.method.elementwise or self.method.edits_memory)
-        self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0, factored=factored)
+        self._hold_rows(plan)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
 
@@ -124,6 +123,11 @@ class EagerEngine(Engine):
         return self._snapshot
 
     # -- hooks for subclasses
+
+    def _hold_rows(self, plan: ReductionPlan) -> None:
+        """Hold the rows in which the gradients are accumulated."""
+        factored = not (self.method.elementwise or self.method.edits_memory)
+        self.gradients.begin(plan, penalty=self.method.settings.alpha > 0.0, factored=factored)
 
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
         """Compute the gradient of one task's loss; return its logits."""

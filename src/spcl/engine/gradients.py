@@ -39,6 +39,7 @@ class GradientMatrix:
         blocks: by parameter, a view of its columns of the buffer, of shape (rows, \\*parameter.shape).
         health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
         plan: the reduction of the current step.
+        has_penalty: whether there is an orthogonality gradient in it.
         factors: gradients of matrices that are kept as factors; their columns of the buffer mean nothing.
         keeps_factors: whether gradients may be kept so.
         dtype, device: of the shared parameters.
@@ -75,39 +76,55 @@ class GradientMatrix:
         self.health = torch.empty(0, HEALTH, dtype=torch.float64, device=self.device)
         self._row_tensors: list[Tensor] = []
         self._views: list[list[Tensor]] = []
-        self.blocks: dict[nn.Parameter, Tensor] = {}
+        self.blocks = self._new_blocks()
         self._filled: set[int] = set()
-        self._has_penalty = False
+        self._held = 0
+        self.has_penalty = False
         self._open = 0
         self.keeps_factors = False
         self.factors: dict[nn.Parameter, FactoredGradients] = {}
 
     # -- a step
 
-    def begin(self, plan: ReductionPlan, penalty: bool = False, factored: bool = False) -> None:
+    def begin(
+        self, plan: ReductionPlan, penalty: bool = False, factored: bool = False, rows: int | None = None
+    ) -> None:
         """Start a step: its gradients are accumulated anew, as the plan says.
 
         With ``factored``, gradients of linear layers may be kept as factors instead, where that is faster; only
-        :meth:`columns` and :meth:`combine` then give what they stand for.
+        :meth:`columns` and :meth:`combine` then give what they stand for. With ``rows`` only so many rows are held, and
+        what is beyond them is freed.
         """
         self.plan = plan
         self.keeps_factors = factored and plan.is_separate and not penalty
         self.factors.clear()
-        self._has_penalty = penalty
+        self.has_penalty = penalty
         self._filled.clear()
-        self._reserve(plan.rows + (penalty or plan.is_weighted))
+        self._held = plan.rows if rows is None else rows
+        self._reserve(self._held + (penalty or plan.is_weighted), exactly=rows is not None)
         if len(self.health) < len(plan.names):
             self.health = self.health.new_empty(self._with_spare(len(plan.names)), HEALTH)
+
+    def hold(self, rows: int) -> None:
+        """Hold at least so many rows from now on; what they held is lost where there were fewer."""
+        if rows > self._held:
+            self._held = rows
+            self._reserve(rows, exactly=True)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether there is a row for each that the plan has."""
+        return self._held == self.plan.rows
 
     @property
     def rows(self) -> Tensor:
         """The accumulated gradients, one row each."""
-        return self.buffer[: self.plan.rows]
+        return self.buffer[: self._held]
 
     @property
     def rows_with_penalty(self) -> Tensor:
         """The accumulated gradients and, if there is one, the orthogonality gradient as the last row."""
-        return self.buffer[: self.plan.rows + self._has_penalty]
+        return self.buffer[: self._held + self.has_penalty]
 
     def columns(self) -> Tensor | list[Tensor | FactoredGradients]:
         """Return the rows, with that of the orthogonality gradient; blocks of columns where some are factored."""
@@ -129,7 +146,7 @@ class GradientMatrix:
     @property
     def penalty_row(self) -> Tensor:
         """The row of the orthogonality gradient."""
-        return self._row_tensors[self.plan.rows]
+        return self._row_tensors[self._held]
 
     @property
     def open_row(self) -> Tensor:
@@ -189,8 +206,8 @@ class GradientMatrix:
 
     def penalty_matrix(self, decoupled: bool) -> Array:
         """Return the matrix that adds the orthogonality gradient to every gradient of every row (Alg. 2, line 5)."""
-        matrix = np.eye(self.plan.rows, self.plan.rows + self._has_penalty)
-        if self._has_penalty and not decoupled:
+        matrix = np.eye(self.plan.rows, self.plan.rows + self.has_penalty)
+        if self.has_penalty and not decoupled:
             matrix[:, -1] = self.plan.accumulation.sum(axis=1)
         return matrix
 
@@ -217,10 +234,10 @@ class GradientMatrix:
 
     def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
         """Form the update of an elementwise rule in row 0; the rule may overwrite the rows."""
-        if self._has_penalty and not decoupled:
+        if self.has_penalty and not decoupled:
             self.rows.add_(self.penalty_row)
         update = self.buffer[0].copy_(rule(self.rows))
-        if self._has_penalty and decoupled:
+        if self.has_penalty and decoupled:
             update.add_(self.penalty_row)
 
     # -- the parameters' views
@@ -250,14 +267,15 @@ class GradientMatrix:
         """Return a number of rows to allocate: a GPU's graphs know addresses, which should seldom change."""
         return -(-count // ROWS_AT_ONCE) * ROWS_AT_ONCE if self.device.type == "cuda" else count
 
-    def _reserve(self, count: int) -> None:
-        if count <= len(self.buffer):
+    def _reserve(self, count: int, exactly: bool) -> None:
+        if count == len(self.buffer) or (count < len(self.buffer) and not exactly):
             return
         for parameter in self.parameters:
             parameter.grad = None
         self._views, self._row_tensors, self.blocks = [], [], {}
         self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is allocated
-        self.buffer = torch.empty(self._with_spare(count), self.length, dtype=self.dtype, device=self.device)
+        count = count if exactly else self._with_spare(count)
+        self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
         self._row_tensors = list(self.buffer)
         self._views = [self.views(row) for row in self.buffer]
         self.blocks = self._new_blocks()

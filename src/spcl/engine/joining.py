@@ -24,13 +24,25 @@ class JoiningRule:
 
     The decision depends on nothing that happened in training, so that a run that is resumed goes on the same way.
 
+    Args:
+        model: the shared model.
+        parameters: of its backbone that are trained.
+        snapshot: of its buffers.
+        for_speed: whether batches that are faster one by one need a pass of their own.
+
     Attributes:
         names: the names of the trained parameters of the backbone.
         counters: batch-norm's numbers of batches.
         reason: why the latest batches cannot all share a pass; None if they can.
     """
 
-    def __init__(self, model: SharedModel, parameters: Sequence[nn.Parameter], snapshot: BufferSnapshot) -> None:
+    def __init__(
+        self,
+        model: SharedModel,
+        parameters: Sequence[nn.Parameter],
+        snapshot: BufferSnapshot,
+        for_speed: bool = True,
+    ) -> None:
         self._model = model
         self._parameters = parameters
         self._snapshot = snapshot
@@ -41,7 +53,8 @@ class JoiningRule:
         self._network_obstacle = _network_obstacle(model)
         self._is_known = consists_of_known_layers(model.backbone)
         has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
-        self._most_samples = MOST_IMAGES if has_images and model.device.type == "cpu" else None
+        is_limited = for_speed and has_images and model.device.type == "cpu"
+        self._most_samples = MOST_IMAGES if is_limited else None
         self._tried: dict[Hashable, tuple[Joining | None, str | None]] = {}
         self.reason: str | None = None
 

@@ -88,13 +88,16 @@ class JointPass:
     ) -> None:
         """Compute the losses of many plain classifiers, and of memory if it takes part."""
         inputs = [self._model.on_device(group.x) for batch in self._batches for group in batch.samples]
-        features = self._features(concatenate(inputs), segments, coefficients)
-        own, replayed = features[: stack.samples], features[stack.samples :]
-        logits = stack.logits(own)
+        with self._model.precision():
+            features = self._features(concatenate(inputs), segments, coefficients)
+            own, replayed = features[: stack.samples], features[stack.samples :]
+            logits = stack.logits(own)
+        logits = logits.float() if logits.dtype == self._model.autocast else logits
         losses, self.logits, others = [stack.losses(logits)], list(logits.detach()), self._batches[len(logits) :]
         if others:
             samples = [group for batch in others for group in batch.samples]
-            outputs = iter(self._model.head_outputs(samples, replayed))
+            with self._model.precision():
+                outputs = iter(self._model.head_outputs(samples, replayed))
             losses += [batch.loss(method, [next(outputs) for _ in batch.samples]).view(1) for batch in others]
         self.losses = torch.cat(losses)
 
@@ -103,16 +106,21 @@ class JointPass:
         if self._by_segments:
             for parameter in self._gradients.parameters:
                 parameter.grad = None
+            if not self._is_fresh:
+                self._gradients.clear(self._rows)
         else:
             self._gradients.open(self._rows[0])
-        self.losses.sum().backward()  # type: ignore[no-untyped-call]
-        if self._stack is not None:
-            self._stack.assign_grads()
+        self._differentiate_losses()
         if self._by_segments:
             check_unused(self._rule.names)
             for target in self._by_segments:
                 target.finish()
             self._gradients.mark_filled(self._rows)
+
+    def _differentiate_losses(self) -> None:
+        self.losses.sum().backward()  # type: ignore[no-untyped-call]
+        if self._stack is not None:
+            self._stack.assign_grads()
 
     def head_gradients(self) -> list[Tensor]:
         """Return the gradients of the heads, of many together where they were computed so."""
@@ -147,8 +155,6 @@ class JointPass:
             rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
             layouts.append((Segments.of(tuple(sizes.values()), rows), list(coefficients)))
         self._is_fresh = len(layouts) == 1
-        if not self._is_fresh:
-            self._gradients.clear(self._rows)
         return layouts
 
 

@@ -45,7 +45,7 @@ class OnePass:
             return None
         done = []
         for together in passes:
-            joint = JointPass(self._model, self._gradients, self.rule, together)
+            joint = self._make_pass(together)
             joint.forward(self._method)
             joint.backward()
             done.append(joint)
@@ -53,6 +53,9 @@ class OnePass:
         losses = torch.cat([joint.losses.detach() for joint in done])
         self._note_health([batch for part in passes for batch in part], losses, heads)
         return [logits for joint in done for logits in joint.logits]
+
+    def _make_pass(self, batches: Sequence[JointBatch]) -> JointPass:
+        return JointPass(self._model, self._gradients, self.rule, batches)
 
     def _passes(self, batches: Sequence[JointBatch], joining: Joining) -> list[list[JointBatch]]:
         if joining == "segments":

@@ -54,4 +54,5 @@ def normalise_images(
         target.add_by_batch(weight, of_weight)
         target.add_by_batch(bias, of_bias)
 
-    return BatchNorm.apply(x, (weight, bias), running, tuple(sizes), momentum, eps, relu, add_gradients, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
+    anchor = target.follow(weight, bias)
+    return BatchNorm.apply(x, (weight, bias), running, tuple(sizes), momentum, eps, relu, add_gradients, anchor)  # type: ignore[no-any-return, no-untyped-call]

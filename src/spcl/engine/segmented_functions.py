@@ -15,36 +15,38 @@ from spcl.engine.side_streams import SideStreams
 Parameters = tuple[Any, Any]
 """Weight and bias; in a tuple autograd does not follow them: their gradients go to the segments."""
 
+ALL = slice(None)
+
 __all__ = ["affine", "convolution", "embedding", "linear", "per_sample"]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, target: SegmentGradients) -> Tensor:
     """Return ``x weightᵀ + bias``."""
-    return _Linear.apply(x, (weight, bias), target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(x, (weight, bias), target, target.follow(weight, bias))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...], target: SegmentGradients
 ) -> Tensor:
     """Return a convolution; the options are those of ``torch.ops.aten.convolution`` after the bias."""
-    return _Convolution.apply(x, (weight, bias), options, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
+    return _Convolution.apply(x, (weight, bias), options, target, target.follow(weight, bias))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def affine(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], target: SegmentGradients
 ) -> Tensor:
     """Return ``x · weight + bias``, both of which are viewed in this shape."""
-    return _Affine.apply(x, (weight, bias), shape, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
+    return _Affine.apply(x, (weight, bias), shape, target, target.follow(weight, bias))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def embedding(tokens: Tensor, weight: Tensor, padding_idx: int | None, target: SegmentGradients) -> Tensor:
     """Return the rows of the weight that the tokens select."""
-    return _Embedding.apply(tokens, (weight,), padding_idx, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
+    return _Embedding.apply(tokens, (weight,), padding_idx, target, target.follow(weight))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def per_sample(parameter: Tensor, shape: Sequence[int], count: int, target: SegmentGradients) -> Tensor:
     """Return a parameter, viewed in a shape that begins with 1, once for each of ``count`` samples."""
-    return _PerSample.apply((parameter,), shape, count, target, target.anchor)  # type: ignore[no-any-return, no-untyped-call]
+    return _PerSample.apply((parameter,), shape, count, target, target.follow(parameter))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Linear(torch.autograd.Function):
@@ -53,17 +55,19 @@ class _Linear(torch.autograd.Function):
         weight, bias = parameters
         lower = _autocast_dtype(x)
         ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.value, ctx.target = weight, bias, value, target
+        ctx.save_for_backward(
+            x, *([value] if ctx.needs_input_grad[0] else [])
+        )  # as PyTorch, for activation checkpoints
+        ctx.weight, ctx.bias, ctx.target = weight, bias, target
         return functional.linear(x, value, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+        x, *value = ctx.saved_tensors
         ctx.target.add_products(ctx.weight, gradient.flatten(0, -2), x.flatten(0, -2))
         ctx.target.add_sums(ctx.bias, gradient, gradient.shape[-1:])
-        return gradient.matmul(ctx.value).to(ctx.dtype) if ctx.needs_input_grad[0] else None, None, None, None
+        return gradient.matmul(*value).to(ctx.dtype) if value else None, None, None, None
 
 
 class _Convolution(torch.autograd.Function):
@@ -74,26 +78,33 @@ class _Convolution(torch.autograd.Function):
         weight, bias = parameters
         lower = _autocast_dtype(x)
         ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
-        ctx.save_for_backward(x)
-        ctx.weight, ctx.bias, ctx.value, ctx.options, ctx.target = weight, bias, value, options, target
+        ctx.save_for_backward(x, value)
+        ctx.weight, ctx.bias, ctx.options, ctx.target = weight, bias, options, target
         return torch.ops.aten.convolution(x, value, None if bias is None else bias.to(lower), *options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), target, found = ctx.saved_tensors, ctx.target, None
+        (x, value), target, found = ctx.saved_tensors, ctx.target, None
 
-        def backward(gradient: Tensor, x: Tensor, mask: tuple[bool, ...]) -> Sequence[Tensor]:
-            return torch.ops.aten.convolution_backward(gradient, x, ctx.value, None, *ctx.options, mask)  # type: ignore[no-any-return]
+        def of_weight(gradient: Tensor, x: Tensor, part: slice = ALL) -> Tensor:
+            return _convolution_backward(gradient[:, part], x, value[part], ctx.options, (False, True, False))[1]
 
         with SideStreams(x.device) as streams:
             if ctx.weight in target:
                 parts = zip(target.segments.split(gradient), target.segments.split(x), strict=True)
-                target.add_from(ctx.weight, (partial(backward, *part, (False, True, False)) for part in parts), streams)
+                works = [partial(of_weight, *part) for part in parts]
+                target.add_from(ctx.weight, works, streams, separable=ctx.options[-1] == 1)
             if ctx.needs_input_grad[0]:
-                found = backward(gradient, x, (True, False, False))[0].to(ctx.dtype)
+                found = _convolution_backward(gradient, x, value, ctx.options, (True, False, False))[0].to(ctx.dtype)
         target.add_sums(ctx.bias, gradient, (gradient.shape[1], *[1] * (gradient.ndim - 2)))
         return found, None, None, None, None
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, options: tuple[Any, ...], mask: tuple[bool, ...]
+) -> Sequence[Tensor]:
+    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, mask)  # type: ignore[no-any-return]
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
@@ -136,15 +147,11 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (tokens,), segments = ctx.saved_tensors, ctx.target.segments
-        count, (entries, width) = len(segments.rows), ctx.weight.shape
-        first = segments.places(tokens.device).repeat_interleave(tokens.numel() // segments.samples)
-        sums = gradient.new_zeros(count * entries, width)
-        sums.index_add_(0, first * entries + tokens.reshape(-1), gradient.reshape(-1, width))
-        sums = sums.view(count, entries, width)
+        (tokens,) = ctx.saved_tensors
+        tokens, values = tokens.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
         if ctx.padding_idx is not None:
-            sums[:, ctx.padding_idx] = 0.0
-        ctx.target.add(ctx.weight, sums)
+            values = values.masked_fill((tokens == ctx.padding_idx).unsqueeze(1), 0.0)
+        ctx.target.add_at(ctx.weight, tokens, values)
         return None, None, None, None, None
 
 

@@ -12,7 +12,10 @@ from spcl.aggregation.factors import FactoredGradients
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.side_streams import SideStreams
 
-__all__ = ["SegmentGradients", "Segments", "UnsupportedError"]
+__all__ = ["SegmentGradients", "Segments", "UnsupportedError", "Work"]
+
+Work = Callable[..., Tensor]
+"""Computes the gradient of a parameter, or that of a slice of its first dimension if one is given."""
 
 
 class UnsupportedError(Exception):
@@ -103,19 +106,26 @@ class SegmentGradients:
         fresh: whether the rows hold nothing yet, and every row of the step belongs to this pass.
 
     Attributes:
-        anchor: a tensor that autograd follows in place of the parameters; it gets no gradient.
+        segments: as given.
     """
 
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
-        self.segments = segments
         self._gradients = gradients
-        self.anchor = torch.zeros((), device=gradients.device, requires_grad=True)
+        self._anchor = torch.zeros((), device=gradients.device, requires_grad=True)
         self._unwritten = set(gradients.parameters) if fresh else set()
+        self._use(segments)
+
+    def _use(self, segments: Segments) -> None:
+        self.segments = segments
         first, last = segments.rows[0], segments.rows[-1]
         self._range = slice(first, last + 1) if segments.are_equal else None
 
     def __contains__(self, parameter: object) -> bool:
         return isinstance(parameter, nn.Parameter) and parameter in self._gradients.blocks
+
+    def follow(self, *parameters: Tensor | None) -> Tensor:
+        """Note a use of parameters; return the tensor that autograd follows in their place, which gets no gradient."""
+        return self._anchor
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
@@ -153,12 +163,22 @@ class SegmentGradients:
             self._add(block, values, is_new)
 
     def add_from(
-        self, parameter: nn.Parameter, works: Iterable[Callable[[], Sequence[Tensor]]], streams: SideStreams
+        self, parameter: nn.Parameter, works: Iterable[Work], streams: SideStreams, separable: bool = True
     ) -> None:
-        """Add what a piece of work per segment computes, its second result, to the gradients of a parameter."""
+        """Add what a piece of work per segment computes to the gradients of a parameter.
+
+        Work that is separable can also compute a part of the gradient, that of a slice of the parameter.
+        """
         block, is_new = self._block(parameter)
         for row, work in zip(self.segments.rows, works, strict=True):
             streams.run(partial(_store, block[row], work, is_new))
+
+    def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
+        """Add every segment's values to the entries of its gradient of a matrix, each to the one that is named."""
+        count, (height, width) = len(self.segments.rows), parameter.shape
+        places = self.segments.places(entries.device).repeat_interleave(self.segments.multiple(entries))
+        sums = values.new_zeros(count * height, width).index_add_(0, places * height + entries, values)
+        self.add(parameter, sums.view(count, height, width))
 
     def add_by_batch(self, parameter: nn.Parameter, values: Tensor) -> None:
         """Add one value per batch, summed over the batches of every segment, to the gradients of a parameter."""
@@ -189,5 +209,5 @@ class SegmentGradients:
             (rows.copy_ if is_new else rows.add_)(value)
 
 
-def _store(row: Tensor, work: Callable[[], Sequence[Tensor]], is_new: bool) -> None:
-    (row.copy_ if is_new else row.add_)(work()[1])
+def _store(row: Tensor, work: Work, is_new: bool) -> None:
+    (row.copy_ if is_new else row.add_)(work())

@@ -18,6 +18,7 @@ from spcl.learner.admission import check_arguments, check_new_task, find_task
 from spcl.learner.fitting import Fitting, MomentLike
 from spcl.learner.freezing import trainable
 from spcl.learner.habits import check_habits, habits_state, learning_rate_factor, saved_habits
+from spcl.learner.low_memory import LowMemory, low_memory_state
 from spcl.learner.optimizer import MakeOptimizer, add_head, check_new_head
 from spcl.learner.report import StepReport
 from spcl.learner.step import StepOptions
@@ -62,6 +63,9 @@ class Learner(TrainedModel):
         measure_stability: report κ, conflicts and magnitude similarity also for methods that need no Gramian; every
             gradient is then kept separately.
         capture: on a GPU, capture CUDA graphs and replay them; what cannot be captured runs eagerly.
+        low_memory: never hold the gradients of all tasks, but only their Gramian: two backward passes over the joint
+            batch, in the memory of plain training, without CUDA graphs. ``"auto"``: once they would not fit. Where it
+            is not possible, a warning says why.
         seed: of the initialisation of heads.
 
     Attributes:
@@ -101,12 +105,14 @@ class Learner(TrainedModel):
         autocast: torch.dtype | None = None,
         measure_stability: bool = False,
         capture: bool = True,
+        low_memory: LowMemory = "auto",
         seed: int = 0,
     ) -> None:
         check_arguments(backbone, method, memory, memory_batch)
         check_habits(schedule, clip_norm, average, augment, updates)
         model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
-        super().__init__(model, method, memory, optimizer=optimizer, average=average, capture=capture)
+        options: dict[str, Any] = {"average": average, "capture": capture, "low_memory": low_memory}
+        super().__init__(model, method, memory, optimizer=optimizer, **options)
         self.schedule = schedule
         self.clip_norm = clip_norm
         self.augment = augment
@@ -194,6 +200,7 @@ class Learner(TrainedModel):
         """
         factor = learning_rate_factor(self.schedule, self.steps)
         samples = self._admitted(batches)
+        self._choose_engine(len(samples), self.measure_stability)
         update = Update(self.optimizer, factor, self.clip_norm, self._average)
         options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
         outcome, skipped = self._runner.run(samples, update, options, meanwhile)
@@ -285,7 +292,7 @@ class Learner(TrainedModel):
         }
         if self._has_refrozen:
             settings["trainable"] = states.trainable_names(self.optimizer, self.model.backbone)
-        return settings | habits_state(vars(self))
+        return settings | low_memory_state(self._low_memory) | habits_state(vars(self))
 
     def _parts(self) -> states.Parts:
         return states.Parts(self.model, self.optimizer, self.method, self.memory, self._average, self._engine)
@@ -333,8 +340,10 @@ class Learner(TrainedModel):
     @classmethod
     def _with_settings(cls, settings: Mapping[str, Any], **arguments: Any) -> Self:
         names = ("scenario", "memory_batch", "measure_stability", "capture", "seed")
-        autocast = torch.bfloat16 if settings["autocast"] else None
-        learner = cls(**arguments, autocast=autocast, **{name: settings[name] for name in names})
+        options = {name: settings[name] for name in names} | {"low_memory": settings.get("low_memory", "auto")}
+        learner = cls(**arguments, autocast=torch.bfloat16 if settings["autocast"] else None, **options)
+        if settings.get("holds_gradients") is False:
+            learner._use_low_memory()
         learner.steps = settings["steps"]
         learner._has_refrozen = "trainable" in settings
         return learner

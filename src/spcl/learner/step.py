@@ -185,12 +185,17 @@ class Step:
     def _check_health(self, outcome: Outcome, gramian: Array | None, health: Array) -> None:
         """Note the losses, and the gradients that are faulty."""
         plan = self._gradients.plan
-        if gramian is not None and plan.is_separate:
-            largest = torch.finfo(self._gradients.dtype).max
-            add_row_norms(health, gramian.diagonal()[: len(plan.names)], largest)
         computed = [name for name in plan.names if name not in outcome.faults]
-        outcome.faults |= find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
         outcome.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
+        if gramian is not None and plan.is_separate:
+            own = np.zeros_like(health)  # what no other gradient of a joint pass has a part in
+            own[:, 0] = health[:, 0]
+            for each in (own, health):
+                add_row_norms(each, gramian.diagonal()[: len(plan.names)], torch.finfo(self._gradients.dtype).max)
+            if outcome.is_joint and (faults := find_faults(computed, own, self._rollback.buffers_were_finite)):
+                outcome.faults, outcome.is_joint = faults, False
+                return
+        outcome.faults |= find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
 
     def _weigh(self, outcome: Outcome, gramian: Array | None) -> Array | None:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
@@ -240,7 +245,7 @@ class Step:
         if weights is None:
             self._gradients.apply(self._method.combine, self._method.settings.decoupled)
         else:
-            self._gradients.combine(weights)
+            self._engine.combine(weights)
         if not self._is_surely_finite(weights, norms) and not bool(self._gradients.rows[0].norm().isfinite()):
             reason = f"the update that {self._method!r} gives for this step is not finite"
             outcome.faults = {name: reason for name in outcome.losses if name != MEMORY}

@@ -7,9 +7,11 @@ from spcl.cuda_graphs import CudaGraphEngine
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
+from spcl.engine.low_memory import LowMemoryEngine
 from spcl.engine.model import SharedModel
 from spcl.learner.admission import Admission
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
+from spcl.learner.low_memory import LowMemory, LowMemoryChoice
 from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
 from spcl.learner.prediction import Predictor
 from spcl.learner.step_runner import StepRunner
@@ -29,6 +31,7 @@ class TrainedModel(Predictor):
         optimizer: makes the optimiser from a list of parameters; by default Adam.
         average: decay of the average of the weights, or None.
         capture: whether CUDA graphs are captured on a GPU.
+        low_memory: whether gradients are not held; ``"auto"``: where they would not fit.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class TrainedModel(Predictor):
         optimizer: MakeOptimizer | None,
         average: float | None,
         capture: bool,
+        low_memory: LowMemory,
     ) -> None:
         super().__init__(model, None if average is None else WeightAverage(average))
         self.method = method
         self.memory = memory
         self.average = average
         self.capture = capture
+        self._low_memory = LowMemoryChoice(low_memory)
         self._has_refrozen = False
         self._use_engine(self._make_engine())
         gradients = self._engine.gradients
@@ -87,7 +92,27 @@ class TrainedModel(Predictor):
         self._average_all()
         self._has_refrozen = True
 
+    @property
+    def low_memory(self) -> LowMemory:
+        """Whether gradients are not held; ``"auto"``: where they would not fit."""
+        return self._low_memory.setting
+
+    def _choose_engine(self, tasks: int, measured: bool) -> None:
+        """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
+        separate = measured or self.method.reduction == "none"
+        rows = tasks + (self.memory is not None) + (self.method.settings.alpha > 0.0) if separate else 0
+        if self._low_memory.choose(rows, self.method, self._engine.gradients):
+            self._use_low_memory()
+
+    def _use_low_memory(self) -> None:
+        self._low_memory.is_chosen = True
+        for parameter in self._engine.gradients.parameters:
+            parameter.grad = None  # a view of the gradient matrix
+        self._use_engine(self._make_engine())
+
     def _make_engine(self) -> Engine:
+        if self._low_memory.is_chosen:
+            return LowMemoryEngine(self.model, self.method)
         graphs = self.capture and self.model.device.type == "cuda"
         return (CudaGraphEngine if graphs else EagerEngine)(self.model, self.method)
 

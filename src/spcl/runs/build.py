@@ -53,6 +53,7 @@ def make_learner(settings: RunSettings, data: ImageData | SourceData, device: to
         autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
         measure_stability=settings.stability,
         capture=settings.capture,
+        low_memory=settings.low_memory,
         seed=settings.seed,
     )
 

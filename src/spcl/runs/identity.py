@@ -15,6 +15,7 @@ BOOKKEEPING = frozenset(
         "evaluate",
         "evaluate_every",
         "keep_model",
+        "low_memory",
         "record_every",
         "stability",
         "threads",

@@ -110,6 +110,9 @@ class _ExecutionSettings(BaseModel):
     device: str = Field("auto", description="auto, cpu, cuda, …")
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward and backward passes")
     capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")
+    low_memory: Literal["auto"] | bool = Field(
+        "auto", description="hold no gradients, only their Gramian, for two backward passes; auto: if they do not fit"
+    )
     threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's choice if not given")
     data_dir: str | None = Field(None, description="where the publishers' files are")
     keep_model: bool = Field(True, description="keep the trained model in model.safetensors")
