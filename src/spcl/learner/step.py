@@ -22,9 +22,10 @@ from spcl.memory import ReplayBatch
 from spcl.methods.base import MEMORY, Gradients, Method, Weights
 from spcl.transforms import Transform
 
-__all__ = ["Outcome", "Step", "StepOptions"]
+__all__ = ["Meanwhile", "Outcome", "Step", "StepOptions"]
 
 Array = NDArray[np.float64]
+Meanwhile = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -84,21 +85,12 @@ class Step:
         self._rollback = rollback
 
     def compute_update(
-        self,
-        outcome: Outcome,
-        batches: Sequence[Samples],
-        replayed: int,
-        options: StepOptions,
-        meanwhile: Callable[[], object],
+        self, outcome: Outcome, batches: Sequence[Samples], replayed: int, options: StepOptions, meanwhile: Meanwhile
     ) -> None:
         """Compute the update from the tasks' batches and ``replayed`` samples of memory: Algorithm 2, lines 3 to 10.
 
-        Args:
-            outcome: receives what the step computes.
-            batches: the samples of the tasks in training (lines 2 and 4).
-            replayed: the number of samples drawn from memory; their gradient is one more :math:`g_i`.
-            options: of the step.
-            meanwhile: called when the GPU's work is queued, before the host synchronises.
+        What the step computes goes to the outcome. When the GPU's work is queued, ``meanwhile`` is called, before the
+        host synchronises.
         """
         engine, alpha = self._engine, self._method.settings.alpha
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)

@@ -1,7 +1,7 @@
 """Steps that skip faulty gradients: a step is undone and repeated without them."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from spcl.engine.update import Update
 from spcl.learner.freezing import frozen_normalisations
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
-from spcl.learner.step import Outcome, Step, StepOptions
+from spcl.learner.step import Meanwhile, Outcome, Step, StepOptions
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
 
@@ -39,7 +39,7 @@ class StepRunner:
         samples: Sequence[Samples],
         update: Update,
         options: StepOptions,
-        meanwhile: Callable[[], object] | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> tuple[Outcome, dict[str, str]]:
         """Run one step; return the outcome of its first update and why gradients were skipped in any.
 
@@ -71,7 +71,7 @@ class StepRunner:
         samples: Sequence[Samples],
         update: Update,
         options: StepOptions,
-        meanwhile: Callable[[], object],
+        meanwhile: Meanwhile,
         is_last: bool,
     ) -> tuple[Outcome, dict[str, str]]:
         """Make one update, or undo it if it raises; return its outcome and why gradients were skipped.
@@ -79,36 +79,50 @@ class StepRunner:
         The last update of a step shows its samples to memory.
         """
         self._rollback.save()
-        outcome, skipped, healthy = Outcome(), dict[str, str](), samples
-
-        def while_computing() -> None:
-            meanwhile()
-            self._observe(healthy if is_last else [], outcome)
-
+        skipped: dict[str, str] = {}
         try:
-            while healthy:
-                replayed = 0 if MEMORY in skipped else self._replay.size(healthy, options.memory_batch)
-                self._step.compute_update(outcome, healthy, replayed, options, while_computing)
-                if not outcome.faults:
-                    break
-                if not outcome.is_joint:
-                    skipped |= outcome.faults
-                options = replace(options, separate_passes=outcome.is_joint)
-                self._undo(update, draws=MEMORY not in skipped)  # a faulty memory draws other samples next time
-                healthy = [group for group in samples if group.task.name not in skipped]
-                outcome = Outcome(seconds=outcome.seconds)
+            outcome = self._computed(samples, skipped, update, options, meanwhile, is_last)
             with outcome.timed("update"):
-                if healthy:
+                if outcome.losses:
                     self._engine.update(update)
         except BaseException:
             self._undo(update)
             raise
-        if healthy:
+        if outcome.losses:
             self._method.after_step(outcome.losses)
         if self._memory is not None:
             with outcome.timed("update"):
                 self._memory.commit()
         return outcome, skipped
+
+    def _computed(
+        self,
+        samples: Sequence[Samples],
+        skipped: dict[str, str],
+        update: Update,
+        options: StepOptions,
+        meanwhile: Meanwhile,
+        is_last: bool,
+    ) -> Outcome:
+        """Compute an update, as often as gradients turn out to be faulty; note which are skipped and why."""
+        healthy, outcome = samples, Outcome()
+
+        def while_computing() -> None:
+            meanwhile()
+            self._observe(healthy if is_last else [], outcome)
+
+        while healthy:
+            replayed = 0 if MEMORY in skipped else self._replay.size(healthy, options.memory_batch)
+            self._step.compute_update(outcome, healthy, replayed, options, while_computing)
+            if not outcome.faults:
+                break
+            if not outcome.is_joint:
+                skipped |= outcome.faults
+            options = replace(options, separate_passes=outcome.is_joint)
+            self._undo(update, draws=MEMORY not in skipped)  # a faulty memory draws other samples next time
+            healthy = [group for group in samples if group.task.name not in skipped]
+            outcome = Outcome(seconds=outcome.seconds)
+        return outcome
 
     def _keep_statistics(self) -> None:
         """Put frozen normalisation layers into evaluation mode: what a frozen part computes must not drift."""
@@ -132,7 +146,7 @@ class StepRunner:
                 self._memory.observe(group.task.name, group.x, group.y, outcome.logits.get(group.task.name))
 
 
-def _once(function: Callable[[], object] | None) -> Callable[[], object]:
+def _once(function: Meanwhile | None) -> Meanwhile:
     """Return a function that calls the given one, if there is one, the first time only."""
     return lru_cache(maxsize=1)(function or (lambda: None))
 
