@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 
-__all__ = ["MOST_KEYS", "GraphCache"]
+__all__ = ["GraphCache"]
 
 WARM_UPS = 1
 """How often work must have run before it is captured."""

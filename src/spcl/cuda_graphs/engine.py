@@ -16,12 +16,13 @@ from spcl.cuda_graphs.cache import GraphCache
 from spcl.cuda_graphs.capture import GraphCapture
 from spcl.cuda_graphs.classifiers import ClassifierGraphs
 from spcl.cuda_graphs.gramian import GramianGraphs
+from spcl.cuda_graphs.joint_backbone import GraphedOnePass
 from spcl.cuda_graphs.one_pass import OnePassGraphs
 from spcl.cuda_graphs.penalty import PenaltyGraph
+from spcl.cuda_graphs.steady_layouts import SteadyLayouts
 from spcl.cuda_graphs.update import UpdateGraphs
 from spcl.engine.base import JointPassError
 from spcl.engine.eager import EagerEngine
-from spcl.engine.joint_pass import JointBatch
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.update import Update
@@ -45,11 +46,12 @@ class CudaGraphEngine(EagerEngine):
 
     def __init__(self, model: SharedModel, method: Method) -> None:
         super().__init__(model, method)
-        self.one_pass = None
-        capture = GraphCapture(model)
+        capture, self._layouts = GraphCapture(model), SteadyLayouts()
         self._capture = capture
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
-        self._one_pass = OnePassGraphs(model, self.gradients, capture, self._classifiers, self._snapshot)
+        parts = self.gradients, capture, self._classifiers, self._snapshot, self._layouts
+        self._one_pass = OnePassGraphs(model, *parts)
+        self.one_pass = GraphedOnePass(model, method, self.gradients, self._snapshot, capture, self._layouts)
         self._backbone = BackboneGraphs(model, self.gradients, capture)
         self._augmentation = AugmentationGraphs(model)
         self._gramian = GramianGraphs(capture)
@@ -80,23 +82,16 @@ class CudaGraphEngine(EagerEngine):
             return super().augment(transform, inputs)
         return self._augmentation.run(transform, cast(Sequence[Tensor], inputs))
 
-    @property
-    @override
-    def joins_batches(self) -> bool:
-        return self.method.has_plain_memory_loss() and not self.method.stores_logits
-
     @override
     def backward_jointly(
         self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
     ) -> dict[str, Tensor] | None:
+        samples = [*batches, *(group for replay in replays for group in replay)]
         is_plain = self.method.has_plain_memory_loss() and not self.method.stores_logits
-        if not is_plain or len(batches) + len(replays) < 2:
-            return None
-        memory = len(self.gradients.plan.names) - 1
-        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
-        joint += [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
+        if not (is_plain and self._classifiers.supports_together(samples)):
+            return super().backward_jointly(batches, replays)
         try:
-            is_done = self._one_pass.run(joint)
+            is_done = self._one_pass.run(self._joint_batches(batches, replays))
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -133,11 +128,11 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return self._one_pass.state_dict()
+        return self._layouts.state_dict()
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._one_pass.load_state_dict(state)
+        self._layouts.load_state_dict(state)
 
     @override
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:

@@ -46,7 +46,8 @@ class GraphedOnePass(OnePass):
     def backward(self, batches: Sequence[JointBatch]) -> list[Tensor] | None:
         samples = [group for batch in batches for group in batch.samples]
         of_one_kind = len({sample_kind(group.x) for group in samples}) == 1
-        if not (of_one_kind and isinstance(samples[0].x, Tensor)) or self._capture.unsupported is not None:
+        is_tensor = of_one_kind and isinstance(samples[0].x, Tensor)
+        if not is_tensor or len(batches) < 2 or self._capture.unsupported is not None:
             return None
         sizes = tuple(sum(len(group.y) for group in batch.samples) for batch in batches)
         targets = tuple(self._gradients.plan.target(batch.gradient)[0] for batch in batches)
@@ -67,9 +68,7 @@ class GraphedOnePass(OnePass):
         if key not in self._passes_by_key:
             if len(self._passes_by_key) == MOST_GRAPHS:
                 del self._passes_by_key[next(iter(self._passes_by_key))]
-            target = SegmentGradients(self._gradients, segments, fresh=True)
-            mode = SegmentedMode(segments, target, self.rule.names, self.rule.counters)
-            self._passes_by_key[key] = _StaticPass(self._model, mode, target, self._capture, x)
+            self._passes_by_key[key] = _StaticPass(self._model, self._gradients, self.rule, segments, self._capture, x)
         return self._passes_by_key[key]
 
 
@@ -90,20 +89,30 @@ class _GraphedPass(JointPass):
     @override
     def _backbone_features(self, x: Inputs, segments: Segments) -> Tensor:
         assert isinstance(x, Tensor)
-        static = self._static_pass(x, segments)
+        static, tracked = self._static_pass(x, segments), torch.ones((), device=x.device, requires_grad=True)
+        features: Tensor = _BackboneFunction.apply(tracked, static, x)  # type: ignore[no-untyped-call]
         self._by_segments.append(static.target)
-        return _BackboneFunction.apply(x.new_ones((), dtype=torch.float32, requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
+        return features
 
 
 class _StaticPass:
     """The static tensors of a forward and a backward pass over several batches; the second time they become graphs."""
 
+    target: SegmentGradients
+
     def __init__(
-        self, model: SharedModel, mode: SegmentedMode, target: SegmentGradients, capture: GraphCapture, x: Tensor
+        self,
+        model: SharedModel,
+        gradients: GradientMatrix,
+        rule: JoiningRule,
+        segments: Segments,
+        capture: GraphCapture,
+        x: Tensor,
     ) -> None:
         self._model = model
-        self._mode = mode
-        self.target = target
+        self._gradients = gradients
+        self._rule = rule
+        self._segments = segments
         self._capture = capture
         self._x = torch.empty_like(x)
         self._features: Tensor | None = None
@@ -132,15 +141,15 @@ class _StaticPass:
 
     def _forward_work(self) -> None:
         self._features = None
-        self.target.begin()
+        self.target = SegmentGradients(self._gradients, self._segments, fresh=True)
+        mode = SegmentedMode(self._segments, self.target, self._rule.names, self._rule.counters)
         with torch.enable_grad(), self._model.precision():
-            self._features = self._mode.run(self._model.backbone, self._x)
+            self._features = mode.run(self._model.backbone, self._x)
 
     def _backward_work(self) -> None:
         assert self._features is not None
         torch.autograd.backward(self._features, self._feature_gradient)
         self._features = self._features.detach()  # the graph of autograd is not needed any more
-        self.target.finish()
 
 
 class _BackboneFunction(torch.autograd.Function):

@@ -1,17 +1,16 @@
 """The gradients of all batches of a step as one CUDA graph, for classifiers with linear heads."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from spcl.cuda_graphs.cache import MOST_KEYS
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 from spcl.cuda_graphs.classifiers import ClassifierGraphs
 from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient
+from spcl.cuda_graphs.steady_layouts import SteadyLayouts
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.joining import JoiningRule
 from spcl.engine.joint_pass import JointBatch
@@ -21,12 +20,6 @@ from spcl.engine.segments import SegmentGradients, Segments
 from spcl.engine.snapshot import BufferSnapshot, total_norm
 
 __all__ = ["OnePassGraphs"]
-
-STEADY_STEPS = 6
-"""How many steps must have had batches of the same sizes before they share a graph."""
-
-Layout = tuple[tuple[int, ...], tuple[int, ...], bool]
-"""Sizes of the batches, rows of their gradients, and whether these have coefficients."""
 
 
 class OnePassGraphs:
@@ -42,26 +35,28 @@ class OnePassGraphs:
         capture: GraphCapture,
         classifiers: ClassifierGraphs,
         snapshot: BufferSnapshot,
+        layouts: SteadyLayouts,
     ) -> None:
+        self._layouts = layouts
         self._model = model
         self._gradients = gradients
         self._capture = capture
         self._classifiers = classifiers
-        self._counts: Counter[Layout] = Counter()
         self._passes: dict[object, _StaticPass] = {}
         self.rule = JoiningRule(model, gradients.parameters, snapshot)
 
     def run(self, batches: Sequence[JointBatch]) -> bool:
-        """Compute the gradients of the batches; return False, having done nothing, where they have no graph."""
+        """Compute the gradients of batches of one kind; return False, having done nothing, where they have no graph."""
         samples = [group for batch in batches for group in batch.samples]
-        if self._capture.unsupported is not None or not self._classifiers.supports_together(samples):
+        if self._capture.unsupported is not None or len(batches) < 2:
             return False
         self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
         targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
         sizes = tuple(sum(len(group.y) for group in batch.samples) for batch in batches)
         segments = Segments.of(sizes, tuple(row for row, _ in targets))
         key = self._key(segments, batches, cast(Tensor, samples[0].x))
-        if not self._is_due(segments, batches):
+        is_steady = self._layouts.is_steady(segments, self._gradients.plan.is_weighted)
+        if not is_steady or self.rule.decide([batch.samples for batch in batches]) != "segments":
             return False
         static = self._pass(key, segments, batches, samples)
         static.fill([cast(Tensor, group.x) for group in samples], self._classifiers.classes_of(samples))
@@ -71,27 +66,6 @@ class OnePassGraphs:
         self._gradients.mark_filled(segments.rows)
         self._classifiers.note_trained(samples)
         return True
-
-    def _is_due(self, segments: Segments, batches: Sequence[JointBatch]) -> bool:
-        """Return whether batches of these sizes have come often enough, and can share a pass."""
-        layout = segments.sizes, segments.targets, self._gradients.plan.is_weighted
-        if self._counts[layout] < STEADY_STEPS:
-            if len(self._counts) > MOST_KEYS:
-                self._counts.clear()
-            self._counts[layout] += 1
-            return False
-        return self.rule.decide([batch.samples for batch in batches]) == "segments"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how often batches of which sizes have come: a resumed run joins them in the same steps."""
-        layouts = [[list(sizes), list(rows), weighted, n] for (sizes, rows, weighted), n in self._counts.items()]
-        return {"layouts": layouts} if layouts else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore from :meth:`state_dict`."""
-        self._counts.clear()
-        for sizes, rows, weighted, count in state.get("layouts", []):
-            self._counts[tuple(sizes), tuple(rows), weighted] = count
 
     def _key(self, segments: Segments, batches: Sequence[JointBatch], x: Tensor) -> tuple[object, ...]:
         plan, addresses = self._gradients.plan, (self._gradients.buffer.data_ptr(), self._gradients.health.data_ptr())

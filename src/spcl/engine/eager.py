@@ -73,11 +73,8 @@ class EagerEngine(Engine):
     ) -> dict[str, Tensor] | None:
         if self.one_pass is None:
             return None
-        memory = len(self.gradients.plan.names) - 1
-        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
-        joint += [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
         try:
-            logits = self.one_pass.backward(joint)
+            logits = self.one_pass.backward(self._joint_batches(batches, replays))
         except Exception as error:
             if is_out_of_memory(error):  # separate passes need less
                 self.one_pass, self.fallback_reason = None, "a pass over all batches ran out of memory"
@@ -121,6 +118,11 @@ class EagerEngine(Engine):
         self._snapshot.refresh()
         self._copy_buffers()
         return self._snapshot
+
+    def _joint_batches(self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]) -> list[JointBatch]:
+        memory = len(self.gradients.plan.names) - 1
+        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
+        return joint + [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
 
     # -- hooks for subclasses
 

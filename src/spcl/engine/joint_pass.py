@@ -129,19 +129,21 @@ class JointPass:
         return [parameter.grad for parameter in self._model.head_parameters() if parameter.grad is not None]
 
     def _features(self, x: Inputs, segments: Segments, coefficients: Sequence[float]) -> Tensor:
+        features = self._backbone_features(x, segments)
+        if set(coefficients) == {1.0} or not features.requires_grad:
+            return features
+        factors = torch.tensor(coefficients, dtype=features.dtype).repeat_interleave(torch.tensor(segments.sizes))
+        return _ScaledGradient.apply(features, factors.to(features.device, non_blocking=True))  # type: ignore[no-any-return, no-untyped-call]
+
+    def _backbone_features(self, x: Inputs, segments: Segments) -> Tensor:
         target = None
         if len(self._rows) > 1 and self._gradients.parameters:
             target = SegmentGradients(self._gradients, segments, fresh=self._is_fresh)
             self._by_segments.append(target)
         if target is None and not self._rule.has_batch_norm:
-            features: Tensor = self._model.backbone(x)
-        else:
-            mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters)
-            features = mode.run(self._model.backbone, x)
-        if set(coefficients) == {1.0} or not features.requires_grad:
-            return features
-        factors = torch.tensor(coefficients, dtype=features.dtype).repeat_interleave(torch.tensor(segments.sizes))
-        return _ScaledGradient.apply(features, factors.to(features.device, non_blocking=True))  # type: ignore[no-any-return, no-untyped-call]
+            return self._model.backbone(x)  # type: ignore[no-any-return]
+        mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters)
+        return mode.run(self._model.backbone, x)
 
     def _layouts(self) -> list[tuple[Segments, list[float]]]:
         """Return, for every kind of sample in the order of appearance, sizes, rows and coefficients of the batches."""
