@@ -169,9 +169,9 @@ def avalanche_round(problem: Problem, *, prepared: bool) -> Round:
     class FirstTask(ReservoirSamplingBuffer):
         """Memory of the first task alone, as every round trains the second one again."""
 
-        def post_adapt(self, agent: Any, exp: Any) -> None:
+        def update(self, strategy: Any, **kwargs: Any) -> None:
             if len(self.buffer) == 0:
-                super().post_adapt(agent, exp)
+                self.post_adapt(strategy, strategy.experience)
 
     class Timed(Naive):
         """Training whose epochs are timed."""
@@ -264,7 +264,7 @@ def versions() -> str:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", module="avalanche")  # of loggers, which are left out, and of its own old names
+    warnings.filterwarnings("ignore", module="avalanche")  # that there are no loggers
     parser = argparse.ArgumentParser(description="Experience replay in spcl, in plain PyTorch and in Avalanche.")
     parser.add_argument("--rounds", type=int, default=5, help="how often every variant takes its steps")
     parser.add_argument("--steps", type=int, default=50, help="steps of a variant in a round")
