@@ -3,7 +3,7 @@
 All train a ResNet-18 with the same normalisation in channels_last, with Adam (fused, capturable) and bfloat16 autocast,
 class-incrementally on a new task of 10 classes and a memory of an earlier one of 10, as many images of each in a step.
 In every round all take the same number of steps in turn, in one process, after a round that is not counted; ratios are
-medians of the ratios within a round. Images are bytes. What a step comprises differs, in favour of the peers:
+medians of the ratios within a round. Images are bytes. What a step comprises differs:
 
 - `spcl`: images on the GPU and labels on the host, checks of the batch, a draw from memory, a pass over the new images
   and one over the replayed ones, the check that their gradients are finite, the update; and memory observes the batch.
@@ -13,7 +13,7 @@ medians of the ratios within a round. Images are bytes. What a step comprises di
   the host (`num_workers=0`, its default) and copies it to the GPU, one pass, the update. Storing images, which happens
   at the end of a task, and the set-up of the loaders are not counted.
 - Avalanche, prepared batches: the same, with all joint batches on the GPU before the clock starts, so that what is left
-  is a plain step and Avalanche's callbacks.
+  is a plain step without the draw, and Avalanche's callbacks.
 
 LibMTL has no replay, and Mammoth is no installable package: neither is here. On a CPU, which is only for trying the
 script, there is no autocast.
@@ -249,7 +249,7 @@ def result_table(problem: Problem, rounds: int) -> Table:
     for name, taken in found.items():
         time = f"{1e3 * median(taken) / problem.steps:.2f} ms"
         slower = median(peer / ours for peer, ours in zip(taken, found[SPCL], strict=True))
-        judged = (f"{slower:.2f}×", "at least 1.00×", "yes" if slower >= 1.0 else "no")
+        judged = (f"{slower:.2f}× the time", "at least 1.00×", "yes" if slower >= 1.0 else "no")
         table.add_row(name, time, *(("", "", "") if name == SPCL else judged))
     for name, reason in skipped.items():
         table.add_row(name, reason)
