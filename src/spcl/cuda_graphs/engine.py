@@ -16,7 +16,6 @@ from spcl.cuda_graphs.cache import GraphCache
 from spcl.cuda_graphs.capture import GraphCapture
 from spcl.cuda_graphs.classifiers import ClassifierGraphs
 from spcl.cuda_graphs.gramian import GramianGraphs
-from spcl.cuda_graphs.joint_backbone import GraphedOnePass
 from spcl.cuda_graphs.one_pass import OnePassGraphs
 from spcl.cuda_graphs.penalty import PenaltyGraph
 from spcl.cuda_graphs.steady_layouts import SteadyLayouts
@@ -51,7 +50,7 @@ class CudaGraphEngine(EagerEngine):
         self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
         parts = self.gradients, capture, self._classifiers, self._snapshot, self._layouts
         self._one_pass = OnePassGraphs(model, *parts)
-        self.one_pass = GraphedOnePass(model, method, self.gradients, self._snapshot, capture, self._layouts)
+        self.one_pass = None  # its heads run eagerly, while the GPU waits: a graph per batch is faster
         self._backbone = BackboneGraphs(model, self.gradients, capture)
         self._augmentation = AugmentationGraphs(model)
         self._gramian = GramianGraphs(capture)
@@ -82,14 +81,19 @@ class CudaGraphEngine(EagerEngine):
             return super().augment(transform, inputs)
         return self._augmentation.run(transform, cast(Sequence[Tensor], inputs))
 
+    @property
+    @override
+    def joins_batches(self) -> bool:
+        return self.method.has_plain_memory_loss() and not self.method.stores_logits
+
     @override
     def backward_jointly(
         self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
     ) -> dict[str, Tensor] | None:
         samples = [*batches, *(group for replay in replays for group in replay)]
-        is_plain = self.method.has_plain_memory_loss() and not self.method.stores_logits
-        if not (is_plain and self._classifiers.supports_together(samples)):
-            return super().backward_jointly(batches, replays)
+        if not (self.joins_batches and self._classifiers.supports_together(samples)):
+            self.fallback_reason = "heads or losses are not those of plain classifiers, or samples differ in shape"
+            return None
         try:
             is_done = self._one_pass.run(self._joint_batches(batches, replays))
         except Exception as error:
