@@ -52,9 +52,8 @@ class CudaGraphEngine(EagerEngine):
         self._gramian = GramianGraphs(capture)
         self._update = UpdateGraphs(capture)
         self._copies = GraphCache(capture)
-        alpha = method.settings.alpha
-        is_penalised = alpha > 0.0 and self.gradients.length > 0
-        self._penalty = PenaltyGraph(model, self.gradients, capture, alpha) if is_penalised else None
+        is_penalised = method.settings.alpha > 0.0 and self.gradients.length > 0
+        self._penalty = PenaltyGraph(model, self.gradients, capture, method) if is_penalised else None
 
     @property
     def capture_seconds(self) -> float:  # type: ignore[override]
@@ -95,8 +94,11 @@ class CudaGraphEngine(EagerEngine):
     @override
     def penalty_gradient(self) -> None:
         """Copy the orthogonality gradient, which :meth:`begin` has started, to its row."""
-        assert self._penalty is not None
-        self.gradients.penalty_row.copy_(self._penalty.gradient)
+        row = self.gradients.penalty_row
+        if self._penalty is not None:
+            gradient, row = self._penalty.gradient, row[len(self._penalty.gradient) :]
+            self.gradients.penalty_row[: len(gradient)].copy_(gradient)
+        row.zero_()  # the heads, where they have columns
 
     @override
     def assign_grads(self) -> None:

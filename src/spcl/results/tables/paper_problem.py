@@ -9,6 +9,7 @@ from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.methods import display_name
 from spcl.results.tables.paper import PaperResult, paper_benchmarks, paper_result
 from spcl.runs.identity import BOOKKEEPING
+from spcl.runs.released import released_settings
 from spcl.runs.settings import RunSettings
 
 __all__ = ["comparable_paper_result", "paper_note"]
@@ -90,7 +91,7 @@ def _differences(runs: Sequence[RunRecord]) -> list[str]:
     """Return what tells the runs from the paper's: label sets and timelines, configurations and other settings."""
     drawn = any(run.settings.get("protocol", "") is None for run in runs)
     rescaled = any(run.settings.get("fit") for run in runs)
-    reference = _paper_settings(_benchmark(runs[0]))
+    reference = _paper_settings(runs[0])
     return [
         *(["drawn label sets and timelines"] if drawn else []),
         *(["timelines rescaled to the data"] if rescaled else []),
@@ -99,10 +100,12 @@ def _differences(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _paper_settings(benchmark: str) -> Mapping[str, Any]:
-    """Return the settings of the benchmark's preset ``paper``, and the defaults of those it does not have."""
-    preset = PRESETS[benchmark]["paper"].model_dump()
+def _paper_settings(run: RunRecord) -> Mapping[str, Any]:
+    """Return the settings of the benchmark's preset, ``released`` or ``paper``, and the defaults of the others."""
+    preset = PRESETS[_benchmark(run)]["paper"].model_dump()
     unused = {"batch_norm_momentum"} if preset["backbone"] in WITHOUT_BATCH_NORM else set()
+    if run.settings.get("preset") == "released":
+        preset |= released_settings(preset["backbone"], run.method)
     defaults = {name: field.get_default(call_default_factory=True) for name, field in RunSettings.model_fields.items()}
     return {
         name: preset.get(name, default)
