@@ -1,6 +1,7 @@
 """Weightings, which compute one weight per task from the Gramian of the tasks' gradients."""
 
 from spcl.aggregation.agem import AGEMWeighting
+from spcl.aggregation.condition import ConditionSolution, solve_condition
 from spcl.aggregation.emgd import emgd_weights
 from spcl.aggregation.gramians import gramian, host_gramian
 from spcl.aggregation.maxdo import MaxDOWeighting
@@ -12,6 +13,7 @@ from spcl.aggregation.soro_solver import SOROSolution, solve_soro
 __all__ = [
     "SORO",
     "AGEMWeighting",
+    "ConditionSolution",
     "MaxDOWeighting",
     "SOROPresets",
     "SOROSettings",
@@ -21,5 +23,6 @@ __all__ = [
     "gramian",
     "host_gramian",
     "min_norm_weights",
+    "solve_condition",
     "solve_soro",
 ]
