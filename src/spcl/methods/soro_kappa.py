@@ -30,7 +30,7 @@ class SOROKappa(Method):
     matrices: the best Ĝ has the singular vectors of G, and its singular values clipped to an interval. Gradients that
     are well conditioned stay as they are. With κ_max = 1, Ĝ is :math:`UV^\top` times the mean singular value of G.
 
-    After Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 7
+    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 7
     (:func:`spcl.aggregation.solve_condition`).
 
     >>> SOROKappa(max_condition=4.0)
@@ -40,7 +40,7 @@ class SOROKappa(Method):
     name = "soro-kappa"
     family = "PCL"
     summary = "the nearest gradients whose condition number is bounded, added up"
-    reference = "after Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
+    reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
     Settings = SOROKappaSettings
     settings: SOROKappaSettings
 

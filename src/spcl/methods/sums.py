@@ -30,7 +30,7 @@ class NormSum(Method):
 
     With ``scale="min"`` it has the norm of :class:`Procrustes`' update, and what SORO does beyond it is orthogonality.
 
-    After Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024: SORO without orthogonality.
+    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024: SORO without orthogonality.
 
     >>> NormSum(scale="min")
     NormSum(scale='min')
@@ -39,7 +39,7 @@ class NormSum(Method):
     name = "normsum"
     family = "MTL"
     summary = "the sum of the gradients, each divided by its norm"
-    reference = "after Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
+    reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
     Settings = NormSumSettings
     settings: NormSumSettings
 
@@ -59,7 +59,7 @@ class ScaledSum(Method):
     What :class:`Procrustes` does beyond it is the direction of the update; what it does beyond the plain sum
     (``torchjd:Sum``) is its length.
 
-    After Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024: the scale of SORO alone.
+    Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024: the scale of SORO alone.
 
     >>> ScaledSum()
     ScaledSum()
@@ -68,7 +68,7 @@ class ScaledSum(Method):
     name = "scaledsum"
     family = "MTL"
     summary = "the sum of the gradients, as long as SORO's update"
-    reference = "after Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
+    reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return equal weights."""

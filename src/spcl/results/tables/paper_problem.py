@@ -17,6 +17,9 @@ __all__ = ["comparable_paper_result", "paper_note"]
 CONFIGURATIONS = tuple(range(9))
 """The configurations of every benchmark of the paper: three label sets with three timelines each."""
 
+TASKS_IN_TEXT = {"ps-cifar100": 20, "ps-tiny-imagenet": 20}
+"""The number of tasks that the paper's text gives, where the protocols its authors published have another."""
+
 WITHOUT_BATCH_NORM = frozenset({"mlp"})
 
 NOT_COMPARED = frozenset(
@@ -75,7 +78,7 @@ def _other_problem(run: RunRecord) -> str:
     if run.settings.get("validation"):
         return f"validation={format_value(run.settings['validation'])}"
     preset, tasks = PRESETS.get(_benchmark(run)), _tasks(run)
-    if preset is None or tasks in (None, preset["paper"].tasks):
+    if preset is None or tasks in (None, preset["paper"].tasks, TASKS_IN_TEXT.get(_benchmark(run))):
         return ""
     return f"tasks={tasks} (paper: {preset['paper'].tasks})"
 
