@@ -5,6 +5,7 @@ from spcl.aggregation.condition import ConditionSolution, solve_condition
 from spcl.aggregation.emgd import emgd_weights
 from spcl.aggregation.gramians import gramian, host_gramian
 from spcl.aggregation.maxdo import MaxDOWeighting
+from spcl.aggregation.maxdo_descent import maxdo_descent_weights
 from spcl.aggregation.min_norm import min_norm_weights
 from spcl.aggregation.soro import SORO, SOROWeighting
 from spcl.aggregation.soro_settings import SOROPresets, SOROSettings
@@ -22,6 +23,7 @@ __all__ = [
     "emgd_weights",
     "gramian",
     "host_gramian",
+    "maxdo_descent_weights",
     "min_norm_weights",
     "solve_condition",
     "solve_soro",

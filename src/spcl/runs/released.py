@@ -15,7 +15,11 @@ BACKBONES: Mapping[str, Mapping[str, Any]] = {
 }
 """Options of the published networks: TensorFlow's defaults, and a ReLU more in every block."""
 
-METHODS: Mapping[str, Mapping[str, Any]] = {"soro": RELEASED, "soro+dbt": RELEASED}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "soro": RELEASED,
+    "soro+dbt": RELEASED,
+    "maxdo": {"variant": "descent"},
+}
 """Settings of methods in the published code."""
 
 
