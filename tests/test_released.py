@@ -199,3 +199,41 @@ def test_eigenvalues_below_the_cutoff_count_as_zero() -> None:
     near = SORO(cutoff=1e-7).settings
     assert torch.linalg.matrix_rank(solve_soro(gramian, near).adjusted, rtol=1e-3) == 1
     assert torch.linalg.matrix_rank(solve_soro(gramian, SORO().settings).adjusted, rtol=1e-3) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", ["er", "graddrop", "soro", "soro+dbt"])
+def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str) -> None:
+    captured, eager = (losses_on_gpu(method, scenario, capture) for capture in (True, False))
+    torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
+
+
+def losses_on_gpu(method: str, scenario: str, capture: bool) -> Tensor:
+    """Train while tasks come and go, so that heads get columns between replays."""
+    torch.manual_seed(0)
+    backbone = ResNet18(3, 0.01, norm_eps=1e-3, residual_relu=True, stem_init="glorot").cuda()
+    learner = Learner(
+        backbone,
+        make_method(method, weigh_heads=True, head_init="glorot"),
+        optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-4, eps=1e-7, fused=True, capturable=True),
+        memory=EpochCoreset(60, device="cuda"),
+        memory_batch=16,
+        scenario=scenario,
+        capture=capture,
+        measure_stability=True,
+    )
+    classes, starts = {"a": 5, "b": 4, "c": 3}, {0: "a", 8: "b", 20: "c"}
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for step in range(40):
+        if step in starts:
+            learner.add_task(starts[step], classes=classes[starts[step]])
+        if step == 15:
+            learner.finish_task("a")
+        given = {
+            name: (torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % classes[name])
+            for name in learner.active_tasks
+        }
+        losses.append(sum(learner.step(given).losses.values()))
+    return torch.tensor(losses)
