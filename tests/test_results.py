@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from spcl.cli.app import app
 from spcl.results.figures import FIGURES, draw_figure, save_drawing
 from spcl.results.records import RunRecord, read_runs
+from spcl.results.tables.stability import stability_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 OVER = {"ps-tiny-imagenet": "configs"}  # has one seed and several configurations; the others have several seeds
@@ -36,6 +37,11 @@ def test_the_table_is_that_of_the_records(unpacked: Path, name: str) -> None:
     made = CliRunner().invoke(app, ["table", str(unpacked / name), "--paper", "--over", over, "--format", "markdown"])
     assert made.exit_code == 0
     assert made.output.strip() == (RESULTS / name / "table.md").read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/stability.md")))
+def test_the_stability_is_that_of_the_records(unpacked: Path, name: str) -> None:
+    assert stability_text(read_runs(unpacked / name)) == (RESULTS / name / "stability.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
