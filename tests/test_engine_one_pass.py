@@ -276,6 +276,22 @@ def test_layers_that_somebody_changed_are_not_known() -> None:
         assert not consists_of_known_layers(network)
 
 
+def test_a_layer_that_changes_later_is_noticed() -> None:
+    one, each = two_learners(mlp, partial(make_method, "soro"))
+    x, y = images(8, 0), torch.arange(8) % 3
+    for learner in (one, each):
+        for name in "ab":
+            learner.add_task(name, classes=3)
+        learner.step(dict.fromkeys("ab", (x, y)))
+        learner.model.backbone[1].register_forward_hook(
+            lambda module, args, output, layer=learner.model.backbone[3]: output * layer.weight.sum()
+        )
+        for _ in range(2):
+            learner.step(dict.fromkeys("ab", (x, y)))
+    assert "is used by sum" in (one._engine.fallback_reason or "")
+    assert_equal_models(one, each)
+
+
 class CentredOverTheBatch(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x.flatten(1))

@@ -19,6 +19,7 @@ from spcl.cuda_graphs.update import UpdateGraphs
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
 from spcl.engine.update import Update
+from spcl.methods import ER
 from spcl.orthogonality import orthogonality_penalty
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
@@ -104,7 +105,7 @@ def test_an_optimiser_with_hooks_or_not_capturable_is_not_replayed(device: str) 
 def test_the_penalty_follows_the_weights(device: str) -> None:
     model = make_model(device)
     rows = GradientMatrix([parameter for parameter in model.backbone.parameters() if parameter.requires_grad])
-    penalty = PenaltyGraph(model, rows, GraphCapture(model), alpha=0.5)
+    penalty = PenaltyGraph(model, rows, GraphCapture(model), ER(alpha=0.5))
     for _ in range(4):
         penalty.run()
         expected = torch.autograd.grad(orthogonality_penalty(model.backbone), rows.parameters, allow_unused=True)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from spcl.cli.app import app
-from spcl.methods import METHODS, aggregators, cost_of
+from spcl.methods import METHODS, MethodSettings, aggregators, cost_of
 from spcl.methods.reference_page import markdown
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
@@ -51,7 +51,7 @@ def test_the_page_has_the_formula_reference_and_settings_of_every_method() -> No
     for name, method in METHODS.items():
         assert "```math\n" in sections[name], name
         assert method.reference.split(",")[0] in sections[name], name
-        for setting in method.Settings.model_fields.keys() - {"alpha", "decoupled"}:
+        for setting in method.Settings.model_fields.keys() - MethodSettings.model_fields.keys():
             assert f"| `{setting}` | `{method.Settings.model_fields[setting].default!r}` |" in sections[name], name
 
 

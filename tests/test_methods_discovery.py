@@ -121,7 +121,7 @@ def commands(out: Path) -> list[list[str]]:
 def assert_found(outputs: Sequence[str]) -> None:
     """Check the outputs of :func:`commands`."""
     listed, _, table, page = outputs
-    assert "\nhalves    SCL             2      T + 1         0  samples" in listed
+    assert "halves SCL 2 T + 1 0 samples" in " ".join(listed.split())
     assert "| Halves | SCL |" in table
     assert "### `halves`\n\nFixed shares of the current tasks and of memory.\n\n```math\nu = \\rho" in page
     assert "| `share` | `0.5` | share of the current tasks |" in page
@@ -238,9 +238,9 @@ def test_a_method_that_a_package_only_imports_is_no_duplicate(
 
 def test_methods_are_ordered_by_family_as_in_the_tables() -> None:
     assert list(BUILT_IN) == [
-        *("mgda", "dwa", "graddrop", "pcgrad", "rlw"),
+        *("mgda", "dwa", "graddrop", "pcgrad", "rlw", "normsum", "scaledsum"),
         *("a-gem", "gmed", "er", "mega", "mdmtr", "der++"),
-        *("maxdo", "emgd", "soro", "soro+dbt"),
+        *("maxdo", "emgd", "procrustes", "soro", "soro+dbt", "soro-kappa"),
     ]
 
 

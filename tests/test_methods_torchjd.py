@@ -14,7 +14,7 @@ from matrices import normal
 from method_runs import is_elementwise, new_learner, paused, run, tensors
 from spcl.errors import SpclError
 from spcl.learner import Learner
-from spcl.methods import Gradients, TorchJD, aggregators, make_method
+from spcl.methods import Gradients, MethodSettings, TorchJD, aggregators, make_method
 
 EXTRAS = {
     "CAGrad": ("cagrad", ["cvxpy", "clarabel"]),
@@ -47,7 +47,7 @@ def made(name: str, **settings: Any) -> TorchJD:
 
 def native(method: TorchJD, tasks: int) -> Aggregator:
     """Return the aggregator itself."""
-    settings = method.settings.model_dump(exclude={"alpha", "decoupled"})
+    settings = method.settings.model_dump(exclude=set(MethodSettings.model_fields))
     arguments = {
         name.rstrip("_"): torch.tensor(value, dtype=torch.float64) if isinstance(value, list) else value
         for name, value in settings.items()

@@ -1,36 +1,79 @@
 """What is committed under results/ can be made again from the records beside it."""
 
+import re
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from spcl.cli.app import app
+from spcl.results.figures import FIGURES, draw_figure, save_drawing
+from spcl.results.records import RunRecord, read_runs
+from spcl.results.tables.stability import stability_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 OVER = {"ps-tiny-imagenet": "configs"}  # has one seed and several configurations; the others have several seeds
 FOLDERS = [archive.parent.name for archive in sorted(RESULTS.glob("*/records.tar.gz"))]
+IDENTIFIER = re.compile(r'(#|id=")[a-z][0-9a-f]{10}\b')  # of clips and markers, by their order in the process
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
-@pytest.fixture(params=FOLDERS)
-def records(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    with tarfile.open(RESULTS / request.param / "records.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / str(request.param)
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the records of all grids."""
+    base = tmp_path_factory.mktemp("results")
+    for name in FOLDERS:
+        with tarfile.open(RESULTS / name / "records.tar.gz") as archive:
+            archive.extractall(base, filter="data")
+    return base
 
 
-def test_the_table_is_that_of_the_records(records: Path) -> None:
-    over = OVER.get(records.name, "seeds")
-    made = CliRunner().invoke(app, ["table", str(records), "--paper", "--over", over, "--format", "markdown"])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_table_is_that_of_the_records(unpacked: Path, name: str) -> None:
+    over = OVER.get(name, "seeds")
+    made = CliRunner().invoke(app, ["table", str(unpacked / name), "--paper", "--over", over, "--format", "markdown"])
     assert made.exit_code == 0
-    assert made.output.strip() == (RESULTS / records.name / "table.md").read_text(encoding="utf-8").strip()
+    assert made.output.strip() == (RESULTS / name / "table.md").read_text(encoding="utf-8").strip()
 
 
-def test_a_report_needs_no_timelines(tmp_path: Path) -> None:
-    with tarfile.open(RESULTS / "ps-cifar100-default" / "records.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    made = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "report.html")])
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/stability.md")))
+def test_the_stability_is_that_of_the_records(unpacked: Path, name: str) -> None:
+    assert stability_text(read_runs(unpacked / name)) == (RESULTS / name / "stability.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_figures_are_those_of_the_records(unpacked: Path, tmp_path: Path, name: str) -> None:
+    runs = read_runs(unpacked / name)
+    for committed in sorted((RESULTS / name).glob("*.svg")):
+        assert_same_drawing(drawn(committed.stem, runs, tmp_path), committed)
+
+
+def test_the_overview_is_that_of_the_records(unpacked: Path, tmp_path: Path) -> None:
+    """``spcl figure overview --runs …`` for every folder but those of held-out data."""
+    runs = read_runs(*(unpacked / name for name in FOLDERS if not name.endswith("held-out")))
+    assert_same_drawing(drawn("overview", runs, tmp_path), RESULTS / "overview.svg")
+
+
+def drawn(name: str, runs: Sequence[RunRecord], folder: Path) -> Path:
+    """Draw a figure as the command does, and return the SVG file."""
+    return next(path for path in save_drawing(draw_figure(FIGURES[name], runs), folder) if path.suffix == ".svg")
+
+
+def assert_same_drawing(made: Path, committed: Path) -> None:
+    """Compare pictures but for rounding."""
+    one, other = (IDENTIFIER.sub("", path.read_text(encoding="utf-8")) for path in (made, committed))
+    assert NUMBER.sub("0", one) == NUMBER.sub("0", other), committed
+    numbers = ([float(number) for number in NUMBER.findall(text)] for text in (one, other))
+    np.testing.assert_allclose(*numbers, rtol=1e-4, atol=2e-2, err_msg=str(committed))
+
+
+def test_a_report_needs_no_timelines(unpacked: Path, tmp_path: Path) -> None:
+    made = CliRunner().invoke(
+        app, ["report", str(unpacked / "ps-cifar100-default"), "--out", str(tmp_path / "report.html")]
+    )
     assert made.exit_code == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "162 complete runs hold no timeline" in page

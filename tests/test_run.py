@@ -197,6 +197,8 @@ def test_every_step_is_recorded_and_tracked_as_it_was_reported(benchmark: Path, 
     assert len(steps) == len(witness.reports)
     for line, report in zip(steps, witness.reports, strict=True):
         assert (line["losses"], line["weights"]) == (report.losses, report.weights)
+        assert list(line["norms"]) == list(report.losses)
+        np.testing.assert_allclose(list(line["norms"].values()), report.before.gramian.diagonal().sqrt())
         for stability, recorded in ((report.before, line["before"]), (report.after, line["after"])):
             assert stability is not None
             assert (recorded is None) == (len(stability.gramian) < 2)

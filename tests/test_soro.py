@@ -89,7 +89,7 @@ def safeguarded(
 
 
 def without_scale(preset: SOROSettings) -> dict[str, float]:
-    return preset.model_dump(exclude={"scale"})
+    return preset.model_dump(exclude={"scale", "cutoff"})
 
 
 def scale_factor(G: Tensor, preset: SOROSettings) -> float:

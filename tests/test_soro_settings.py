@@ -52,7 +52,9 @@ def test_weighting_aggregator_and_method_have_one_default(maker: Callable[..., A
         return settings.model_dump(include=set(SOROSettings.model_fields))
 
     paper = {"sigma": 100.0, "lambda_": 100.0, "eta": None, "iterations": 100, "tolerance": 1e-3, "momentum": 0.0}
+    paper["cutoff"] = 2.0**-52
     released = {"sigma": 500.0, "lambda_": 10.0, "eta": 1e-5, "iterations": 100, "tolerance": 1e-5, "momentum": 0.9}
+    released["cutoff"] = 1e-7
     assert soro_settings(maker()) == SOROSettings().model_dump() == paper | {"scale": "min"}
     assert soro_settings(maker.paper()) == paper | {"scale": "unit"}
     assert soro_settings(maker.released()) == released | {"scale": "min"}

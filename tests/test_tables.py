@@ -492,13 +492,14 @@ def expected_numbers(cell: Cell) -> list[float]:
     if cell.paper:
         values += [cell.paper.accuracy, cell.paper.accuracy_std, cell.paper.forgetting, cell.paper.forgetting_std]
     values = [round(value, 2) for value in values if value is not None]
-    return values if cell.p_value is None else [*values, max(0.001, round(cell.p_value, 3))]
+    p_values = [value for value in (cell.p_value, cell.config_p_value) if value is not None]
+    return [*values, *(max(0.001, round(value, 3)) for value in p_values)]
 
 
 def test_markdown_parses_back(table: ResultTable) -> None:
     lines = [line for line in markdown_text(table).splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    assert {len(row) for row in rows} == {7}
+    assert {len(row) for row in rows} == {8}
     for row, cells in zip(table.rows, rows[2:], strict=True):
         assert re.sub(r"\\(.)", r"\1", cells[0]) == display_name(row.label)
         assert cells[1] == row.family
@@ -517,7 +518,7 @@ def test_latex_parses_back(table: ResultTable) -> None:
     body = [line.removesuffix(r" \\") for line in text.splitlines() if line.endswith(r"\\")][2:]
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)&", line)] for line in body]
     for row, cells in zip(table.rows, rows, strict=True):
-        assert len(cells) == 7
+        assert len(cells) == 8
         assert cells[0].replace("\\", "") == display_name(row.label)
         assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
     assert r"\textbf{" in next(cells for cells in rows if cells[0] == "SORO")[2]
@@ -533,6 +534,7 @@ def test_csv_parses_back_in_full_precision(table: ResultTable) -> None:
         assert int(line["missing"]) == cell.missing
         assert line["paper_accuracy"] == (str(cell.paper.accuracy) if cell.paper else "")
         assert (float(line["p_value"]) if line["p_value"] else None) == cell.p_value
+        assert (float(line["config_p_value"]) if line["config_p_value"] else None) == cell.config_p_value
 
 
 def test_the_terminal_shows_every_number_and_marks_the_best(table: ResultTable) -> None:

@@ -109,3 +109,11 @@ def test_values_in_some_runs_only_are_said_so(tmp_path: Path) -> None:
     write_paper_runs(tmp_path / "other", method="er", batch_size=16)
     (table,) = make_tables(read_runs(tmp_path), paper=True)
     assert "batch_size=16 in some runs (paper: 128)" in table.paper_notes["ps-emnist"]
+
+
+def test_twenty_tasks_as_in_the_text_are_the_papers_problem_too(tmp_path: Path) -> None:
+    drawn = {"benchmark": "ps-cifar100", "protocol": None, "backbone": "resnet18", "tasks": 20}
+    write_paper_runs(tmp_path, **drawn)
+    (table,) = make_tables(read_runs(tmp_path), paper=True)
+    assert table.cells["soro", "ps-cifar100"].paper is not None
+    assert "drawn label sets and timelines" in table.remarks[0]

@@ -44,7 +44,7 @@ def two_task_runs(base: Path) -> Path:
     for config in (0, 1):
         for name, method in {
             "er": {"name": "er"},
-            "er-dbt": {"name": "er", "alpha": 0.001},
+            "er-dbt": {"name": "er", "alpha": 1e-5},
             "soro": {"name": "soro"},
             "soro-dbt": {"name": "soro+dbt"},
         }.items():

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = ["SOROPresets", "SOROSettings"]
 
-RELEASED = {"sigma": 500.0, "lambda_": 10.0, "eta": 1e-5, "tolerance": 1e-5, "momentum": 0.9}
+RELEASED = {"sigma": 500.0, "lambda_": 10.0, "eta": 1e-5, "tolerance": 1e-5, "momentum": 0.9, "cutoff": 1e-7}
 
 
 class SOROPresets:
@@ -31,8 +31,8 @@ class SOROSettings(SOROPresets, BaseModel):
 
     >>> SOROSettings(sigma=50.0).lambda_
     100.0
-    >>> SOROSettings.released(iterations=10)
-    SOROSettings(sigma=500.0, lambda_=10.0, eta=1e-05, iterations=10, tolerance=1e-05, momentum=0.9, scale='min')
+    >>> SOROSettings.released(iterations=10).tolerance
+    1e-05
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -45,4 +45,7 @@ class SOROSettings(SOROPresets, BaseModel):
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="heavy-ball momentum of the descent")
     scale: Literal["unit", "min"] = Field(
         "min", description="multiply Ĝ by 1 (unit) or by the smallest non-zero singular value of G (min)"
+    )
+    cutoff: float = Field(
+        2.0**-52, gt=0.0, lt=1.0, description="eigenvalues of GᵀG up to this times T times the largest count as zero"
     )

@@ -12,7 +12,7 @@ from spcl.aggregation.gramians import eigenvectors, host_gramian
 from spcl.aggregation.soro_settings import SOROSettings
 from spcl.errors import SpclError
 
-__all__ = ["SOROSolution", "solve_soro"]
+__all__ = ["SOROSolution", "right_singular", "solve_soro"]
 
 Stop = Literal["converged", "iterations", "stalled"]
 Array = NDArray[np.float64]
@@ -70,7 +70,7 @@ def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Te
     W = _checked_preference(preference, len(C))
     if len(C) == 1:
         return _solve_single(C, W, settings)
-    S, V = _right_singular(C)
+    S, V = right_singular(C, settings.cutoff)
     with np.errstate(all="ignore"):
         X, A, d, history, stop = _descend(S[:, None] * V.T, V.T, settings)
     factor = S.min() if settings.scale == "min" and len(S) else 1.0
@@ -87,13 +87,13 @@ def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
     )
 
 
-def _right_singular(C: Array) -> tuple[Array, Array]:
+def right_singular(C: Array, cutoff: float) -> tuple[Array, Array]:
     """Return the non-zero singular values of G and their right singular vectors as columns."""
     eigenvalues, V = eigenvectors(C)
     least, most = eigenvalues.min(initial=0.0), eigenvalues.max(initial=0.0)
     if least < -1e-3 * most:
         raise SpclError(f"the Gramian must have no negative eigenvalue, but {least} was found")
-    kept = eigenvalues > most * len(C) * np.finfo(np.float64).eps
+    kept = eigenvalues > most * len(C) * cutoff
     return np.sqrt(eigenvalues[kept]), V[:, kept]
 
 

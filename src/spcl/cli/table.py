@@ -11,6 +11,7 @@ from spcl.errors import SpclError
 from spcl.results.records import read_runs
 from spcl.results.tables import ResultTable, make_tables
 from spcl.results.tables.formats import TableFormat, format_tables, terminal_table
+from spcl.results.tables.stability import stability_text
 from spcl.results.tables.table import Over
 
 __all__ = ["table"]
@@ -24,11 +25,17 @@ def table(
     paper: Annotated[bool, typer.Option("--paper", help="The paper's values beside ours.")] = False,
     over: Annotated[Over, typer.Option(help="What the standard deviation is over: seeds or configs.")] = "seeds",
     against: Annotated[str | None, typer.Option(help="Test every method against this one.")] = None,
+    stability: Annotated[
+        bool, typer.Option("--stability", help="Instead: κ, conflicts and magnitudes of the gradients, in Markdown.")
+    ] = False,
 ) -> None:
     """Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario."""
     records = read_runs(*folders)
     if not records:
         raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
+    if stability:
+        typer.echo(stability_text(records), nl=False)
+        return
     tables = make_tables(records, over, against, paper)
     if form == "terminal":
         _print(tables)

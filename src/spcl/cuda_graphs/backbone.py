@@ -24,6 +24,7 @@ class BackboneGraphs:
         self._model = model
         self._gradients = gradients
         self._capture = capture
+        self._length = gradients.length  # before heads have columns, too
         self._seen: set[tuple[object, ...]] = set()
         self._passes: dict[tuple[object, ...], _StaticPass] = {}
 
@@ -44,23 +45,26 @@ class BackboneGraphs:
             self._seen.add(key)
             if is_new or self._capture.unsupported is not None or len(self._passes) == MOST_GRAPHS:
                 return None
-            self._passes[key] = _StaticPass(self._model, self._gradients, self._capture, x)
+            self._passes[key] = _StaticPass(self._model, self._gradients, self._length, self._capture, x)
         return self._passes[key]
 
 
 class _StaticPass:
     """The static tensors of one forward and one backward pass of the backbone, and their graphs."""
 
-    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, x: Tensor) -> None:
+    def __init__(
+        self, model: SharedModel, gradients: GradientMatrix, length: int, capture: GraphCapture, x: Tensor
+    ) -> None:
         self._model = model
         self._gradients = gradients
         self._x = x.to(model.device, copy=True)
-        self._gradient = torch.zeros(gradients.length, dtype=gradients.dtype, device=model.device)
+        self._gradient = torch.zeros(length, dtype=gradients.dtype, device=model.device)
         self._views = gradients.views(self._gradient)
+        self._parameters = gradients.parameters[: len(self._views)]
         self._features: Tensor | None = None
         self._feature_gradient: Tensor | None = None
         works = [self._forward_work, self._backward_work]
-        self._replays = capture.capture(works if gradients.parameters else works[:1])
+        self._replays = capture.capture(works if self._parameters else works[:1])
         if self._replays is not None and self._features is not None:
             self._features = self._features.detach()  # else eager passes would share autograd's record of streams
 
@@ -71,12 +75,12 @@ class _StaticPass:
         return self._features.detach()
 
     def backward(self, gradient: Tensor) -> None:
-        if not self._gradients.parameters:
+        if not self._parameters:
             return
         assert self._feature_gradient is not None
         self._feature_gradient.copy_(gradient)
         (self._backward_work if self._replays is None else self._replays[1])()
-        self._gradients.open_row.add_(self._gradient)
+        self._gradients.open_row[: len(self._gradient)].add_(self._gradient)
 
     def _forward_work(self) -> None:
         self._features = None
@@ -90,8 +94,7 @@ class _StaticPass:
         if not self._features.requires_grad:  # frozen but for parameters that the features do not depend on
             self._gradient.zero_()
             return
-        parameters = self._gradients.parameters
-        gradients = torch.autograd.grad(self._features, parameters, self._feature_gradient, allow_unused=True)
+        gradients = torch.autograd.grad(self._features, self._parameters, self._feature_gradient, allow_unused=True)
         write_gradients(self._views, gradients)
 
 

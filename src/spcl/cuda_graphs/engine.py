@@ -24,6 +24,7 @@ from spcl.engine.base import JointPassError
 from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
+from spcl.engine.segments import UnsupportedError
 from spcl.engine.update import Update
 from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
@@ -56,9 +57,8 @@ class CudaGraphEngine(EagerEngine):
         self._gramian = GramianGraphs(capture)
         self._update = UpdateGraphs(capture)
         self._copies = GraphCache(capture)
-        alpha = method.settings.alpha
-        is_penalised = alpha > 0.0 and self.gradients.length > 0
-        self._penalty = PenaltyGraph(model, self.gradients, capture, alpha) if is_penalised else None
+        is_penalised = method.settings.alpha > 0.0 and self.gradients.length > 0
+        self._penalty = PenaltyGraph(model, self.gradients, capture, method) if is_penalised else None
 
     @property
     def capture_seconds(self) -> float:  # type: ignore[override]
@@ -99,6 +99,8 @@ class CudaGraphEngine(EagerEngine):
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            if isinstance(error, UnsupportedError):
+                self._one_pass.rule.refuse(str(error))
             raise JointPassError(str(error)) from error
         self.fallback_reason = self._one_pass.rule.reason
         return {} if is_done else None
@@ -115,8 +117,11 @@ class CudaGraphEngine(EagerEngine):
     @override
     def penalty_gradient(self) -> None:
         """Copy the orthogonality gradient, which :meth:`begin` has started, to its row."""
-        assert self._penalty is not None
-        self.gradients.penalty_row.copy_(self._penalty.gradient)
+        row = self.gradients.penalty_row
+        if self._penalty is not None:
+            gradient, row = self._penalty.gradient, row[len(self._penalty.gradient) :]
+            self.gradients.penalty_row[: len(gradient)].copy_(gradient)
+        row.zero_()  # the heads, where they have columns
 
     @override
     def assign_grads(self) -> None:

@@ -31,6 +31,6 @@ class GramianGraphs:
         def work() -> None:
             host.copy_(packed_gramian(rows, numbers), non_blocking=True)
 
-        self._cache.run((rows.data_ptr(), len(rows), numbers.data_ptr(), len(numbers)), work)
+        self._cache.run((rows.data_ptr(), *rows.shape, numbers.data_ptr(), len(numbers)), work)
         torch.cuda.current_stream(rows.device).synchronize()
         return unpacked_gramian(host, rows)

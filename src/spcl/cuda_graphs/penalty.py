@@ -6,8 +6,10 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from spcl.cuda_graphs.capture import GraphCapture
+from spcl.engine.eager import penalised_layers
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
+from spcl.methods.base import Method
 from spcl.orthogonality import add_orthogonality_gradient
 from spcl.precision import float32_products
 
@@ -23,9 +25,10 @@ class PenaltyGraph:
         gradient: the result of the last :meth:`run`.
     """
 
-    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, alpha: float) -> None:
+    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, method: Method) -> None:
         self._model = model
-        self._alpha = alpha
+        self._alpha = method.settings.alpha
+        self._layers = penalised_layers(method)
         self._capture = capture
         self.gradient: Tensor = gradients.buffer.new_zeros(gradients.length)
         self._views = dict(zip(gradients.parameters, gradients.views(self.gradient), strict=True))
@@ -45,4 +48,4 @@ class PenaltyGraph:
     def _work(self) -> None:
         self.gradient.zero_()
         with nullcontext() if self._model.autocast is None else float32_products("tf32"):
-            add_orthogonality_gradient(self._model.backbone, self._views, self._alpha)
+            add_orthogonality_gradient(self._model.backbone, self._views, self._alpha, self._layers)

@@ -18,14 +18,15 @@ from spcl.engine.joint_pass import JointBatch
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.one_pass import OnePass
 from spcl.engine.reduction import ReductionPlan
+from spcl.engine.segments import UnsupportedError
 from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.update import Update
 from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
-from spcl.orthogonality import add_orthogonality_gradient
+from spcl.orthogonality import LayerChoice, add_orthogonality_gradient, is_convolution
 from spcl.transforms import Transform
 
-__all__ = ["EagerEngine"]
+__all__ = ["EagerEngine", "penalised_layers"]
 
 Array = NDArray[np.float64]
 
@@ -40,10 +41,13 @@ class EagerEngine(Engine):
         self.gradients = GradientMatrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
         on_cpu = model.device.type == "cpu"  # a GPU has more to launch, and waits for it
-        self.one_pass = OnePass(model, method, self.gradients, self._snapshot) if on_cpu else None
+        joins = on_cpu and not method.settings.weigh_heads  # a pass over all batches adds up the heads' gradients
+        self.one_pass = OnePass(model, method, self.gradients, self._snapshot) if joins else None
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
+        if self.method.settings.weigh_heads:
+            self.gradients.include([each for each in self.model.head_parameters() if each.requires_grad])
         self._hold_rows(plan)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
@@ -78,6 +82,8 @@ class EagerEngine(Engine):
         except Exception as error:
             if is_out_of_memory(error):  # separate passes need less
                 self.one_pass, self.fallback_reason = None, "a pass over all batches ran out of memory"
+            elif isinstance(error, UnsupportedError):
+                self.one_pass.rule.refuse(str(error))
             raise JointPassError(str(error)) from error
         self.fallback_reason = self.one_pass.rule.reason
         if logits is None or not self.method.stores_logits:
@@ -94,7 +100,9 @@ class EagerEngine(Engine):
     def penalty_gradient(self) -> None:
         row = self.gradients.penalty_row.zero_()
         views = dict(zip(self.gradients.parameters, self.gradients.views(row), strict=True))
-        add_orthogonality_gradient(self.model.backbone, views, self.method.settings.alpha)
+        add_orthogonality_gradient(
+            self.model.backbone, views, self.method.settings.alpha, penalised_layers(self.method)
+        )
 
     @override
     def gramian(self, needed: bool) -> tuple[Array | None, Array]:
@@ -162,3 +170,8 @@ class EagerEngine(Engine):
 
     def _copy_buffers(self) -> None:
         self._snapshot.copy()
+
+
+def penalised_layers(method: Method) -> LayerChoice:
+    """Return the layers that the method's orthogonality penalty is on."""
+    return is_convolution if method.settings.layers == "convolutions" else None

@@ -33,7 +33,7 @@ class GradientMatrix:
         like: gives type and device where there are no parameters: the matrix then has no columns.
 
     Attributes:
-        parameters: the shared parameters.
+        parameters: the shared parameters; then those of the heads, where they are weighed, too.
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
         blocks: by parameter, a view of its columns of the buffer, of shape (rows, \\*parameter.shape).
@@ -83,6 +83,24 @@ class GradientMatrix:
         self._open = 0
         self.keeps_factors = False
         self.factors: dict[nn.Parameter, FactoredGradients] = {}
+
+    def include(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Append columns for parameters that have none yet, such as those of new heads."""
+        known = set(self.parameters)
+        new = [parameter for parameter in parameters if parameter not in known]
+        if not new:
+            return
+        others = GradientMatrix(new)
+        if (others.dtype, others.device) != (self.dtype, self.device):
+            raise SpclError(
+                f"heads are {others.dtype} on {others.device}, the backbone is {self.dtype} on {self.device}, but "
+                f"their gradients are weighed together; make both the same, or leave weigh_heads off"
+            )
+        self.parameters = [*self.parameters, *new]
+        self.length += others.length
+        self._strides = [*self._strides, *others._strides]
+        self._release()
+        self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
 
     # -- a step
 
@@ -248,9 +266,12 @@ class GradientMatrix:
             parameter.grad = view
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Return one view of the vector per parameter, with the parameter's memory layout."""
+        """Return one view of the vector per parameter, with its memory layout, as far as the vector has columns."""
         views, start = [], vector.storage_offset()
+        end = start + len(vector)
         for parameter, strides in zip(self.parameters, self._strides, strict=True):
+            if start == end and parameter.numel():
+                break
             views.append(vector.as_strided(parameter.shape, strides, start))
             start += parameter.numel()
         return views
@@ -270,15 +291,19 @@ class GradientMatrix:
     def _reserve(self, count: int, exactly: bool) -> None:
         if count == len(self.buffer) or (count < len(self.buffer) and not exactly):
             return
-        for parameter in self.parameters:
-            parameter.grad = None
-        self._views, self._row_tensors, self.blocks = [], [], {}
-        self.buffer = torch.empty(0, device=self.device)  # freed before the larger one is allocated
+        self._release()
         count = count if exactly else self._with_spare(count)
         self.buffer = torch.empty(count, self.length, dtype=self.dtype, device=self.device)
         self._row_tensors = list(self.buffer)
         self._views = [self.views(row) for row in self.buffer]
         self.blocks = self._new_blocks()
+
+    def _release(self) -> None:
+        """Free the buffer, before a larger one is allocated."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._views, self._row_tensors, self.blocks = [], [], {}
+        self.buffer = torch.empty(0, device=self.device)
 
 
 @torch.no_grad()

@@ -58,6 +58,10 @@ class JoiningRule:
         self._tried: dict[Hashable, tuple[Joining | None, str | None]] = {}
         self.reason: str | None = None
 
+    def refuse(self, reason: str) -> None:
+        """Let every batch have a pass of its own from now on."""
+        self._network_obstacle = reason
+
     @property
     def has_batch_norm(self) -> bool:
         """Whether any layer takes statistics of a batch now."""

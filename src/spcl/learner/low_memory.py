@@ -81,6 +81,8 @@ def _obstacle(method: Method) -> str | None:
         return f"{method!r} combines gradients entry by entry"
     if method.edits_memory:
         return f"{method!r} edits memory along the gradients"
+    if method.settings.weigh_heads:
+        return f"{method!r} weighs the gradients of heads, too"
     return None
 
 

@@ -27,7 +27,7 @@ class Rollback:
         self._buffers = self._engine.snapshot()
         self._random = torch.get_rng_state()
         self._cuda_offset = 0 if self._cuda_generator is None else self._cuda_generator.get_offset()
-        self._draws = {} if self._memory is None else self._memory.generator.bit_generator.state
+        self._draws = {} if self._memory is None else self._memory.draw_state()
         self._method_state = self._method.state_dict()
 
     def restore(self, draws: bool = True) -> None:
@@ -39,7 +39,7 @@ class Rollback:
         if self._memory is not None:
             self._memory.rollback()
         if self._memory is not None and draws:
-            self._memory.generator.bit_generator.state = self._draws
+            self._memory.restore_draws(self._draws)
         self._method.load_state_dict(self._method_state)
 
     def buffers_were_finite(self) -> bool:

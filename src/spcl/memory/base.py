@@ -46,7 +46,8 @@ class Memory(ABC):
     Samples are stored per task in the data's dtype and drawn uniformly.
     Every observed sample gets a *rank*, by default a random one, and a policy keeps those of the lowest ranks:
     the ``k`` lowest of ``n`` random ranks are a uniform sample of size ``k``, for any ``n`` and however often ``k``
-    has shrunk. A policy implements :meth:`choose`; it may also override :meth:`rank` and :meth:`replayable`.
+    has shrunk. A policy implements :meth:`choose`; it may also override :meth:`rank`, :meth:`replayable` and
+    :meth:`pick`.
 
     >>> class NewestOfEachTask(Memory):
     ...     def rank(self, arrivals):
@@ -189,15 +190,30 @@ class Memory(ABC):
         self._evict(task, {})
 
     def draw(self, count: int) -> list[ReplayBatch]:
-        """Draw ``count`` samples (or all, if there are fewer) uniformly without replacement, grouped by task."""
+        """Draw ``count`` samples (or all, if there are fewer), grouped by task.
+
+        They are drawn uniformly without replacement, unless a policy overrides :meth:`pick`.
+        """
         buffers = {task: buffer for task, buffer in self.buffers.items() if self.replayable(buffer) and buffer.size}
         if not buffers:
             return []
         starts = np.cumsum([0, *(buffer.size for buffer in buffers.values())])
-        chosen = np.sort(self.generator.choice(starts[-1], min(count, starts[-1]), replace=False, shuffle=False))
+        chosen = np.sort(self.pick(int(starts[-1]), count))
         groups = np.split(chosen, np.searchsorted(chosen, starts[1:-1]))
         drawn = zip(buffers, groups, starts[:-1], strict=True)
         return self._replay_batches({task: indices - start for task, indices, start in drawn if len(indices)})
+
+    def pick(self, size: int, count: int) -> NDArray[np.int64]:
+        """Return the positions of the samples of one draw among ``size`` replayable ones."""
+        return self.generator.choice(size, min(count, size), replace=False, shuffle=False)
+
+    def draw_state(self) -> Any:
+        """Return the state that drawing changes, for a step that is undone."""
+        return self.generator.bit_generator.state
+
+    def restore_draws(self, state: Any) -> None:
+        """Restore from :meth:`draw_state`."""
+        self.generator.bit_generator.state = state
 
     def replace(self, batch: ReplayBatch, x: Inputs) -> None:
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""

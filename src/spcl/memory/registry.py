@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from spcl.memory.balanced import BalancedCoreset
 from spcl.memory.base import Memory
+from spcl.memory.epochs import EpochCoreset
 from spcl.memory.reservoir import Reservoir
 from spcl.registry import Registry
 
@@ -19,4 +20,5 @@ MEMORIES: Registry[Callable[..., Memory]] = Registry(
 """
 
 MEMORIES.register("balanced")(BalancedCoreset)
+MEMORIES.register("epochs")(EpochCoreset)
 MEMORIES.register("reservoir")(Reservoir)

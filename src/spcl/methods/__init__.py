@@ -15,7 +15,8 @@ definition of a method, the definition is used here and the method says so.
 **Notation.** :math:`g_i` is the gradient of task i with respect to the shared parameters, :math:`\ell_i` its loss. For
 MTL and PCL methods memory, once it holds samples, is one more gradient among the T. For SCL methods :math:`g` is the
 mean gradient of the current tasks, :math:`g_m` that of memory, and :math:`u = g` while memory is empty. :math:`u` is
-the update that the optimiser gets; heads always get the plain sum of their gradients. :math:`C = G^\top G` is the T×T
+the update that the optimiser gets; heads get the plain sum of their gradients, unless ``weigh_heads`` makes them a part
+of the :math:`g_i`. :math:`C = G^\top G` is the T×T
 Gramian of the gradients, the columns of G. Every method but ``graddrop`` is computed from it, from the losses or from
 random numbers alone, at a cost that does not depend on the size of the model.
 

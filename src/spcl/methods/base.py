@@ -54,6 +54,15 @@ class MethodSettings(BaseModel):
         False,
         description="add the orthogonality gradient to the update after the weighting, not to every task's gradient",
     )
+    layers: Literal["all", "convolutions"] = Field(
+        "all", description="what the penalty is on: all convolutions and linear layers, or convolutions only"
+    )
+    weigh_heads: bool = Field(
+        False, description="weigh the gradients of the heads with those of the backbone, as columns of one G"
+    )
+    head_init: Literal["torch", "glorot"] = Field(
+        "torch", description="initialisation of classifiers: PyTorch's of a linear layer, or Glorot's with biases of 0"
+    )
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,11 @@ class Method:
 
     def make_head(self, features: int, classes: int) -> nn.Module:
         """Return the head of a classifier."""
-        return nn.Linear(features, classes)
+        head = nn.Linear(features, classes)
+        if self.settings.head_init == "glorot":
+            nn.init.xavier_uniform_(head.weight)
+            nn.init.zeros_(head.bias)
+        return head
 
     def task_loss(self, output: Output) -> Tensor:
         """Return the loss of a task on its own batch."""
@@ -181,7 +194,8 @@ class Method:
     def has_plain_task_loss(self) -> bool:
         """Return whether classifiers are linear and trained by their tasks' losses over their own or all classes."""
         mine = type(self)
-        return mine.task_loss is Method.task_loss and mine.make_head is Method.make_head and not self.joint_logits
+        is_plain = mine.task_loss is Method.task_loss and mine.make_head is Method.make_head
+        return is_plain and not self.joint_logits and not self.settings.weigh_heads
 
     def has_plain_memory_loss(self) -> bool:
         """Return whether replayed samples are trained by the same plain loss as the tasks' own."""

@@ -1,13 +1,22 @@
 """MaxDO, maximum discrepancy optimisation."""
 
-from typing import cast
+from typing import Literal, cast
 
+from pydantic import Field
 from torchjd.linalg import PSDMatrix
 
-from spcl.aggregation import MaxDOWeighting
-from spcl.methods.base import Gradients, Method, Weights
+from spcl.aggregation import MaxDOWeighting, maxdo_descent_weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["MaxDO"]
+
+
+class MaxDOSettings(MethodSettings):
+    """Settings of :class:`MaxDO`."""
+
+    variant: Literal["exact", "descent"] = Field(
+        "exact", description="solved exactly, or by five steps of gradient descent as in the published SPCL code"
+    )
 
 
 class MaxDO(Method):
@@ -20,7 +29,8 @@ class MaxDO(Method):
     with the weights :math:`w^{(0)}` of the shortest convex combination. For each task, :math:`w^{(i)}` are the weights
     of the convex combination of the *other* gradients that is nearest to it in the asymmetric gradient distance AGD. As
     that grows with :math:`\|x - y\|`, each is a shortest combination of the differences :math:`g_j - g_i`. The
-    published SPCL code has no working version; this one follows the description.
+    published SPCL code instead takes five steps of gradient descent on a normalised Euclidean distance of all gradients
+    together: ``variant="descent"`` (:func:`spcl.aggregation.maxdo_descent_weights`).
 
     Lyu et al., *Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning*, ICCV 2023
     (:class:`spcl.aggregation.MaxDOWeighting`).
@@ -35,6 +45,12 @@ class MaxDO(Method):
     summary = "combines gradients so that none is far from what the others can express"
     reference = "Lyu et al., Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning, ICCV 2023"
 
+    Settings = MaxDOSettings
+    settings: MaxDOSettings
+
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the weights, from the Gramian."""
-        return Weights(MaxDOWeighting()(cast(PSDMatrix, gradients.known_gramian())))
+        gramian = gradients.known_gramian()
+        if self.settings.variant == "descent":
+            return Weights(maxdo_descent_weights(gramian))
+        return Weights(MaxDOWeighting()(cast(PSDMatrix, gramian)))

@@ -20,7 +20,7 @@ class MEGA(Method):
     .. math:: u = \begin{cases} g + \dfrac{\ell_m}{\ell}\, g_m & \ell > \epsilon \\ g_m & \text{else} \end{cases}
 
     with the mean loss :math:`\ell` of the current tasks and :math:`\ell_m` of memory. The published SPCL code swaps the
-    two weights.
+    two weights, has ε = 0.1 and takes the loss of the first task alone.
 
     Guo et al., *Improved Schemes for Episodic Memory-based Lifelong Learning*, NeurIPS 2020.
 

@@ -23,7 +23,8 @@ class SORO(SOROPresets, Method):
     shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's.
 
     ``SORO.paper()`` is the paper to the letter, with s = 1. ``SORO.released()`` has all settings of the published SPCL
-    code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5.
+    code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5, and a
+    cut-off of 1e-7 for eigenvalues.
 
     Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 9 and Algorithm 1
     (:func:`spcl.aggregation.solve_soro`).

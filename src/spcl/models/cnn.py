@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models.initialisation import initialise_he
+from spcl.models.initialisation import Initialisation, initialise
 
 __all__ = ["SmallCNN"]
 
@@ -14,6 +14,7 @@ class SmallCNN(nn.Module):
     Args:
         channels: Channels of the images: 3 for colour, 1 for grey.
         image_size: Height and width of the images, or one number for both.
+        init: Initialisation of the weights.
 
     >>> import torch
     >>> model = SmallCNN(channels=3, image_size=32)
@@ -23,7 +24,7 @@ class SmallCNN(nn.Module):
 
     feature_dim = 64
 
-    def __init__(self, channels: int = 3, image_size: int | tuple[int, int] = 32) -> None:
+    def __init__(self, channels: int = 3, image_size: int | tuple[int, int] = 32, init: Initialisation = "he") -> None:
         super().__init__()
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
@@ -40,7 +41,7 @@ class SmallCNN(nn.Module):
             nn.ReLU(),
         )
         self.dense = nn.Sequential(nn.Flatten(), nn.Linear(64 * rows * columns, self.feature_dim), nn.ReLU())
-        initialise_he(self)
+        initialise(self, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images."""

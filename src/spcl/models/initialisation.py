@@ -1,8 +1,17 @@
-"""Weight initialisation of all backbones."""
+"""Weight initialisation of all backbones and heads."""
+
+from typing import Literal
 
 from torch import nn
 
-__all__ = ["initialise_he"]
+__all__ = ["Initialisation", "initialise", "initialise_glorot", "initialise_he"]
+
+Initialisation = Literal["he", "glorot"]
+
+
+def initialise(module: nn.Module, how: Initialisation) -> None:
+    """Initialise a module by He's or by Glorot's rule."""
+    (initialise_glorot if how == "glorot" else initialise_he)(module)
 
 
 def initialise_he(module: nn.Module) -> None:
@@ -16,5 +25,22 @@ def initialise_he(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def initialise_glorot(module: nn.Module) -> None:
+    """Draw the weights of convolutions and linear layers from ±√(6 / (fan-in + fan-out)) and zero the biases.
+
+    Glorot and Bengio, 2010; the default of TensorFlow, in which the paper's networks were published.
+
+    >>> layer = nn.Linear(500, 100)
+    >>> initialise_glorot(layer)
+    >>> round(layer.weight.abs().max().item(), 2), layer.bias.abs().max().item()
+    (0.1, 0.0)
+    """
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

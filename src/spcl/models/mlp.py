@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from spcl.models.initialisation import initialise_he
+from spcl.models.initialisation import Initialisation, initialise
 
 __all__ = ["MLP"]
 
@@ -21,12 +21,12 @@ class MLP(nn.Module):
     (torch.Size([5, 64]), 64)
     """
 
-    def __init__(self, inputs: int, hidden: Sequence[int] = (128, 64)) -> None:
+    def __init__(self, inputs: int, hidden: Sequence[int] = (128, 64), init: Initialisation = "he") -> None:
         super().__init__()
         layers = [layer for sizes in pairwise((inputs, *hidden)) for layer in (nn.Linear(*sizes), nn.ReLU())]
         self.layers = nn.Sequential(nn.Flatten(), *layers)
         self.feature_dim = (inputs, *hidden)[-1]
-        initialise_he(self)
+        initialise(self, init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch."""

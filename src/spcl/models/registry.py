@@ -7,6 +7,7 @@ from torch import nn
 
 from spcl.errors import SpclError
 from spcl.models.cnn import SmallCNN
+from spcl.models.initialisation import Initialisation
 from spcl.models.input_spec import InputSpec
 from spcl.models.mlp import MLP
 from spcl.models.resnet import ResNet18, ResNet34
@@ -31,22 +32,34 @@ be known before the first batch.
 
 
 @BACKBONES.register("mlp")
-def mlp(inputs: InputSpec, hidden: Sequence[int] = (128, 64)) -> nn.Module:
+def mlp(inputs: InputSpec, hidden: Sequence[int] = (128, 64), init: Initialisation = "he") -> nn.Module:
     """Fully connected layers, for samples of any shape; the network of PS-EMNIST."""
-    return MLP(math.prod(inputs.shape), hidden)
+    return MLP(math.prod(inputs.shape), hidden, init)
 
 
 @BACKBONES.register("cnn")
-def cnn(inputs: InputSpec) -> nn.Module:
+def cnn(inputs: InputSpec, init: Initialisation = "he") -> nn.Module:
     """Three convolutions and a linear layer; the network of Toy-CIFAR-10."""
     channels, *size = _image_shape("cnn", inputs)
-    return SmallCNN(channels, (size[0], size[1]))
+    return SmallCNN(channels, (size[0], size[1]), init)
 
 
 @BACKBONES.register("resnet18")
-def resnet18(inputs: InputSpec, batch_norm_momentum: float = 0.1) -> nn.Module:
+def resnet18(
+    inputs: InputSpec,
+    batch_norm_momentum: float = 0.1,
+    norm_eps: float = 1e-5,
+    stem_init: Initialisation = "he",
+    residual_relu: bool = False,
+) -> nn.Module:
     """ResNet-18 for small images; the network of PS-CIFAR-100 and PS-ImageNet-TINY."""
-    return ResNet18(_image_shape("resnet18", inputs)[0], batch_norm_momentum)
+    return ResNet18(
+        _image_shape("resnet18", inputs)[0],
+        batch_norm_momentum,
+        norm_eps=norm_eps,
+        stem_init=stem_init,
+        residual_relu=residual_relu,
+    )
 
 
 @BACKBONES.register("resnet34")

@@ -1,11 +1,13 @@
 """Residual networks for small images."""
 
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from spcl.models.initialisation import initialise_he
+from spcl.models.initialisation import Initialisation, initialise, initialise_he
 
 __all__ = ["ResNet18", "ResNet34"]
 
@@ -19,6 +21,10 @@ class ResNet18(nn.Module):
         channels: Channels of the images.
         batch_norm_momentum: Weight of the newest batch in the running statistics (PyTorch's convention); the published
             networks use 0.01.
+        norm_eps: ε of batch-norm; the published networks use 1e-3.
+        stem_init: Initialisation of the first convolution, "glorot" in the published networks.
+        residual_relu: Apply ReLU to F(x), too, before the shortcut is added, as the published networks do: a block can
+            then only add to what it gets.
 
     >>> import torch
     >>> model = ResNet18()
@@ -29,20 +35,31 @@ class ResNet18(nn.Module):
     feature_dim = 512
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
 
-    def __init__(self, channels: int = 3, batch_norm_momentum: float = 0.1) -> None:
+    def __init__(
+        self,
+        channels: int = 3,
+        batch_norm_momentum: float = 0.1,
+        *,
+        norm_eps: float = 1e-5,
+        stem_init: Initialisation = "he",
+        residual_relu: bool = False,
+    ) -> None:
         super().__init__()
+        norm = partial(nn.BatchNorm2d, eps=norm_eps, momentum=batch_norm_momentum)
         self.stem = nn.Sequential(
             nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-            nn.BatchNorm2d(64, momentum=batch_norm_momentum),
+            norm(64),
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
         self.stages = nn.Sequential()
         for (inputs, outputs), blocks in zip(pairwise((64, 64, 128, 256, 512)), self.blocks, strict=True):
-            self.stages.append(_Block(inputs, outputs, 1 if inputs == outputs else 2, batch_norm_momentum))
+            self.stages.append(_Block(inputs, outputs, 1 if inputs == outputs else 2, norm, residual_relu))
             for _ in range(blocks - 1):
-                self.stages.append(_Block(outputs, outputs, 1, batch_norm_momentum))
+                self.stages.append(_Block(outputs, outputs, 1, norm, residual_relu))
         initialise_he(self)
+        if stem_init != "he":
+            initialise(self.stem, stem_init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images: the last stage averaged over positions."""
@@ -62,21 +79,25 @@ class ResNet34(ResNet18):
 
 
 class _Block(nn.Module):
-    """relu(F(x) + shortcut(x)), where F is two 3×3 convolutions with batch-norm."""
+    """relu(F(x) + shortcut(x)), where F is two 3×3 convolutions with batch-norm, and ReLU on top where asked for."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, momentum: float) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module], residual_relu: bool
+    ) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs, momentum=momentum),
+            norm(outputs),
             nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs, momentum=momentum),
+            norm(outputs),
         )
+        if residual_relu:
+            self.residual.append(nn.ReLU())
         self.shortcut = nn.Sequential()
         if stride != 1:
             self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
-            self.shortcut.append(nn.BatchNorm2d(outputs, momentum=momentum))
+            self.shortcut.append(norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         residual: Tensor = self.residual(x)

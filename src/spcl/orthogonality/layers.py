@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from spcl.errors import SpclError
 from spcl.suggestions import did_you_mean
 
-__all__ = ["Layer", "LayerChoice", "find_layers"]
+__all__ = ["Layer", "LayerChoice", "find_layers", "is_convolution"]
 
 LayerChoice = Callable[[str, nn.Module], bool] | Iterable[str] | None
 """All convolutions and linear layers (`None`), those for which `choice(name, layer)` is true, or those named."""
@@ -51,6 +51,15 @@ def find_layers(module: nn.Module, choice: LayerChoice = None) -> list[Layer]:
             f"none of the {len(eligible)} convolutions and linear layers is chosen; choose at least one layer"
         )
     return [_as_layer(name, m) for name, m in eligible.items() if name in chosen]
+
+
+def is_convolution(name: str, layer: nn.Module) -> bool:
+    """Return whether a layer is a convolution, as a choice of layers: the paper penalises only those.
+
+    >>> [layer.name for layer in find_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2)), is_convolution)]
+    ['0']
+    """
+    return isinstance(layer, CONVOLUTIONS)
 
 
 def _as_layer(name: str, module: nn.Module) -> Layer:

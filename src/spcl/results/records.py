@@ -69,7 +69,7 @@ class RunRecord:
 
     @property
     def preset(self) -> str:
-        """``default`` or ``paper``."""
+        """``default``, ``paper`` or ``released``."""
         return str(self.settings["preset"])
 
     @property

@@ -86,7 +86,8 @@ def inputs_of(data: ImageData | SourceData) -> list[InputSpec]:
 def make_backbone(
     settings: RunSettings, data: ImageData | SourceData | Sequence[InputSpec], device: torch.device
 ) -> nn.Module:
-    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data.
+    """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data,
+    or scaled to 0…1.
 
     Where sources have samples of several shapes or types, bytes reach the network as they are.
     """
@@ -99,7 +100,7 @@ def make_backbone(
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if any(kind.parts is not None or kind.dtype != torch.uint8 or kind.shape != inputs.shape for kind in kinds):
         return backbone
-    if not isinstance(data, ImageData | SourceData):
+    if not settings.normalise or not isinstance(data, ImageData | SourceData):
         channels = inputs.shape[0]
         return Backbone(Normalise([0.0] * channels, [1.0] * channels).to(device), backbone)
     images = _training_samples(data)

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Recorder:
         self._metrics.write("start", **facts)
 
     def step(self, step: int, report: StepReport) -> None:
-        """Record the losses, weights and stability of a step."""
+        """Record the losses, weights, gradient norms and stability of a step."""
         self._unwritten.append((step, report))
         if time.monotonic() - self._written_at >= WRITE_SECONDS:
             self._write_steps()
@@ -116,6 +116,7 @@ def _step_values(reports: list[StepReport]) -> list[dict[str, Any]]:
         {
             "losses": report.losses,
             "weights": report.weights,
+            **({} if report.before is None else {"norms": _norms(report.losses, report.before)}),
             "before": before,
             "after": after,
             **({"dropped": report.skipped} if report.skipped else {}),
@@ -127,6 +128,12 @@ def _step_values(reports: list[StepReport]) -> list[dict[str, Any]]:
             strict=True,
         )
     ]
+
+
+def _norms(names: Iterable[str], measured: Stability) -> dict[str, float | None]:
+    """Return the norm of every gradient, before the weighting."""
+    norms = measured.gramian.diagonal().clamp(min=0.0).sqrt().tolist()
+    return finite_or_none(dict(zip(names, norms, strict=True)))
 
 
 def _stability_values(measured: list[Stability | None]) -> list[dict[str, float | None] | None]:

@@ -11,6 +11,7 @@ from spcl.plugins import load_plugins
 from spcl.registry import named_options
 from spcl.runs.folder import FolderError, RunFolder
 from spcl.runs.loading import check_data, is_named_data, load_benchmark
+from spcl.runs.released import released_settings
 from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.trackers import TRACKERS, check_installed
 from spcl.validation import validated
@@ -48,7 +49,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     preset = preset_for(first.benchmark, first.preset, data, tasks=tasks).model_dump()
     if first.protocol is not None and "batch_size" not in given:
         preset["batch_size"] = load_protocol(Path(first.protocol)).batch_size
-    settings = validated(RunSettings, merge_settings(defaults, preset, given), "settings")
+    settings = validated(RunSettings, _merged(first.preset, defaults, preset, given), "settings")
     _check(settings)
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
@@ -67,6 +68,15 @@ def resume_settings(out: Path, data: ImageData | SourceData | None = None) -> Ru
             f"execute(settings, out, resume=True, data=…)"
         )
     return resolve_settings(recorded, data=data)
+
+
+def _merged(preset: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge layers of settings; below the last, given by the user, are those of preset ``released`` if it is chosen."""
+    merged = merge_settings(*layers)
+    if preset != "released":
+        return merged
+    method = merged["method"].get("name")
+    return merge_settings(*layers[:-1], released_settings(merged["backbone"], method), layers[-1])
 
 
 def _check(settings: RunSettings) -> None:

@@ -60,7 +60,10 @@ class _ProblemSettings(BaseModel):
         description="options of the data's loader: size and mode of a folder of pictures, or those of a plug-in's data "
         "set",
     )
-    preset: PresetName = Field("default", description="default, or paper: network details as published")
+    preset: PresetName = Field(
+        "default",
+        description="default; paper: batch-norm's momentum as published; released: all that the published code does",
+    )
     scenario: Scenario = Field("task", description="task- or class-incremental")
     method: dict[str, Any] = Field(default={"name": "soro"}, description="its name, and its own settings")
 
@@ -84,8 +87,13 @@ class _TrainingSettings(BaseModel):
     loss: Named = Field("cross-entropy", description="of classification tasks")
     regression_loss: Named = Field("mse", description="of regression tasks")
     multilabel_loss: Named = Field("binary-cross-entropy", description="of multi-label tasks")
+    normalise: bool = Field(
+        True, description="standardise images by mean and deviation of the training data; if not, they are in 0…1"
+    )
     augment: tuple[Named, ...] = Field((), description="random transforms of new and of replayed samples, in order")
-    memory: Named = Field("balanced", description="which samples are kept for replay: balanced, reservoir, …")
+    memory: Named = Field(
+        "balanced", description="which samples are kept for replay, and how they are drawn: balanced, reservoir, …"
+    )
     memory_batch: int | None = Field(None, ge=1, description="samples replayed per step; batch_size if not given")
     updates: int = Field(1, ge=1, description="updates per step, on the same batches and on other samples of memory")
     average: float | None = Field(

@@ -56,7 +56,7 @@ def method_settings(name: str) -> list[Setting]:
     """Return the settings of a method, named as on the command line.
 
     >>> [setting.name for setting in method_settings("er")]
-    ['method.alpha', 'method.decoupled']
+    ['method.alpha', 'method.decoupled', 'method.layers', 'method.weigh_heads', 'method.head_init']
     """
     fields = method_class(name).Settings.model_fields
     return [_setting(f"method.{key}", field) for key, field in fields.items()]

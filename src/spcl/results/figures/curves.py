@@ -47,6 +47,11 @@ class RunCurves:
         values = [entry[when][measure] for entry in entries]
         return _steps(entries), np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
+    def infinite_share(self) -> float:
+        """Return the share of steps in which κ of the adjusted gradients is infinite, for a gradient of weight 0."""
+        values = self.stability("condition_number", "after")[1]
+        return float(np.isnan(values).mean()) if len(values) else 0.0
+
     def accuracy(self, task: str) -> Curve:
         """Return the accuracy of a task, in per cent, at the steps where it was evaluated."""
         entries = [entry for entry in self._entries.get("evaluation", []) if task in entry["accuracy"]]

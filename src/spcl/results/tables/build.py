@@ -13,7 +13,7 @@ from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.averages import expected_runs, mean_values, measure
 from spcl.results.tables.methods import family_of, method_order
 from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
-from spcl.results.tables.significance import holm, paired_p_value
+from spcl.results.tables.significance import configuration_p_value, holm, paired_p_value
 from spcl.results.tables.table import Cell, Over, ResultTable, Row
 from spcl.runs.result import common_measure
 
@@ -162,7 +162,13 @@ def _with_significance(cells: Mapping[str, Cell], column: Column, against: str) 
     for label, values in accuracies.items():
         differences = [values[key] - reference[key] for key in pairs[label]]
         gain = float(np.mean(differences)) if differences else None
-        result[label] = replace(cells[label], p_value=corrected.get(label), gain=gain, pairs=len(differences))
+        result[label] = replace(
+            cells[label],
+            p_value=corrected.get(label),
+            config_p_value=configuration_p_value(values, reference),
+            gain=gain,
+            pairs=len(differences),
+        )
     return result
 
 

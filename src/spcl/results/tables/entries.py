@@ -16,12 +16,14 @@ Style = Callable[[str, int | None], str]
 
 def headings(table: ResultTable, benchmark: str) -> list[str]:
     """Return the headings of the columns of a benchmark."""
-    paper = any(cell.paper for (_, name), cell in table.cells.items() if name == benchmark)
+    cells = [cell for (_, name), cell in table.cells.items() if name == benchmark]
+    paper, by_config = any(cell.paper for cell in cells), any(cell.config_p_value is not None for cell in cells)
     return [
         "A %",
         "F %",
         *(["paper A %", "paper F %"] if paper else []),
         *([f"p vs {display_name(table.against)}"] if table.against else []),
+        *(["p over configs"] if by_config else []),
     ]
 
 
@@ -29,12 +31,19 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
     """Return the sentences below a table: its marks, its remarks and its significance test."""
     measure = table.measure if table.measure == "accuracy" else f"{table.measure} (accuracy, R² or F1)"
     sentences = [f"A is the final {measure}, F the forgetting (higher is better). Best {best}, second best {second}."]
+    if any(cell.paper and cell.accuracy.std is not None for cell in table.cells.values()):
+        sentences.append("Deviations divide by n - 1; those of the paper by n, which makes them smaller.")
     sentences += map(escape, table.remarks)
     if table.against:
         sentences.append(
             escape(f"p: Wilcoxon signed-rank test of A against {display_name(table.against)}, ")
             + "paired by configuration and seed, "
             + f"Holm-corrected; ▲ better, ▼ worse at p < {SIGNIFICANT}."
+        )
+    if any(cell.config_p_value is not None for cell in table.cells.values()):
+        sentences.append(
+            "Runs of one configuration are not independent; p over configs is that of the same test on the means of "
+            "the configurations, not corrected."
         )
     return " ".join(sentences)
 
@@ -68,7 +77,11 @@ def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list
             if published
             else ["", ""]
         )
-    return [*entries, _significance(cell)] if table.against else entries
+    if table.against:
+        entries.append(_significance(cell))
+    if "p over configs" in columns:
+        entries.append("" if cell.config_p_value is None else _p_text(cell.config_p_value))
+    return entries
 
 
 def _measure(measure: Measure, style: Style) -> str:

@@ -26,6 +26,7 @@ CSV_COLUMNS = (
     *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
     *("against", "gain", "p_value"),
     "paper_note",
+    "config_p_value",
 )
 
 LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
@@ -155,7 +156,8 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
             note = table.paper_notes.get(benchmark)
             for row in table.rows:
                 if cell := table.cells.get((row.label, benchmark)):
-                    writer.writerow([table.scenario, benchmark, row.label, row.family, *_csv_cell(table, cell), note])
+                    known = (table.scenario, benchmark, row.label, row.family)
+                    writer.writerow([*known, *_csv_cell(table, cell), note, cell.config_p_value])
     return file.getvalue()
 
 

@@ -9,12 +9,16 @@ from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.methods import display_name
 from spcl.results.tables.paper import PaperResult, paper_benchmarks, paper_result
 from spcl.runs.identity import BOOKKEEPING
+from spcl.runs.released import released_settings
 from spcl.runs.settings import RunSettings
 
 __all__ = ["comparable_paper_result", "paper_note"]
 
 CONFIGURATIONS = tuple(range(9))
 """The configurations of every benchmark of the paper: three label sets with three timelines each."""
+
+TASKS_IN_TEXT = {"ps-cifar100": 20, "ps-tiny-imagenet": 20}
+"""The number of tasks that the paper's text gives, where the protocols its authors published have another."""
 
 WITHOUT_BATCH_NORM = frozenset({"mlp"})
 
@@ -74,7 +78,7 @@ def _other_problem(run: RunRecord) -> str:
     if run.settings.get("validation"):
         return f"validation={format_value(run.settings['validation'])}"
     preset, tasks = PRESETS.get(_benchmark(run)), _tasks(run)
-    if preset is None or tasks in (None, preset["paper"].tasks):
+    if preset is None or tasks in (None, preset["paper"].tasks, TASKS_IN_TEXT.get(_benchmark(run))):
         return ""
     return f"tasks={tasks} (paper: {preset['paper'].tasks})"
 
@@ -90,7 +94,7 @@ def _differences(runs: Sequence[RunRecord]) -> list[str]:
     """Return what tells the runs from the paper's: label sets and timelines, configurations and other settings."""
     drawn = any(run.settings.get("protocol", "") is None for run in runs)
     rescaled = any(run.settings.get("fit") for run in runs)
-    reference = _paper_settings(_benchmark(runs[0]))
+    reference = _paper_settings(runs[0])
     return [
         *(["drawn label sets and timelines"] if drawn else []),
         *(["timelines rescaled to the data"] if rescaled else []),
@@ -99,10 +103,12 @@ def _differences(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _paper_settings(benchmark: str) -> Mapping[str, Any]:
-    """Return the settings of the benchmark's preset ``paper``, and the defaults of those it does not have."""
-    preset = PRESETS[benchmark]["paper"].model_dump()
+def _paper_settings(run: RunRecord) -> Mapping[str, Any]:
+    """Return the settings of the benchmark's preset, ``released`` or ``paper``, and the defaults of the others."""
+    preset = PRESETS[_benchmark(run)]["paper"].model_dump()
     unused = {"batch_norm_momentum"} if preset["backbone"] in WITHOUT_BATCH_NORM else set()
+    if run.settings.get("preset") == "released":
+        preset |= released_settings(preset["backbone"], run.method)
     defaults = {name: field.get_default(call_default_factory=True) for name, field in RunSettings.model_fields.items()}
     return {
         name: preset.get(name, default)

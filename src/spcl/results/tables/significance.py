@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SIGNIFICANT", "holm", "paired_p_value", "pairs_needed"]
+__all__ = ["SIGNIFICANT", "configuration_p_value", "holm", "paired_p_value", "pairs_needed"]
 
 SIGNIFICANT = 0.05
 """The level of significance."""
@@ -30,6 +30,29 @@ def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> fl
     if not common:
         return None
     return _signed_rank_p_value(np.round([ours[key] - theirs[key] for key in common], DECIMALS))
+
+
+def configuration_p_value(
+    ours: Mapping[tuple[int, int], float], theirs: Mapping[tuple[int, int], float]
+) -> float | None:
+    """Return the p-value of the same test on the means of the configurations, None if none has several seeds.
+
+    Runs of one configuration share tasks and timeline, so that their differences are not independent: the test on all
+    pairs overstates the evidence. This one has a pair for each configuration, and may miss what there is.
+
+    >>> a = {(config, seed): 80.0 + config + seed for config in range(5) for seed in range(3)}
+    >>> configuration_p_value(a, {key: value - 1.0 - 0.1 * key[0] for key, value in a.items()})
+    0.0625
+    """
+    common = ours.keys() & theirs.keys()
+    configs = {config for config, _ in common}
+    if len(common) == len(configs):
+        return None
+    means = [
+        {config: float(np.mean([values[key] for key in common if key[0] == config])) for config in configs}
+        for values in (ours, theirs)
+    ]
+    return paired_p_value(*means)
 
 
 def pairs_needed(comparisons: int) -> int:

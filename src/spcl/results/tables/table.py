@@ -38,6 +38,8 @@ class Cell:
         paper: the published result.
         p_value: of the accuracy's difference from the reference method's, corrected for the number of methods.
         gain: the mean of that difference.
+        config_p_value: of the test on the means of the configurations, not corrected; None with one seed, where it is
+            the same test.
         pairs: the number of runs that the reference method has with the same configuration and seed.
     """
 
@@ -48,6 +50,7 @@ class Cell:
     runs_with_skips: int = 0
     paper: PaperResult | None = None
     p_value: float | None = None
+    config_p_value: float | None = None
     gain: float | None = None
     pairs: int | None = None
 

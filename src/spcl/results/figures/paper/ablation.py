@@ -29,7 +29,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw the accuracy of the two tasks over time, in a panel each, with a line for each condition."""
     runs = complete_runs(records)
-    by_condition = _runs_by_condition(evaluated_over_time(two_task_runs(runs)))
+    by_condition, alpha = _runs_by_condition(evaluated_over_time(two_task_runs(runs)))
     curves = {name: [RunCurves(run) for run in group] for name, group in by_condition.items()}
     first = curves["both"][0]
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
@@ -45,7 +45,7 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     legend_below(figure, 4, "orthogonal")
     run = first.run
     return figure, (
-        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, "
+        f"{run.benchmark}, {run.scenario}-incremental, configuration {run.config}, α = {alpha:g}, "
         f"mean of {format_count(map(len, curves.values()), 'run')} a line."
     )
 
@@ -57,23 +57,28 @@ def condition(run: RunRecord) -> str | None:
     >>> condition(RunRecord(Path(), {"method": {"name": "er", "alpha": 0.001}}, None))
     'filters'
     """
-    gradients, filters = run.method in ("soro", "soro+dbt"), run.settings["method"]["alpha"] > 0
+    gradients, filters = run.method in ("soro", "soro+dbt"), _alpha(run) > 0
     if not gradients and run.method != "er":
         return None
     return {(0, 0): "none", (1, 0): "gradients", (0, 1): "filters", (1, 1): "both"}[gradients, filters]
 
 
-def _runs_by_condition(runs: Sequence[CompleteRun]) -> dict[str, list[CompleteRun]]:
-    """Return the runs by condition, of the first configuration that has all four."""
+def _runs_by_condition(runs: Sequence[CompleteRun]) -> tuple[dict[str, list[CompleteRun]], float]:
+    """Return the runs by condition, of the first configuration that has all four for one α, and that α."""
     found: set[str] = set()
     for group in group_by(runs, lambda run: setup_key(run, "seed")).values():
-        by_condition = group_by(group, condition)
-        present = {name: by_condition[name] for name in CONDITIONS if name in by_condition}
-        if len(present) == len(CONDITIONS):
-            return present
-        found |= present.keys()
+        for alpha in sorted({_alpha(run) for run in group} - {0.0}):
+            by_condition = group_by([run for run in group if _alpha(run) in (0.0, alpha)], condition)
+            present = {name: by_condition[name] for name in CONDITIONS if name in by_condition}
+            if len(present) == len(CONDITIONS):
+                return present, alpha
+        found |= {name for run in group if (name := condition(run)) is not None}
     seen = ", ".join(name for name in CONDITIONS if name in found) or "nothing"
-    raise MissingRunsError(f"no configuration has all of {', '.join(CONDITIONS)} (found {seen})")
+    raise MissingRunsError(f"no configuration has all of {', '.join(CONDITIONS)} with one α (found {seen})")
+
+
+def _alpha(run: RunRecord) -> float:
+    return float(run.settings["method"]["alpha"])
 
 
 FIGURE = FigureSpec(
@@ -82,10 +87,7 @@ FIGURE = FigureSpec(
     title="Ablation",
     caption="Ablation study with two tasks, the second starting at the dashed line and the first ending at the dotted "
     "one: accuracy over time with orthogonal gradients (SORO), orthogonal filters (DBT), both, or none.",
-    needs="runs of two tasks by er, by soro, by er with α > 0 and by soro+dbt, evaluated along the way",
-    grids=(
-        GridCommand("toy-cifar10", "soro,soro+dbt", assignments=("evaluate_every=10",)),
-        GridCommand("toy-cifar10", "er", assignments=("evaluate_every=10",), sweeps=("method.alpha=0,1e-3",)),
-    ),
+    needs="runs of two tasks by er and by soro, each with α = 0 and with one other α, evaluated along the way",
+    grids=(GridCommand("toy-cifar10", "er,soro", assignments=("evaluate_every=10",), sweeps=("method.alpha=0,1e-5",)),),
     draw=draw,
 )

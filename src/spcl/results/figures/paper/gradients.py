@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from spcl.results.figures.comparable import comparable_runs
@@ -39,7 +40,8 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
         panel_title(axes, number, title.capitalize())
         axes.set_xlabel("step")
     legend_below(figure, 5)
-    return figure, _details(by_method, sorted(by_method.keys() - measured.keys()))
+    details = _details(by_method, sorted(by_method.keys() - measured.keys()))
+    return figure, details + _infinite_note(measured)
 
 
 def _measured_curves(runs: Sequence[CompleteRun]) -> list[RunCurves]:
@@ -57,6 +59,15 @@ def _details(by_method: Mapping[str, Sequence[CompleteRun]], unmeasured: Sequenc
         f"medians of {POINTS} stretches."
         f"{f' Not shown, as they form no adjusted gradients: {names}.' if names else ''}"
     )
+
+
+def _infinite_note(measured: Mapping[str, Sequence[RunCurves]]) -> str:
+    """Return the share of steps in which κ cannot be drawn, by method: a gradient with weight 0 makes it infinite."""
+    shares = {method: float(np.mean([run.infinite_share() for run in curves])) for method, curves in measured.items()}
+    parts = [f"{display_name(method)} {share:.0%}" for method, share in shares.items() if share >= 0.005]
+    if not parts:
+        return ""
+    return f" κ is infinite, and not drawn, where a gradient has the weight 0 (of the steps: {', '.join(parts)})."
 
 
 FIGURE = FigureSpec(

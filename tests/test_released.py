@@ -1,0 +1,239 @@
+"""Preset ``released`` and the settings that it combines, against references."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spcl.aggregation import solve_soro
+from spcl.cuda_graphs import CudaGraphEngine
+from spcl.errors import SpclError
+from spcl.learner import Learner
+from spcl.memory import EpochCoreset
+from spcl.methods import ER, SORO, SORODBT, Method, make_method
+from spcl.models import BACKBONES, InputSpec, ResNet18
+from spcl.runs import resolve_settings
+from spcl.runs.build import make_backbone
+from spcl.runs.loading import load_benchmark
+from test_learner_gradients import (
+    RATE,
+    Batches,
+    ByHand,
+    assert_equals_by_hand,
+    er_by_hand,
+    present,
+    soro_by_hand,
+    trained_learner,
+)
+
+
+class ByHandWithHeads(ByHand):
+    """Columns of G are the gradients of backbone and heads; heads that a loss does not reach have zeros."""
+
+    def step(self, given: Batches, combine: Callable[[Tensor, bool], Tensor], alpha: float = 0.0) -> None:
+        weights = [*self.backbone.parameters(), *self.heads.parameters()]
+        losses = self.losses(given)
+        rows = torch.stack([self.gradient(loss, weights) for loss in losses])
+        shared = list(self.backbone.parameters())
+        penalty = self.orthogonality_gradient(shared)
+        rows[:, : len(penalty)] += alpha * penalty
+        update = combine(rows, len(losses) > len(given))
+        with torch.no_grad():
+            for weight, change in zip(weights, update.split([each.numel() for each in weights]), strict=True):
+                weight -= RATE * change.view_as(weight)
+
+    def gradient(self, loss: Tensor, weights: list[nn.Parameter]) -> Tensor:
+        parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        return torch.cat([part.flatten() for part in parts])
+
+
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize(
+    ("method", "combine", "alpha"),
+    [
+        (ER(weigh_heads=True), er_by_hand, 0.0),
+        (SORO(weigh_heads=True), soro_by_hand, 0.0),
+        (SORODBT(weigh_heads=True, alpha=0.01), soro_by_hand, 0.01),
+    ],
+    ids=["er", "soro", "soro+dbt"],
+)
+def test_heads_are_weighed_with_the_backbone(
+    method: Method, combine: Callable[[Tensor, bool], Tensor], alpha: float, scenario: str, engine: str
+) -> None:
+    learner = trained_learner(method, scenario)
+    if engine == "captured":
+        learner._use_engine(CudaGraphEngine(learner.model, learner.method))
+    for seed in (3, 4):
+        reference = ByHandWithHeads(learner)
+        given = present(learner, seed)
+        reference.step(given, combine, alpha)
+        learner.step(given)
+        assert_equals_by_hand(learner, reference)
+
+
+def test_heads_of_another_type_cannot_be_weighed_with_the_backbone() -> None:
+    learner = Learner(nn.Linear(4, 8), SORO(weigh_heads=True))
+    learner.add_task("a", head=nn.Linear(8, 1).double(), loss=lambda x, y: (x.float() - y).square().mean())
+    learner.model.tasks["a"].head = Cast(learner.model.tasks["a"].head)
+    with pytest.raises(SpclError, match=r"heads are torch\.float64 on cpu, the backbone is torch\.float32"):
+        learner.step({"a": (torch.randn(3, 4), torch.randn(3, 1))})
+
+
+class Cast(nn.Module):
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.head(features.double())
+
+
+def test_memory_in_epochs_draws_every_sample_once_before_any_twice() -> None:
+    memory = EpochCoreset(10, seed=1)
+    for task, first in (("a", 0), ("b", 100)):
+        memory.start(task, 2)
+        memory.observe(task, torch.arange(first, first + 40), torch.arange(40) % 2)
+    memory.finish("a")
+    epochs = [[drawn(memory, 4) for _ in range(3)] for _ in range(2)]
+    for epoch in epochs:
+        assert [len(draw) for draw in epoch] == [4, 4, 2]
+        assert len({sample for draw in epoch for sample in draw}) == 10
+    assert epochs[0] != epochs[1]
+    memory.draw(4)
+    memory.finish("b")  # a new epoch, over the samples of both
+    assert len({sample for _ in range(3) for sample in drawn(memory, 4)}) == 10
+
+
+def drawn(memory: EpochCoreset, count: int) -> list[int]:
+    return [sample for batch in memory.draw(count) for sample in batch.x.tolist()]
+
+
+def test_an_epoch_goes_on_after_a_checkpoint_and_after_an_undone_draw() -> None:
+    memory, restored = EpochCoreset(10, seed=1), EpochCoreset(10, seed=2)
+    memory.start("a", 2)
+    memory.observe("a", torch.arange(40), torch.arange(40) % 2)
+    memory.finish("a")
+    memory.draw(4)
+    restored.load_state_dict(memory.state_dict())
+    before = memory.draw_state()
+    first = [drawn(memory, 4) for _ in range(4)]
+    assert [drawn(restored, 4) for _ in range(4)] == first
+    memory.restore_draws(before)
+    assert [drawn(memory, 4) for _ in range(4)] == first
+
+
+def test_the_published_network() -> None:
+    torch.manual_seed(0)
+    options = {"name": "resnet18", "norm_eps": 1e-3, "stem_init": "glorot", "residual_relu": True}
+    network = BACKBONES.make(options, InputSpec((3, 32, 32), torch.uint8), batch_norm_momentum=0.01)
+    norms = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert len(norms) == 20
+    assert {(norm.eps, norm.momentum) for norm in norms} == {(1e-3, 0.01)}
+    stem = network.stem[0].weight
+    assert stem.abs().max() <= (6 / (27 + 576)) ** 0.5 < 1.01 * stem.abs().max()
+    assert sum(isinstance(layer, nn.ReLU) for layer in network.modules()) == 1 + 2 * 8
+    block, x = network.stages[1].eval(), torch.randn(2, 64, 4, 4)
+    assert (block(x.relu()) >= x.relu()).all()
+    plain = ResNet18().stages[1].eval()
+    plain.load_state_dict(block.state_dict())
+    assert (plain(x.relu()) < x.relu()).any()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_glorot_initialises_every_layer(name: str) -> None:
+    network = BACKBONES.make({"name": name, "init": "glorot"}, InputSpec((3, 32, 32), torch.uint8))
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            taps = layer.weight[0, 0].numel() if layer.weight.ndim == 4 else 1
+            bound = (6 / (taps * sum(layer.weight.shape[:2]))) ** 0.5
+            assert 0.9 * bound < layer.weight.abs().max() <= bound
+            assert not layer.bias.any()
+
+
+def test_heads_can_be_initialised_by_glorot() -> None:
+    head = make_method("er", head_init="glorot").make_head(500, 100)
+    assert 0.09 < head.weight.abs().max() <= 0.1
+    assert not head.bias.any()
+
+
+def test_images_can_stay_in_0_to_1() -> None:
+    settings = resolve_settings({"benchmark": "ps-glyphs", "normalise": False})
+    normalise = make_backbone(settings, load_benchmark("ps-glyphs"), torch.device("cpu"))[0]
+    x = torch.tensor([[[[0, 51, 255]]]], dtype=torch.uint8)
+    np.testing.assert_allclose(normalise(x).numpy().ravel(), [0.0, 0.2, 1.0])
+
+
+def test_the_preset_combines_them_and_each_can_be_set_otherwise() -> None:
+    settings = resolve_settings({"benchmark": "ps-cifar100", "preset": "released", "method": "soro"})
+    assert settings.normalise is False
+    assert settings.optimizer == {"name": "adam", "eps": 1e-7}
+    assert settings.memory == "epochs"
+    assert settings.batch_norm_momentum == 0.01
+    assert settings.backbone["residual_relu"] is True
+    method = settings.method
+    assert method["weigh_heads"]
+    assert method["head_init"] == "glorot"
+    assert (method["sigma"], method["lambda_"], method["cutoff"]) == (500.0, 10.0, 1e-7)
+    changes = {"memory": "balanced", "backbone": {"norm_eps": 1e-5}, "method": {"name": "er", "weigh_heads": False}}
+    other = resolve_settings({"benchmark": "ps-cifar100", "preset": "released"}, changes)
+    assert other.memory == "balanced"
+    assert (other.backbone["norm_eps"], other.backbone["residual_relu"]) == (1e-5, True)
+    assert (other.method["weigh_heads"], other.method["head_init"]) == (False, "glorot")
+    assert resolve_settings(settings.model_dump()) == settings
+
+
+def test_paper_and_default_take_over_none_of_them() -> None:
+    for preset in ("paper", "default"):
+        settings = resolve_settings({"benchmark": "ps-cifar100", "preset": preset, "method": "soro"})
+        assert (settings.normalise, settings.optimizer, settings.memory) == (True, "adam", "balanced")
+        assert settings.backbone == "resnet18"
+        assert settings.method == {"name": "soro", **SORO().settings.model_dump()}
+
+
+def test_eigenvalues_below_the_cutoff_count_as_zero() -> None:
+    gradients = np.array([[1.0, 1.0], [0.0, 1e-4]])
+    gramian = torch.from_numpy(gradients.T @ gradients)
+    near = SORO(cutoff=1e-7).settings
+    assert torch.linalg.matrix_rank(solve_soro(gramian, near).adjusted, rtol=1e-3) == 1
+    assert torch.linalg.matrix_rank(solve_soro(gramian, SORO().settings).adjusted, rtol=1e-3) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", ["er", "graddrop", "soro", "soro+dbt"])
+def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str) -> None:
+    captured, eager = (losses_on_gpu(method, scenario, capture) for capture in (True, False))
+    torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
+
+
+def losses_on_gpu(method: str, scenario: str, capture: bool) -> Tensor:
+    """Train while tasks come and go, so that heads get columns between replays."""
+    torch.manual_seed(0)
+    backbone = ResNet18(3, 0.01, norm_eps=1e-3, residual_relu=True, stem_init="glorot").cuda()
+    learner = Learner(
+        backbone,
+        make_method(method, weigh_heads=True, head_init="glorot"),
+        optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-4, eps=1e-7, fused=True, capturable=True),
+        memory=EpochCoreset(60, device="cuda"),
+        memory_batch=16,
+        scenario=scenario,
+        capture=capture,
+        measure_stability=True,
+    )
+    classes, starts = {"a": 5, "b": 4, "c": 3}, {0: "a", 8: "b", 20: "c"}
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for step in range(40):
+        if step in starts:
+            learner.add_task(starts[step], classes=classes[starts[step]])
+        if step == 15:
+            learner.finish_task("a")
+        given = {
+            name: (torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % classes[name])
+            for name in learner.active_tasks
+        }
+        losses.append(sum(learner.step(given).losses.values()))
+    return torch.tensor(losses)
