@@ -115,6 +115,10 @@ def interrupt(process: BaseProcess, number: signal.Signals, log: Path, delay: fl
     return process.exitcode
 
 
+def begun_in(out: Path) -> bool:
+    return any(path.stat().st_size for path in out.rglob("metrics.jsonl"))
+
+
 def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     left_unfinished = 0
@@ -146,7 +150,7 @@ def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturb
 def test_workers_save_and_stop_when_their_grid_is_killed(benchmark: Path, tmp_path: Path) -> None:
     slow = ["--set=batch_size=1", "--set=checkpoint_seconds=1000"]
     process = start_command([*command_line(benchmark, tmp_path / "out", jobs=1), *slow], tmp_path / "log")
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
+    wait_for(lambda: begun_in(tmp_path))
     assert not list(tmp_path.rglob("checkpoint.safetensors"))
     process.kill()
     process.join()
@@ -157,13 +161,25 @@ def test_workers_save_and_stop_when_their_grid_is_killed(benchmark: Path, tmp_pa
 
 
 def test_two_grids_on_one_folder_share_the_work(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    processes = [start_command(command_line(benchmark, out, jobs=1), tmp_path / f"log-{i}") for i in range(2)]
-    for i, process in enumerate(processes):
+    """Also where one of them is killed at random and started again: no run is made twice."""
+    generator, out = np.random.default_rng(0), tmp_path / "out"
+    words, logs = command_line(benchmark, out, jobs=1), [tmp_path / f"log-{i}" for i in range(2)]
+    processes = [start_command(words, log) for log in logs]
+    made: dict[Path, int] = {}
+    for _ in range(4):
+        wait_for(lambda: begun_in(out) or all(process.exitcode is not None for process in processes))
+        time.sleep(generator.uniform(0.0, 0.3))
+        victim = int(generator.integers(2))
+        processes[victim].kill()
+        processes[victim].join()
+        made = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")} | made
+        processes[victim] = start_command(words, logs[victim])
+    for process, log in zip(processes, logs, strict=True):
         process.join(PATIENCE)
-        log = (tmp_path / f"log-{i}").read_text()
-        assert process.exitcode == 0, log
-        assert f"{RUNS} of {RUNS} runs are complete" in log
+        assert process.exitcode == 0, log.read_text()
+        assert f"{RUNS} of {RUNS} runs are complete" in log.read_text()
+    assert made
+    assert {path: path.stat().st_mtime_ns for path in made} == made
     assert_same_runs(out, undisturbed)
 
 

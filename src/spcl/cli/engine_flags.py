@@ -37,7 +37,7 @@ class EngineFlags:
         """Return the settings that runs have by default on this engine."""
         if self.engine == "local":
             return {"threads": threads_per_job(self.jobs or 1)}
-        return {"threads": 1, "device": "auto" if self.gpus_per_run else "cpu"}
+        return {"threads": 1} if self.gpus_per_run else {"threads": 1, "device": "cpu"}
 
     def pool(self) -> Pool:
         """Make the pool."""

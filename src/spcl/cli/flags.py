@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeGuard, TypeVar, get_type_hints
 
 import typer
 
@@ -122,7 +122,7 @@ def load_plugin_flags(plugins: Sequence[Any] | None) -> tuple[Plugin, ...]:
 def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the fields of those of its parameters that are dataclasses as flags, in place of these."""
     signature = inspect.signature(command)
-    groups = {name: hint for name, hint in get_type_hints(command).items() if is_dataclass(hint)}
+    groups = {name: hint for name, hint in get_type_hints(command).items() if _is_group(hint)}
     parameters = [
         expanded
         for name, parameter in signature.parameters.items()
@@ -142,7 +142,11 @@ def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
     return expanded_command
 
 
-def _fields_as_parameters(group: type) -> list[inspect.Parameter]:
+def _is_group(hint: Any) -> TypeGuard[type[Any]]:
+    return is_dataclass(hint)
+
+
+def _fields_as_parameters(group: type[Any]) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return [

@@ -38,7 +38,10 @@ def connected(address: str | None) -> Iterator[None]:
         SpclError: if there is no cluster at this address, or it refuses the connection.
     """
     ray = import_ray()
+    if address not in (None, "auto"):
+        _check_address(str(address))
     if ray.is_initialized():
+        _check_same_cluster(ray.get_runtime_context().gcs_address, address)
         yield
         return
     with _own_signal_handler():
@@ -61,8 +64,6 @@ def _own_signal_handler() -> Iterator[None]:
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    if address not in (None, "auto"):
-        _check_address(str(address))
     try:
         ray.init(address=address or "auto", **QUIET)
     except ConnectionError as error:
@@ -86,6 +87,14 @@ def _check_address(address: str) -> None:
         raise SpclError(
             f"no Ray cluster answers at {address} ({error}); start one there with: ray start --head --port {port}"
         ) from error
+
+
+def _check_same_cluster(joined: str, address: str | None) -> None:
+    if address not in (None, "auto", joined):
+        raise SpclError(
+            f"this process has joined the Ray cluster at {joined}, not {address}; leave the address out, or call "
+            f"ray.shutdown() first"
+        )
 
 
 @contextmanager

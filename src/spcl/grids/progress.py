@@ -11,7 +11,7 @@ __all__ = ["GridState", "GridView", "Running"]
 
 @dataclass
 class Running:
-    """The progress of one run: its step and the number of steps, once known, and the node of a cluster that makes it."""
+    """The progress of one run: its step and the number of steps, once known, and its node of a cluster."""
 
     step: int = 0
     steps: int | None = None

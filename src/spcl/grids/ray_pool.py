@@ -20,6 +20,7 @@ from spcl.runs import FolderInUseError
 
 __all__ = ["RayPool"]
 
+MARKER = ".grid-"
 LAST_STEPS = 1000
 """The most messages about steps that are read at once."""
 
@@ -54,7 +55,7 @@ class RayPool:
         self._runs: dict[Any, _Run] = {}
         self._messages: deque[Message] = deque()
         self._numbers = count()
-        self._marker = f".grid-{secrets.token_hex(4)}"
+        self._marker = f"{MARKER}{secrets.token_hex(4)}"
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -148,8 +149,7 @@ class RayPool:
     def _end(self, reference: Any) -> Message:
         """Return how a run ended, that is, what its task returned or why there is no result."""
         run = self._runs.pop(reference)
-        with suppress(OSError):
-            (run.job.out / self._marker).unlink(missing_ok=True)
+        _remove_markers(run.job, self._marker)
         errors = self._ray.exceptions
         try:
             return self._ended(run.job, **self._ray.get(reference))
@@ -169,8 +169,11 @@ class RayPool:
                 return Message(job, "busy")
             except SpclError as error:
                 sent = failure(str(error), user_error=True)
-        shown = {name: _on(node, sent[name]) for name in ("summary", "reason") if name in sent}
-        return Message.of(job, {**sent, **shown})
+        if sent["event"] == "done":
+            _remove_markers(job, f"{MARKER}*")  # those of grids that were killed, too
+        for name in sent.keys() & {"summary", "reason"}:
+            sent[name] = _on(node, sent[name])
+        return Message.of(job, sent)
 
     def close(self) -> None:
         """Let every run save itself, and wait for it."""
@@ -191,14 +194,18 @@ class RayPool:
 def _check_same_everywhere(job: Job, gpus: float) -> None:
     """Raise an error if a setting would leave it to the node how the run is made."""
     if job.settings.threads is None:
-        raise SpclError(
-            "threads = None differs from node to node; plan the runs with a number, for example threads = 1"
-        )
+        raise SpclError("threads = None differs from node to node; plan the runs with a number, such as threads = 1")
     if not gpus and job.settings.device != "cpu":
         raise SpclError(
             f"device = {job.settings.device} differs from node to node for runs without a GPU of their own; plan them "
             f"with device = cpu, or give every run a GPU or a part of one"
         )
+
+
+def _remove_markers(job: Job, pattern: str) -> None:
+    with suppress(OSError):
+        for path in job.out.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _needs(job: Job, gpus: float) -> dict[str, float]:
