@@ -32,7 +32,10 @@ from spcl.grids import (
     tune,
 )
 from spcl.grids.cluster import import_ray
+from spcl.grids.transfer import source_files, with_local_sources
 from spcl.plugins import load_plugins
+from spcl.runs import RunSettings
+from spcl.runs.identity import first_difference
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
@@ -211,6 +214,21 @@ def test_a_node_without_the_folder_sends_its_files_and_gets_plugins(
     os.close(here)
 
 
+def test_files_that_settings_name_are_copied_where_they_are_missing(tmp_path: Path) -> None:
+    for name in ("mine.py", "protocol.json"):
+        (tmp_path / name).write_text(f"content of {name}")
+    plugin = {"name": str(tmp_path / "mine.py"), "sha256": "0"}
+    settings = RunSettings.model_validate({"plugins": [plugin], "protocol": str(tmp_path / "protocol.json")})
+    sources = source_files(settings)
+    assert with_local_sources(settings, sources) == settings
+    (tmp_path / "mine.py").unlink()
+    (tmp_path / "protocol.json").unlink()
+    copied = with_local_sources(settings, sources)
+    for path in (copied.plugins[0].name, str(copied.protocol)):
+        assert Path(path).read_text() == f"content of {Path(path).name}"
+    assert first_difference(settings.model_dump(), copied.model_dump()) is None  # it is still the same run
+
+
 def test_tuning_on_a_cluster_finds_what_it_finds_here(
     benchmark: Path, ray_pool: RayPool, pool: WorkerPool, tmp_path: Path
 ) -> None:
@@ -231,12 +249,12 @@ def test_runs_share_gpus_as_told(benchmark: Path, cluster: Any, ray_pool: RayPoo
     gamma = cluster.add_node(num_cpus=4, num_gpus=1, node_name="gamma")
     free: list[float] = []
     view = RecordingView(lambda state: free.append(ray.available_resources().get("GPU", 0.0)))
-    jobs = plan(benchmark, tmp_path, configs=(0,))[:3]
+    jobs = plan(benchmark, tmp_path, configs=(0,))[:2]
     with RayPool(cluster.address, gpus_per_run=0.4) as shared:
         state = run_jobs(jobs, shared, view)
     cluster.remove_node(gamma)
     assert (state.failed, state.done) == ({}, len(jobs))
-    assert min(free) == pytest.approx(0.2)  # two runs at once, although there are CPUs for four
+    assert min(free) == pytest.approx(0.2)  # both at once, each with its part
     assert all(summary.endswith("(on gamma)") for (summary,) in view.summaries.values())
 
 

@@ -67,12 +67,17 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         ray.init(address=address or "auto", **QUIET)
     except ConnectionError as error:
+        if address == "auto":
+            raise SpclError("no Ray cluster runs on this machine; start one with: ray start --head") from error
         if address is not None:
-            raise SpclError(f"there is no Ray cluster at {address}; start one there with: ray start --head") from error
+            raise SpclError(
+                f"no Ray cluster at {address} accepts this process; check the address, and that RAY_AUTH_MODE and the "
+                f"token are those of the cluster"
+            ) from error
         with _token_of_its_own():
             ray.init(address="local", include_dashboard=False, **QUIET)
-    except (ray.exceptions.RayError, RuntimeError, ValueError) as error:  # another token, or another version of Ray
-        reason = str(error).strip().partition("\n")[0]
+    except (ray.exceptions.RayError, RuntimeError) as error:  # no token, or another version of Ray or Python
+        reason = str(error).strip().partition(". ")[0]
         raise SpclError(f"cannot join the Ray cluster at {address or 'auto'}: {reason}") from error
 
 
