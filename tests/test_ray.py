@@ -222,7 +222,7 @@ def test_files_that_settings_name_are_copied_where_they_are_missing(tmp_path: Pa
     sources = source_files(settings)
     assert with_local_sources(settings, sources) == settings
     (tmp_path / "mine.py").unlink()
-    (tmp_path / "protocol.json").unlink()
+    (tmp_path / "protocol.json").write_text("another protocol of the same name")
     copied = with_local_sources(settings, sources)
     for path in (copied.plugins[0].name, str(copied.protocol)):
         assert Path(path).read_text() == f"content of {Path(path).name}"
@@ -279,8 +279,8 @@ def run_with(environment: dict[str, str], arguments: list[str], log: Path) -> No
 
 def command_line(benchmark: Path, out: Path, address: str) -> list[str]:
     settings = [f"--set={name}={value}" for name, value in LONGER.items() if name not in ("threads", "device")]
-    choice = ["--methods", "er", "--configs", "0", "--seeds", "0", "--engine", "ray", "--address", address]
-    return ["grid", "--benchmark", str(benchmark), "--out", str(out), *choice, *settings]
+    choice = ["--methods", "er", "--configs", "0", "--seeds", "0", "--jobs", "1", "--engine", "ray"]
+    return ["grid", "--benchmark", str(benchmark), "--out", str(out), "--address", address, *choice, *settings]
 
 
 def test_two_grids_on_one_cluster_are_interrupted_and_killed_and_continue(

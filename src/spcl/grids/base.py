@@ -15,7 +15,7 @@ class Message:
     The values of ``step`` are those of :class:`spcl.grids.Running`. The values of ``failed`` are a ``reason``, its
     ``details``, whether it is a ``user_error``, one that the user has to correct, so that retrying the same run is
     useless, and whether the reason is (probably) ``out_of_memory``. A run is ``lost``, for a ``reason``, with the
-    machine that made it: it did not fail, and is made elsewhere.
+    machine that made it: it did not fail, and is made again.
     """
 
     job: Job

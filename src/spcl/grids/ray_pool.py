@@ -169,6 +169,8 @@ class RayPool:
                 return Message(job, "busy")
             except SpclError as error:
                 sent = failure(str(error), user_error=True)
+        if sent["event"] == "interrupted":  # by its node, which is drained or shut down
+            return Message(job, "lost", {"reason": f"the node {node} stopped it"})
         if sent["event"] == "done":
             _remove_markers(job, f"{MARKER}*")  # those of grids that were killed, too
         for name in sent.keys() & {"summary", "reason"}:

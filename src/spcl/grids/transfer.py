@@ -20,13 +20,18 @@ def source_files(settings: RunSettings) -> dict[str, bytes]:
 
 
 def with_local_sources(settings: RunSettings, sources: Mapping[str, bytes]) -> RunSettings:
-    """Return the settings with copies of those :func:`source_files` that this machine does not have."""
-    copies = {name: str(_copy(name, content)) for name, content in sources.items() if not Path(name).exists()}
+    """Return the settings with copies of those :func:`source_files` that this machine does not have as they are."""
+    copies = {name: str(_copy(name, content)) for name, content in sources.items() if not _is_here(name, content)}
     plugins = tuple(
         plugin.model_copy(update={"name": copies.get(plugin.name, plugin.name)}) for plugin in settings.plugins
     )
     protocol = copies.get(settings.protocol or "", settings.protocol)
     return settings.model_copy(update={"plugins": plugins, "protocol": protocol})
+
+
+def _is_here(name: str, content: bytes) -> bool:
+    path = Path(name)
+    return path.is_file() and path.read_bytes() == content
 
 
 def _copy(name: str, content: bytes) -> Path:
