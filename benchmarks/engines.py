@@ -50,7 +50,7 @@ def main() -> None:
             for name, pool in pools.items():
                 taken[name].append(seconds(pool, configs=6))
     ratio = median(one / other for one, other in zip(taken["ray"], taken["local"], strict=True))
-    table = Table(title=f"24 runs on PS-Glyphs, {arguments.jobs} at once, median of {arguments.rounds} rounds")
+    table = Table(title=f"24 runs on PS-Glyphs, {arguments.jobs} at once, {arguments.rounds} rounds")
     for heading in ("local", "ray", "ratio", "target", "met"):
         table.add_column(heading, justify="right")
     times = [f"{median(taken[name]):.1f} s" for name in ("local", "ray")]
