@@ -115,6 +115,10 @@ def interrupt(process: BaseProcess, number: signal.Signals, log: Path, delay: fl
     return process.exitcode
 
 
+def begun_in(out: Path) -> bool:
+    return any(path.stat().st_size for path in out.rglob("metrics.jsonl"))
+
+
 def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     left_unfinished = 0
@@ -146,7 +150,7 @@ def test_a_grid_killed_at_random_is_completed_exactly(benchmark: Path, undisturb
 def test_workers_save_and_stop_when_their_grid_is_killed(benchmark: Path, tmp_path: Path) -> None:
     slow = ["--set=batch_size=1", "--set=checkpoint_seconds=1000"]
     process = start_command([*command_line(benchmark, tmp_path / "out", jobs=1), *slow], tmp_path / "log")
-    wait_for(lambda: any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")))
+    wait_for(lambda: begun_in(tmp_path))
     assert not list(tmp_path.rglob("checkpoint.safetensors"))
     process.kill()
     process.join()
@@ -157,13 +161,23 @@ def test_workers_save_and_stop_when_their_grid_is_killed(benchmark: Path, tmp_pa
 
 
 def test_two_grids_on_one_folder_share_the_work(benchmark: Path, undisturbed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    processes = [start_command(command_line(benchmark, out, jobs=1), tmp_path / f"log-{i}") for i in range(2)]
-    for i, process in enumerate(processes):
+    """Also where one of them is killed at random and started again: no run is made twice."""
+    generator, out = np.random.default_rng(0), tmp_path / "out"
+    words, logs = command_line(benchmark, out, jobs=1), [tmp_path / f"log-{i}" for i in range(2)]
+    processes = [start_command(words, log) for log in logs]
+    made: dict[Path, int] = {}
+    for victim, done in ((0, 1), (1, 4)):
+        wait_for(lambda done=done: len(list(out.rglob("result.json"))) >= done)
+        time.sleep(generator.uniform(0.0, 0.1))
+        processes[victim].kill()
+        processes[victim].join()
+        made = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")} | made
+        processes[victim] = start_command(words, logs[victim])
+    for process, log in zip(processes, logs, strict=True):
         process.join(PATIENCE)
-        log = (tmp_path / f"log-{i}").read_text()
-        assert process.exitcode == 0, log
-        assert f"{RUNS} of {RUNS} runs are complete" in log
+        assert process.exitcode == 0, log.read_text()
+        assert f"{RUNS} of {RUNS} runs are complete" in log.read_text()
+    assert {path: path.stat().st_mtime_ns for path in made} == made
     assert_same_runs(out, undisturbed)
 
 
@@ -452,7 +466,9 @@ def test_names_and_numbers() -> None:
 
 def test_views_say_what_happens(tmp_path: Path) -> None:
     (job, *_) = plan_grid(tmp_path, {}, methods=["er"], scenarios=["task"], configs=[0], seeds=[0])
-    state = GridState(10, done=4, done_before=2, failed={"x": "y"}, busy={"b"}, running={job.name: Running(5, 10)})
+    state = GridState(
+        10, done=4, done_before=2, failed={"x": "y"}, busy={"b"}, running={job.name: Running(5, 10, "beta")}
+    )
     state.started -= 25
     assert state.seconds_left() == pytest.approx(25 / 2.5 * (10 - 1 - 4.5), rel=0.01)
 
@@ -461,11 +477,13 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
         view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 0)
         view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 7)
         view.failed(job, state, "[bold] reason", again=False)
+        view.lost(job, state, "the node beta was lost", begun=True)
     assert plain.file.getvalue().splitlines() == [
         " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, about 0:00:45 left",
         " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, "
         "tasks were skipped 7 times (loss or gradient not finite), about 0:00:45 left",
         " 4/10  task/er/config-0/seed-0: failed: [bold] reason",
+        " 4/10  task/er/config-0/seed-0: lost, will go on from its last checkpoint: the node beta was lost",
     ]
 
     live = Console(file=io.StringIO(), width=120, force_terminal=True)
@@ -475,12 +493,14 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
         assert "skipped" not in live.file.getvalue()
         view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 7)
         view.failed(job, state, "[bold] reason", again=True)
+        view.lost(job, state, "the node beta was lost", begun=False)
     assert "seed-0: tasks were skipped 7 times" in live.file.getvalue()
     assert "will be retried" in live.file.getvalue()
+    assert "lost, will start again" in live.file.getvalue()
     assert "[bold] reason" in live.file.getvalue()
     picture = Console(file=io.StringIO(), width=120)
     picture.print(grid_picture(state))
     text = picture.file.getvalue()
     assert "4/10 runs" in text
     assert "1 failed" in text
-    assert "step 5 of 10" in text
+    assert "step 5 of 10  on beta" in text

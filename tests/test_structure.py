@@ -14,6 +14,7 @@ MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 MOST_LINES = 350
 MOST_FUNCTION_LINES = 40
 SLOW_OR_OPTIONAL = {
+    "ray",
     "timm",
     "transformers",
     "optuna",

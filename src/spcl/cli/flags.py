@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeGuard, TypeVar, get_type_hints
 
 import typer
 
@@ -22,7 +22,6 @@ __all__ = [
     "DataDir",
     "Device",
     "Fit",
-    "Jobs",
     "Plugins",
     "Preset",
     "Protocol",
@@ -54,8 +53,6 @@ Plugins = Annotated[
     list[str] | None,
     typer.Option("--plugin", help="A Python file or module that adds methods, backbones, …; may be repeated."),
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="How many runs at once; they share the CPU's threads.")]
-
 
 DIRECT = ("benchmark", "preset", "protocol", "device", "data_dir", "keep_model")
 """The flags that are settings of the same name."""
@@ -123,29 +120,39 @@ def load_plugin_flags(plugins: Sequence[Any] | None) -> tuple[Plugin, ...]:
 
 
 def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of :class:`RunFlags` as flags, in place of its parameter ``flags``."""
+    """Give a command the fields of those of its parameters that are dataclasses as flags, in place of these."""
     signature = inspect.signature(command)
-    hints = get_type_hints(RunFlags, include_extras=True)
-    shared = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(RunFlags)
-    ]
+    groups = {name: hint for name, hint in get_type_hints(command).items() if _is_group(hint)}
     parameters = [
         expanded
         for name, parameter in signature.parameters.items()
-        for expanded in (shared if name == "flags" else [parameter])
+        for expanded in (_fields_as_parameters(groups[name]) if name in groups else [parameter])
     ]
 
     @wraps(command)
     def expanded_command(**arguments: Any) -> None:
-        flags = RunFlags(**{name: arguments.pop(name) for name in hints if name in arguments})
-        command(flags=flags, **arguments)
+        made = {
+            name: group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**made, **arguments)
 
     expanded_command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return expanded_command
+
+
+def _is_group(hint: Any) -> TypeGuard[type[Any]]:
+    return is_dataclass(hint)
+
+
+def _fields_as_parameters(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [
+        inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
+        for field in fields(group)
+    ]
 
 
 def parse_flag(flag: str, parse: Callable[[str], T], text: str) -> T:

@@ -9,13 +9,15 @@ import typer
 from rich.console import Console
 
 from spcl.cli.consoles import plain_console, print_next
-from spcl.cli.flags import Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags, parse_flag
+from spcl.cli.engine_flags import EngineFlags
+from spcl.cli.flags import Configs, RunFlags, Seeds, expand_flags, naming_flags, parse_flag
 from spcl.errors import MissingDataError, SpclError, TimelineError
 from spcl.grids import (
     GridState,
     Job,
     LiveGridView,
     PlainGridView,
+    Pool,
     check_jobs,
     default_scenarios,
     parse_methods,
@@ -23,7 +25,6 @@ from spcl.grids import (
     parse_sweep,
     plan_grid,
     run_grid,
-    threads_per_job,
 )
 from spcl.runs import FolderError
 from spcl.runs.settings import merge_settings
@@ -35,6 +36,7 @@ __all__ = ["grid"]
 def grid(
     out: Annotated[Path, typer.Option(help="Folder for all runs; the same folder again continues.")],
     flags: RunFlags,
+    engine: EngineFlags,
     methods: Annotated[
         str | None, typer.Option(help="all (the default), or names separated by commas; see 'spcl methods'.")
     ] = None,
@@ -44,7 +46,6 @@ def grid(
     ] = None,
     configs: Configs = None,
     seeds: Seeds = None,
-    jobs: Jobs = 1,
     sweeps: Annotated[
         list[str] | None,
         typer.Option("--sweep", help="Runs for each value of a setting, e.g. method.sigma=1,10,100; may be repeated."),
@@ -56,7 +57,7 @@ def grid(
     with naming_flags({SpclError: "--sweep"}):
         swept = [parse_sweep(sweep) for sweep in sweeps or []]
     layers, file = flags.planned()
-    base = merge_settings({"threads": threads_per_job(jobs)}, *layers)
+    base = merge_settings(engine.settings(), *layers)
     scenarios = scenarios or file.get("scenario")
     planned = plan_grid(
         out,
@@ -67,13 +68,13 @@ def grid(
         seeds=parse_flag("--seeds", parse_numbers, seeds or file.get("seed", "0-2")),
         sweeps=swept,
     )
-    console = plain_console()
+    console, pool = plain_console(), engine.pool()
     with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
         if dry_run:
             _check(planned, console)
             _list(planned, console)
         else:
-            _report(_run(planned, jobs, retries, console), out, console)
+            _report(_run(planned, pool, retries, console), out, console)
 
 
 def _check(planned: Sequence[Job], console: Console) -> None:
@@ -91,11 +92,11 @@ def _list(planned: Sequence[Job], console: Console) -> None:
     console.print(f"{len(missing)} of {len(planned)} runs would be made")
 
 
-def _run(planned: Sequence[Job], jobs: int, retries: int, console: Console) -> GridState:
+def _run(planned: Sequence[Job], pool: Pool, retries: int, console: Console) -> GridState:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     view = LiveGridView(console) if console.is_terminal else PlainGridView(console)
     try:
-        return run_grid(planned, jobs, view=view, retries=retries)
+        return run_grid(planned, pool, view=view, retries=retries)
     except KeyboardInterrupt:
         done = sum(job.is_done() for job in planned)
         console.print(f"stopped; {done} of {len(planned)} runs are complete; the same command continues")

@@ -9,17 +9,17 @@ import typer
 from rich.console import Console
 
 from spcl.cli.consoles import plain_console
-from spcl.cli.flags import METHOD, SCENARIO, Configs, Jobs, RunFlags, Seeds, expand_flags, naming_flags, parse_flag
+from spcl.cli.engine_flags import EngineFlags
+from spcl.cli.flags import METHOD, SCENARIO, Configs, RunFlags, Seeds, expand_flags, naming_flags, parse_flag
 from spcl.errors import SpclError, TimelineError
 from spcl.grids import (
     LiveGridView,
     PlainGridView,
+    Pool,
     Trial,
     Tuning,
-    WorkerPool,
     parse_numbers,
     parse_search,
-    threads_per_job,
 )
 from spcl.grids import tune as search_settings
 from spcl.runs import FolderError
@@ -42,18 +42,18 @@ def tune(
         ),
     ],
     flags: RunFlags,
+    engine: EngineFlags,
     method: Annotated[str | None, METHOD] = None,
     scenario: Annotated[str | None, SCENARIO] = None,
     configs: Configs = None,
     seeds: Seeds = None,
     trials: Annotated[int, typer.Option(min=1, help="How many settings to try.")] = 20,
-    jobs: Jobs = 1,
     validation: Annotated[float, typer.Option(help="The part of the training data to score on.")] = 0.2,
 ) -> None:
     """Search for good settings with Optuna, scored on held-out training data and never on the test data."""
     with naming_flags({SpclError: "--search"}):
         dimensions = [parse_search(text) for text in search]
-    fixed = {"benchmark": BENCHMARK, "validation": validation, "threads": threads_per_job(jobs), "keep_model": False}
+    fixed = {"benchmark": BENCHMARK, "validation": validation, "keep_model": False, **engine.settings()}
     layers, file = flags.planned()
     if not layers[0].get("validation"):
         layers[0].pop("validation", None)  # of a run, which is evaluated on the test data
@@ -65,9 +65,9 @@ def tune(
         seeds=parse_flag("--seeds", parse_numbers, seeds or file.get("seed", "0")),
         search=dimensions,
     )
-    console = plain_console()
+    console, pool = plain_console(), engine.pool()
     with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
-        best = _search(tuning, out, trials, jobs, console)
+        best = _search(tuning, out, trials, pool, console)
     console.print(f"best: {_describe(best)}; to run it on the test data:", soft_wrap=True)
     console.print(run_command(tuning, best), soft_wrap=True)
 
@@ -86,13 +86,13 @@ def run_command(tuning: Tuning, best: Trial) -> str:
     )
 
 
-def _search(tuning: Tuning, out: Path, trials: int, jobs: int, console: Console) -> Trial:
+def _search(tuning: Tuning, out: Path, trials: int, pool: Pool, console: Console) -> Trial:
     def print_trial(trial: Trial) -> None:
         console.print(_describe(trial), soft_wrap=True)
 
     view = LiveGridView(console) if console.is_terminal else PlainGridView(console)
     try:
-        with WorkerPool(jobs) as pool, view:
+        with pool, view:
             return search_settings(tuning, out, trials, pool=pool, view=view, on_progress=print_trial)
     except KeyboardInterrupt:
         console.print("stopped; the same command continues")

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 
 from spcl.files import write_json
+from spcl.grids.base import Message, Pool
 from spcl.grids.checks import check_jobs
 from spcl.grids.plan import Job
-from spcl.grids.pool import Message, WorkerPool
+from spcl.grids.pool import WorkerPool
 from spcl.grids.progress import GridState, GridView, Running
 from spcl.grids.view import SilentGridView
 from spcl.runs import RunFolder
@@ -23,28 +24,31 @@ BUSY_SECONDS = 1.0
 
 def run_grid(
     jobs: Sequence[Job],
-    workers: int = 1,
+    workers: int | Pool = 1,
     *,
     view: AbstractContextManager[GridView] | None = None,
     retries: int = 1,
 ) -> GridState:
-    """Check the folders and data of all jobs, then run those that are missing in ``workers`` processes.
+    """Check the folders and data of all jobs, then run those that are missing.
 
-    Interrupting it (Ctrl-C) lets every worker save its run; calling it again continues.
+    They are made by ``workers`` processes of this machine, or by another pool: ``run_grid(jobs, RayPool("head:6379"))``
+    makes them on a Ray cluster. Interrupting it (Ctrl-C) lets every worker save its run; calling it again continues.
 
     Raises:
         SpclError: before anything runs, if a folder holds another run, or data is missing or does not fit.
     """
     check_jobs(jobs)
-    with WorkerPool(workers) as pool, view or SilentGridView() as shown:
+    workers = WorkerPool(workers) if isinstance(workers, int) else workers
+    with workers as pool, view or SilentGridView() as shown:
         return run_jobs(jobs, pool, shown, retries)
 
 
-def run_jobs(jobs: Iterable[Job], pool: WorkerPool, view: GridView, retries: int = 1) -> GridState:
-    """Run the jobs that are not complete yet, as many at once as the pool has processes.
+def run_jobs(jobs: Iterable[Job], pool: Pool, view: GridView, retries: int = 1) -> GridState:
+    """Run the jobs that are not complete yet, as many at once as the pool has room for.
 
     A run that crashes is retried up to ``retries`` times; the reason is kept in ``failure.json`` in its folder until it
-    succeeds. A run that another process is making is left to that process, and checked again later.
+    succeeds. One that is lost with its machine is made again as often as that happens. A run that another process is
+    making is left to that process, and checked again later.
     """
     return _Scheduler(list(jobs), pool, view, retries).complete()
 
@@ -52,7 +56,7 @@ def run_jobs(jobs: Iterable[Job], pool: WorkerPool, view: GridView, retries: int
 class _Scheduler:
     """Queues of jobs that wait for a worker, or for another process."""
 
-    def __init__(self, jobs: list[Job], pool: WorkerPool, view: GridView, retries: int) -> None:
+    def __init__(self, jobs: list[Job], pool: Pool, view: GridView, retries: int) -> None:
         self.pool, self.view, self.retries = pool, view, retries
         done = {job.name: job for job in jobs if job.is_done()}
         for job in done.values():
@@ -86,7 +90,7 @@ class _Scheduler:
         job, values = message.job, message.values
         if message.event == "step":
             self.state.busy.discard(job.name)
-            self.state.running[job.name] = Running(values["step"], values["steps"])
+            self.state.running[job.name] = Running(**values)
             return
         del self.state.running[job.name]
         match message.event:
@@ -99,6 +103,9 @@ class _Scheduler:
                 self._fail(job, values["reason"])
             case "failed":
                 self._fail(job, **values)
+            case "lost":
+                self.waiting.append(job)
+                self.view.lost(job, self.state, values["reason"], job.is_begun())
 
     def _finish(self, job: Job, summary: str, skipped: int) -> None:
         self.state.done += 1

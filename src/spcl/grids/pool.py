@@ -1,4 +1,4 @@
-"""A pool of long-lived worker processes that run jobs; a process that dies is replaced."""
+"""A pool of long-lived worker processes of this machine that run jobs; a process that dies is replaced."""
 
 import json
 import os
@@ -8,16 +8,16 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 import torch
 
 from spcl.errors import SpclError
+from spcl.grids.base import Message, failure
 from spcl.grids.plan import Job
 
-__all__ = ["Message", "WorkerPool", "threads_per_job"]
+__all__ = ["WorkerPool", "threads_per_job"]
 
 MAX_FAILED_STARTS = 3
 STDERR_BYTES = 4000
@@ -27,19 +27,6 @@ PROGRAM = "from spcl.grids.worker import main; main()"
 def threads_per_job(jobs: int) -> int:
     """Return the CPU threads of each of ``jobs`` parallel runs; more threads than cores would slow down all."""
     return max(1, torch.get_num_threads() // jobs)
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message of a worker about its job: ``step``, ``done``, ``busy``, ``interrupted`` or ``failed``.
-
-    The values of ``failed`` are a ``reason``, its ``details``, whether it is a ``user_error``, one that the user has to
-    correct, so that retrying the same run is useless, and whether the reason is (probably) ``out_of_memory``.
-    """
-
-    job: Job
-    event: str
-    values: dict[str, Any] = field(default_factory=dict)
 
 
 class WorkerPool:
@@ -78,7 +65,7 @@ class WorkerPool:
             worker, values = self._inbox.get(timeout=timeout)
         except Empty:
             return None
-        job, event = worker.job, values.pop("event")
+        job, event = worker.job, values["event"]
         if event == "ready":
             worker.ready, self._failed_starts = True, 0
         elif event == "exited":
@@ -86,7 +73,7 @@ class WorkerPool:
         elif job is not None:
             if event != "step":
                 worker.job = None
-            return Message(job, event, values)
+            return Message.of(job, values)
         return None
 
     def close(self) -> None:
@@ -117,9 +104,7 @@ class WorkerPool:
         if job is None:
             return None
         killed = worker.process.returncode == -signal.SIGKILL
-        return Message(
-            job, "failed", {"reason": reason, "details": errors, "user_error": False, "out_of_memory": killed}
-        )
+        return Message.of(job, failure(reason, errors, out_of_memory=killed))
 
 
 class _Worker:

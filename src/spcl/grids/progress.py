@@ -11,10 +11,11 @@ __all__ = ["GridState", "GridView", "Running"]
 
 @dataclass
 class Running:
-    """The progress of one run: its step and the number of steps, once known."""
+    """The progress of one run: its step and the number of steps, once known, and its node of a cluster."""
 
     step: int = 0
     steps: int | None = None
+    node: str | None = None
 
 
 @dataclass
@@ -62,4 +63,8 @@ class GridView(Protocol):
 
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """Show a run that failed; ``again`` says whether it will be retried."""
+        ...
+
+    def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
+        """Show a run that was lost with its machine; ``begun`` says whether a checkpoint is left to go on from."""
         ...

@@ -13,9 +13,9 @@ import numpy as np
 
 from spcl.errors import SpclError
 from spcl.files import read_json, write_json, write_text
+from spcl.grids.base import Pool
 from spcl.grids.checks import check_data
 from spcl.grids.grid import run_jobs
-from spcl.grids.pool import WorkerPool
 from spcl.grids.progress import GridView
 from spcl.grids.search import Dimension, Tuning
 from spcl.runs import FolderError, RunFolder, RunResult
@@ -40,7 +40,7 @@ def tune(
     out: Path,
     trials: int,
     *,
-    pool: WorkerPool,
+    pool: Pool,
     view: GridView,
     on_progress: Callable[[Trial], None] = lambda trial: None,
     seed: int = 0,
@@ -91,7 +91,7 @@ def _accuracy(trial: Trial) -> float:
     return cast(float, trial.accuracy)
 
 
-def _run_trial(study: Any, tuning: Tuning, folder: Path, pool: WorkerPool, view: GridView) -> Trial:
+def _run_trial(study: Any, tuning: Tuning, folder: Path, pool: Pool, view: GridView) -> Trial:
     """Propose values unless the folder has them, run the jobs that are missing, and report the score to the study."""
     record = folder / "trial.json"
     known = read_json(record)

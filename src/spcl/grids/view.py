@@ -33,6 +33,9 @@ class SilentGridView:
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """Do nothing."""
 
+    def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
+        """Do nothing."""
+
 
 class PlainGridView(SilentGridView):
     """Print a line for every run that ends, for logs and pipes."""
@@ -48,6 +51,10 @@ class PlainGridView(SilentGridView):
     def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
         """Print the reason."""
         self._print(state, f"{job.name}: {'crashed, will be retried' if again else 'failed'}: {reason}")
+
+    def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
+        """Print the reason, and where the run goes on."""
+        self._print(state, f"{job.name}: {_lost_note(begun)}: {reason}")
 
     def _print(self, state: GridState, line: str) -> None:
         width = len(str(state.total))
@@ -88,6 +95,10 @@ class LiveGridView(SilentGridView):
         word = ("crashed, will be retried", "yellow") if again else ("failed", "red")
         self._console.print(Text.assemble(word, f": {job.name}: {reason}"), soft_wrap=True)
 
+    def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
+        """Print the reason, and where the run goes on."""
+        self._console.print(Text.assemble((_lost_note(begun), "yellow"), f": {job.name}: {reason}"), soft_wrap=True)
+
 
 def grid_picture(state: GridState) -> Group:
     """Draw the progress of a grid for a terminal."""
@@ -100,13 +111,17 @@ def grid_picture(state: GridState) -> Group:
     for name, running in state.running.items():
         bar = ProgressBar(total=running.steps, completed=running.step, width=20)
         step = f"step {running.step} of {running.steps}" if running.steps else "starting"
-        jobs.add_row(Text(f"  {name}"), bar, step)
+        jobs.add_row(Text(f"  {name}"), bar, step, f"on {running.node}" if running.node else "")
     return Group(overall, jobs)
 
 
 def _time_left(state: GridState) -> str:
     seconds = state.seconds_left()
     return "" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
+
+
+def _lost_note(begun: bool) -> str:
+    return f"lost, will {'go on from its last checkpoint' if begun else 'start again'}"
 
 
 def _skipped_note(times: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from spcl.errors import OutOfMemoryError, SpclError
+from spcl.grids.base import failure
 from spcl.learner import StepReport
 from spcl.runs import (
     FolderInUseError,
@@ -33,7 +34,7 @@ from spcl.runs import (
     execute,
 )
 
-__all__ = ["main"]
+__all__ = ["Send", "attempt", "main"]
 
 REPORT_SECONDS = 0.2
 
@@ -48,9 +49,10 @@ def main() -> None:
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
     send("ready")
     while (order := orders.get()) is not None:
-        if not _run(RunSettings.model_validate(order["settings"]), Path(order["out"]), send):
-            gc.collect()  # the traceback of a failed run may still hold its tensors
-        torch.cuda.empty_cache()  # other processes share the GPU
+        ended = attempt(RunSettings.model_validate(order["settings"]), Path(order["out"]), send)
+        send(**ended)
+        if ended["event"] == "interrupted":
+            sys.exit(0)
 
 
 def _take_over_stdout() -> Send:
@@ -75,27 +77,31 @@ def _read_orders(orders: "SimpleQueue[dict[str, Any] | None]") -> None:
         signal.raise_signal(signal.SIGTERM)  # a run in progress saves itself; without one this ends the process
 
 
-def _run(settings: RunSettings, out: Path, send: Send) -> bool:
-    """Make a run, report how it ended, and return whether it is complete."""
+def attempt(settings: RunSettings, out: Path, send: Send) -> dict[str, Any]:
+    """Make or resume a run, send its steps, and return the message of how it ended; free what memory it used."""
+    ended = _attempt(settings, out, send)
+    if ended["event"] != "done":
+        gc.collect()  # the traceback of a failed run may still hold its tensors
+    torch.cuda.empty_cache()  # other processes share the GPU
+    return ended
+
+
+def _attempt(settings: RunSettings, out: Path, send: Send) -> dict[str, Any]:
     try:
         folder = RunFolder(out)
         if folder.settings.exists() and folder.read_settings() is None:
             raise SpclError(f"{folder.settings} is damaged; remove the folder to repeat the run")
         result = execute(settings, out, resume=True, view=_ReportingView(send))
     except InterruptedRunError as error:
-        send("interrupted", reason=str(error))
-        sys.exit(0)
+        return {"event": "interrupted", "reason": str(error)}
+    except FolderInUseError:
+        return {"event": "busy"}
     except SpclError as error:
-        event = "busy" if isinstance(error, FolderInUseError) else "failed"
         out_of_memory = isinstance(error, OutOfMemoryError)  # not a user error: other processes may free memory later
-        send(event, reason=str(error), details="", user_error=not out_of_memory, out_of_memory=out_of_memory)
+        return failure(str(error), user_error=not out_of_memory, out_of_memory=out_of_memory)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        send("failed", reason=reason, details=traceback.format_exc(), user_error=False)
-    else:
-        send("done", summary=result.summary, left_out=sum(result.left_out.values()))
-        return True
-    return False
+        return failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+    return {"event": "done", "summary": result.summary, "left_out": sum(result.left_out.values())}
 
 
 class _ReportingView(SilentView):
