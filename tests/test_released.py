@@ -1,6 +1,7 @@
 """Preset ``released`` and the settings that it combines, against references."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from spcl.models import BACKBONES, InputSpec, ResNet18
 from spcl.runs import resolve_settings
 from spcl.runs.build import make_backbone
 from spcl.runs.loading import load_benchmark
+from spcl.runs.settings import load_settings_file
 from test_learner_gradients import (
     RATE,
     Batches,
@@ -183,6 +185,14 @@ def test_the_preset_combines_them_and_each_can_be_set_otherwise() -> None:
     assert (other.backbone["norm_eps"], other.backbone["residual_relu"]) == (1e-5, True)
     assert (other.method["weigh_heads"], other.method["head_init"]) == (False, "glorot")
     assert resolve_settings(settings.model_dump()) == settings
+
+
+def test_recorded_settings_are_read_as_they_were(tmp_path: Path) -> None:
+    settings = resolve_settings({"benchmark": "ps-cifar100", "preset": "released", "method": "soro"})
+    path = tmp_path / "settings.json"
+    path.write_text(settings.model_dump_json())
+    assert '"eps":1e-7' in path.read_text()
+    assert resolve_settings(load_settings_file(path)) == settings
 
 
 def test_paper_and_default_take_over_none_of_them() -> None:

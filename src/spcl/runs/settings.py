@@ -1,5 +1,6 @@
 """The settings of a run: complete, typed and strict about unknown names; layers of settings and their parsing."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -249,6 +250,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise _DuplicateKeyError(f"{key.value!r} twice, in lines {lines[key.value]} and {line}")
             lines[key.value] = line
         return node
+
+
+_UniqueKeyLoader.add_implicit_resolver(  # JSON writes 1e-07, which YAML 1.1 reads as text
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("+-0123456789")
+)
 
 
 def _value(text: str) -> Any:
