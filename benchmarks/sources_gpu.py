@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of a training step on a GPU over the number of sources.")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="networks to measure")
     parser.add_argument("--sources", nargs="+", type=int, default=[2**n for n in range(7)], help="numbers of sources")
-    parser.add_argument("--rounds", type=int, default=5, help=f"times {STEPS} steps of each variant")
+    parser.add_argument("--rounds", type=int, default=3, help=f"times {STEPS} steps of each variant")
     parser.add_argument("--figure", type=Path, help="file for a figure, e.g. sources_gpu.png")
     arguments = parser.parse_args()
     console, found = Console(width=120), dict[str, dict[int, dict[str, list[float]]]]()
