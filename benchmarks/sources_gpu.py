@@ -55,6 +55,7 @@ def joint(backbone: nn.Module, given: Sequence[Batch], autocast: bool) -> Step:
 
 def captured(step: Step) -> Step:
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step()
