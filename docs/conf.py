@@ -1,0 +1,156 @@
+"""The documentation site: `make docs` builds it from these pages, the docstrings and the command, without a network."""
+
+import re
+import shutil
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from typer.cli import get_docs_for_click
+
+from spcl import __version__
+from spcl.cli.app import app
+
+project = "SPCL"
+author = "The SPCL developers"
+copyright = "the SPCL developers; MIT licence"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+exclude_patterns = ["build"]
+nitpicky = False
+default_role = "code"
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline", "attrs_block"]
+myst_fence_as_directive = ["math"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"SPCL {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+mathjax_path = "tex-svg.js"
+
+DOCS = Path(__file__).parent
+GENERATED = DOCS / "generated"
+PACKAGES = {
+    "learner": "Learner",
+    "methods": "Methods",
+    "aggregation": "Aggregation",
+    "orthogonality": "Orthogonality",
+    "stability": "Stability",
+    "memory": "Memory",
+    "streams": "Streams",
+    "models": "Backbones",
+    "losses": "Losses",
+    "schedules": "Schedules",
+    "transforms": "Transforms",
+    "plugins": "Plug-ins",
+    "data": "Data",
+    "trackers": "Trackers",
+    "runs": "Runs",
+    "grids": "Grids",
+    "results": "Results",
+    "checkpoint": "Checkpoints",
+    "errors": "Errors",
+}
+"""The public packages, in the order of the reference."""
+
+ON_THE_SITE = {
+    "../README.md#results": "results.md",
+    "../results/README.md": "generated/records.md",
+    "../results/ps-emnist/table.md": "results.md#ps-emnist",
+    "../results/ps-cifar100/table.md": "results.md#ps-cifar-100",
+    "../results/ps-cifar100/stability.md": "results.md#stability-on-ps-cifar-100",
+    "../results/ps-cifar100-default/table.md": "results.md#ps-cifar-100-preset-default",
+    "../results/ps-emnist-held-out/table.md": "results.md#ps-emnist-held-out",
+    "../results/ps-tiny-imagenet/table.md": "results.md#ps-imagenet-tiny",
+}
+"""Pages that show files from outside of this folder: links to the one lead to the other."""
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what is made at build time."""
+    app.connect("config-inited", generate)
+    app.connect("source-read", as_myst)
+    app.connect("autodoc-process-docstring", as_restructured_text)
+
+
+def generate(app: Sphinx, config: Config) -> None:
+    """Write the pages that are made from the code, and take MathJax from the package that carries it."""
+    shutil.rmtree(GENERATED, ignore_errors=True)
+    (GENERATED / "static").mkdir(parents=True)
+    (GENERATED / "command-line.md").write_text(command_line(), encoding="utf-8")
+    (GENERATED / "records.md").write_text(records(), encoding="utf-8")
+    for package, title in PACKAGES.items():
+        (GENERATED / f"{package}.md").write_text(reference(package, title), encoding="utf-8")
+    mathjax = find_spec("sphinx-mathjax-offline")
+    if mathjax is None or mathjax.origin is None:
+        raise RuntimeError("MathJax is not installed; install the extra 'docs'")
+    shutil.copy(Path(mathjax.origin).parent / "static" / "mathjax" / "tex-svg.js", GENERATED / "static")
+    config.html_static_path.append("generated/static")
+
+
+def command_line() -> str:
+    """Return the page of the `spcl` command, from the help of its commands."""
+    command = typer.main.get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="spcl", title="The spcl command")
+    return re.sub(r"^\* `--help`: .*\n|^\* `--(install|show)-completion`: .*\n", "", text, flags=re.MULTILINE)
+
+
+def records() -> str:
+    """Return the page on the records of runs, with links that hold in this folder."""
+    text = (DOCS.parent / "results" / "README.md").read_text(encoding="utf-8")
+    return text.replace("](speed/", "](../../results/speed/").replace("](../docs/", "](../")
+
+
+def reference(package: str, title: str) -> str:
+    """Return the page of a package: all that it exports."""
+    module = import_module(f"spcl.{package}")
+    exported = [name for name in module.__all__ if name in dir(module)]
+    inherited = "\n   :inherited-members: object" if package == "learner" else ""
+    return f"""# {title}
+
+```{{eval-rst}}
+.. automodule:: spcl.{package}
+   :members: {", ".join(exported)}
+   :imported-members:
+   :show-inheritance:{inherited}
+```
+"""
+
+
+def as_myst(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Turn GitHub's inline formulas into MyST's, and links to files that are pages here into links to the pages."""
+    text = re.sub(r"\$`([^`]+)`\$", r"$\1$", source[0])
+    for outside, page in ON_THE_SITE.items():
+        text = text.replace(f"]({outside})", f"]({page})")
+    source[0] = text
+
+
+def as_restructured_text(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Turn the Markdown in docstrings into reStructuredText, in place."""
+    text = re.sub(r"\$`([^`]+)`\$", r":math:`\1`", "\n".join(lines))
+    text = re.sub(r"^( *)```math\n(.*?)\n *```$", _formula, text, flags=re.MULTILINE | re.DOTALL)
+    lines[:] = text.splitlines()
+
+
+def _formula(found: re.Match[str]) -> str:
+    body = "\n".join("    " + line for line in found[2].splitlines())
+    return f"{found[1]}.. math::\n\n{body}\n"
