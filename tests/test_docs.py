@@ -1,0 +1,67 @@
+"""The tutorials do what they say, the site builds without warnings, and its links lead somewhere."""
+
+import doctest
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from spcl.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def steps(page: Path) -> Iterator[tuple[str, str]]:
+    """The examples and commands of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    for block, command in re.findall(r"^```python\n(>>>.*?)^```$|^    spcl ((?:[^\n]*\\\n)*[^\n]*)$", text, re.DOTALL | re.M):
+        yield ("python", block) if block else ("spcl", command.replace("\\\n", " "))
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_can_be_followed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    parser = doctest.DocTestParser()
+    for kind, text in steps(page):
+        if kind == "python":
+            test = parser.get_doctest(text, names, page.stem, str(page), 0)
+            said: list[str] = []
+            assert runner.run(test, out=said.append, clear_globs=False).failed == 0, "".join(said)
+            names.update(test.globs)
+        else:
+            result = CliRunner().invoke(app, shlex.split(text, comments=True))
+            assert result.exit_code == 0, f"spcl {text}\n{result.output}"
+    assert runner.tries > 0
+
+
+def test_the_program_of_the_tutorial_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (DOCS / "tutorials" / "live.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r'^```python\n(""".*?)^```$', text, re.DOTALL | re.MULTILINE)
+    shorter = program.replace("3000", "200").replace("1500", "100")
+    assert shorter != program
+    (tmp_path / "train.py").write_text(shorter, encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "train.py"], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "checkpoint").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    assert process.wait() == -9
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("train.py", run_name="__main__")
+    printed = capsys.readouterr().out
+    assert int(re.findall(r"goes on after (\d+) steps", printed)[0]) > 0
+    assert int(re.findall(r"left: (\d+)%", printed)[0]) > 90
