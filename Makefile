@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-gpu
+.PHONY: help demo test lint bench bench-gpu docs serve-docs dist
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,13 +12,26 @@ help: ## what can be made
 demo: $(READY) ## a first look at what SPCL does
 	$(BIN)/python examples/demo.py
 
-test: lint ## everything that must hold before a commit
+test: lint docs ## everything that must hold before a commit
 	$(BIN)/python -m pytest --cov --cov-fail-under=90
 
 lint: $(READY) ## style and types alone
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
+
+docs: $(READY) ## the documentation site, in docs/build, without a network; warnings are errors
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto docs docs/build
+	$(BIN)/python docs/check_links.py docs/build
+	@echo "the site is in docs/build/index.html"
+
+serve-docs: docs ## the same, shown at http://localhost:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/build 8000
+
+dist: $(READY) ## wheel and source archive in dist, checked
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(READY) ## every benchmark that needs no GPU (those that do are named *_gpu.py)
 	@for benchmark in $(BENCHMARKS); do $(BIN)/python $$benchmark || exit 1; done

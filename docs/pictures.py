@@ -77,7 +77,7 @@ def training(records: list[Record]) -> Figure:
         values = [(record["step"], record[moment]["condition_number"]) for record in measured]
         bottom.plot(*zip(*values, strict=True), color=colour, linewidth=1.5, label=label)
     bottom.set(ylabel="κ of the gradients", xlabel="step", yscale="log")
-    bottom.legend(frameon=False, ncols=2, loc="upper right")
+    bottom.legend(frameon=False, loc="upper left")
     return figure
 
 
@@ -165,6 +165,7 @@ def memory() -> Figure:
         axes.bar(ended, held[task, 1:], bottom=below, color=COLOURS[task], label=f"task {task + 1}, {count} classes")
         below += held[task, 1:]
     axes.set(xlabel="tasks that have ended", ylabel="samples in memory", xticks=ended, xlim=(0.4, 6.4))
+    axes.spines["bottom"].set_bounds(0.4, len(classes) + 0.6)
     axes.legend(frameon=False, loc="center right")
     return figure
 
@@ -175,7 +176,7 @@ def memory() -> Figure:
 def layers() -> Figure:
     """Draw the singular values of a convolution as it is initialised, and after the DBT penalty was minimised."""
     torch.manual_seed(0)
-    convolution = nn.Conv2d(3, 6, 3, bias=False)
+    convolution = nn.Conv2d(6, 4, 3, bias=False)
     figure = Figure(figsize=(8, 2.6), layout="constrained")
     axes = figure.subplots()
     draw_singular_values(axes, convolution, LOUD, "as initialised")

@@ -23,7 +23,8 @@ class FilterStatistics:
     Attributes:
         condition_number: σ_max/σ_min, 1 for orthogonal filters of equal norm and infinite without full rank.
         norm: The spectral norm σ_max, 1 for an orthogonal layer of any size.
-        correlation: The paper's filter correlation (Eq. 11), 1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)| over the m filters.
+        correlation: The paper's filter correlation (Eq. 11), `1/(m(m−1)) · Σ_{i<j} |cos(W_i, W_j)|` over the m
+            filters.
             As in the paper, the sum over m(m−1)/2 pairs is divided by m(m−1): equal filters give 1/2, orthogonal 0.
     """
 

@@ -83,7 +83,7 @@ def split_by_task(labels: Tensor, label_set: LabelSet) -> list[tuple[Tensor, Ten
 
 
 def task_durations(labels: Tensor, label_set: LabelSet, batch_size: int) -> tuple[int, ...]:
-    """Return the steps of each task in one pass over its nᵢ samples, ⌈nᵢ / `batch_size`⌉.
+    """Return the steps of each task in one pass over its nᵢ samples, `⌈nᵢ / batch_size⌉`.
 
     >>> import torch
     >>> task_durations(torch.tensor([0, 0, 0, 1, 1]), ((0,), (1,)), batch_size=2)
