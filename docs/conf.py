@@ -37,6 +37,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -114,7 +115,14 @@ def command_line() -> str:
     """Return the page of the `spcl` command, from the help of its commands."""
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="spcl", title="The spcl command")
-    return re.sub(r"^\* `--help`: .*\n|^\* `--(install|show)-completion`: .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\* `--help`: .*\n|^\* `--(install|show)-completion`: .*\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"^\* `(\w+)`: .*\.\.\.$", lambda found: _summary(text, found[1]), text, flags=re.MULTILINE)
+
+
+def _summary(text: str, command: str) -> str:
+    """Return a command and the first sentence of its section, which Typer cuts off in lists."""
+    heading, sentence = re.findall(rf"^#+ (`spcl.* {command}`)\n\n(.*?)$", text, re.MULTILINE)[0]
+    return f"* {heading}: {sentence}"
 
 
 def records() -> str:

@@ -1,12 +1,14 @@
 """A group of commands that are imported when they are called, so that ``--help`` does not wait for PyTorch."""
 
 from importlib import import_module
+from types import ModuleType
 from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from spcl.cli.interrupts import exit_on_interrupt
+from spcl.errors import SpclError
 
 __all__ = ["LazyGroup"]
 
@@ -41,7 +43,7 @@ class LazyGroup(TyperGroup):
 
 def _load(name: str) -> TyperCommand | TyperGroup:
     with exit_on_interrupt():
-        module = import_module(f"spcl.cli.{name}")
+        module = _module(name)
     if hasattr(module, "app"):
         group = typer.main.get_group(module.app)
         group.name = name
@@ -49,3 +51,13 @@ def _load(name: str) -> TyperCommand | TyperGroup:
     single = typer.Typer(add_completion=False)
     single.command(name)(getattr(module, name))
     return typer.main.get_command(single)  # type: ignore[return-value]
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return import_module(f"spcl.cli.{name}")
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library in ("matplotlib", "plotly"):
+            raise SpclError(f'{library} is not installed, and {name} needs it; run: pip install "spcl[report]"') from error
+        raise
