@@ -42,7 +42,7 @@ def main() -> None:
         "layers": layers,
     }
     for theme, ink in THEMES.items():
-        style = {name: ink for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")}
+        style = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
         fixed = {"svg.hashsalt": "spcl", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
         with mpl.rc_context(style | fixed):
             for name, draw in pictures.items():
@@ -139,7 +139,9 @@ def gradients() -> Figure:
 
 def arrow(axes: Axes, to: Array, colour: str) -> None:
     """Draw an arrow from the origin."""
-    axes.annotate("", to, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2, "shrinkA": 0, "shrinkB": 0})
+    axes.annotate(
+        "", to, (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2, "shrinkA": 0, "shrinkB": 0}
+    )
     axes.plot(*to, alpha=0)
 
 

@@ -25,7 +25,9 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 def steps(page: Path) -> Iterator[tuple[str, str]]:
     """The examples and commands of a page, in their order."""
     text = page.read_text(encoding="utf-8")
-    for block, command in re.findall(r"^```python\n(>>>.*?)^```$|^    spcl ((?:[^\n]*\\\n)*[^\n]*)$", text, re.DOTALL | re.M):
+    for block, command in re.findall(
+        r"^```python\n(>>>.*?)^```$|^    spcl ((?:[^\n]*\\\n)*[^\n]*)$", text, re.DOTALL | re.M
+    ):
         yield ("python", block) if block else ("spcl", command.replace("\\\n", " "))
 
 
@@ -66,3 +68,18 @@ def test_the_program_of_the_tutorial_survives_a_kill(
     printed = capsys.readouterr().out
     assert int(re.findall(r"goes on after (\d+) steps", printed)[0]) > 0
     assert int(re.findall(r"left: (\d+)%", printed)[0]) > 90
+
+
+MARKDOWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "results" / "README.md"]
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_links_of_pages_outside_of_the_site_lead_to_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"", text)
+    local = [link for pair in links for link in pair if link and "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150

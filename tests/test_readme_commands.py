@@ -12,7 +12,10 @@ from spcl.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("protocols", "results", "how-to/habits", "how-to/export"))]
+PAGES = [
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("protocols", "results", "how-to/habits", "how-to/export")),
+]
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

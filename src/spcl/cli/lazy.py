@@ -59,5 +59,7 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
         if library in ("matplotlib", "plotly"):
-            raise SpclError(f'{library} is not installed, and {name} needs it; run: pip install "spcl[report]"') from error
+            raise SpclError(
+                f'{library} is not installed, and {name} needs it; run: pip install "spcl[report]"'
+            ) from error
         raise
