@@ -113,7 +113,7 @@ CONFLICTING = np.array([[3.0, -0.5], [0.5, 0.8]])
 
 
 def adjusted(G: Array) -> Array:
-    """Return the gradients that SORO makes of those in the columns of G: Ĝ = G M, a column of M for every unit vector."""
+    """Return what SORO makes of the gradients in the columns of G: Ĝ = G M, a column of M for every unit vector."""
     C = torch.from_numpy(G.T @ G)
     columns = [solve_soro(C, SOROSettings(), unit).weights for unit in torch.eye(len(C), dtype=torch.float64)]
     return G @ torch.stack(columns, dim=1).numpy()
