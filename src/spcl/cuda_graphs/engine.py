@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from spcl.aggregation.gramians import Block
@@ -48,9 +48,10 @@ class CudaGraphEngine(EagerEngine):
         super().__init__(model, method)
         capture, self._layouts = GraphCapture(model), SteadyLayouts()
         self._capture = capture
-        self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
+        self._classifiers = ClassifierGraphs(model, self.gradients, capture, method)
         parts = self.gradients, capture, self._classifiers, self._snapshot, self._layouts
         self._one_pass = OnePassGraphs(model, *parts)
+        self._heads_are_plain = method.has_plain_memory_loss()
         self.one_pass = None  # its heads run eagerly, while the GPU waits: a graph per batch is faster
         self._backbone = BackboneGraphs(model, self.gradients, capture)
         self._augmentation = AugmentationGraphs(model)
@@ -84,13 +85,16 @@ class CudaGraphEngine(EagerEngine):
     @property
     @override
     def joins_batches(self) -> bool:
-        return self.method.has_plain_memory_loss() and not self.method.stores_logits
+        return self._has_plain(self.method.has_plain_memory_loss()) and not self.method.stores_logits
 
     @override
     def backward_jointly(
         self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
     ) -> dict[str, Tensor] | None:
         samples = [*batches, *(group for replay in replays for group in replay)]
+        if self.method.settings.weigh_heads and self._heads_are_plain and not self._classifiers.supports(samples):
+            self._heads_are_plain = False  # from now on every head has columns of its own
+            self.begin(self.gradients.plan)
         if not (self.joins_batches and self._classifiers.supports_together(samples)):
             self.fallback_reason = "heads or losses are not those of plain classifiers, or samples differ in shape"
             return None
@@ -107,7 +111,8 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
-        if not (self.method.has_plain_memory_loss() and self._classifiers.supports_together(samples)):
+        is_plain = self._has_plain(self.method.has_plain_memory_loss())
+        if not (is_plain and self._classifiers.supports_together(samples)):
             super().backward_replay(samples, inputs, draw)
             return
         index = len(self.gradients.plan.names) - 1
@@ -145,11 +150,23 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
-        if not (self.method.has_plain_task_loss() and self._classifiers.supports([samples])):
+        is_plain = self._has_plain(self.method.has_plain_task_loss())
+        if not (is_plain and self._classifiers.supports([samples])):
             return super()._backward_task(index, samples)
         static = self._classifiers.run(index, [samples], [samples.x])
         self._note_health(index, static.health, add=False)
         return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
+
+    @override
+    def _weighed_heads(self) -> list[nn.Parameter]:
+        if not (self._heads_are_plain and self.model.classifiers and self.model.feature_dim):
+            return super()._weighed_heads()
+        joint = self._classifiers.joint_classifier()
+        return [joint.weight, joint.bias]
+
+    def _has_plain(self, loss: bool) -> bool:
+        """Return whether a plain loss can be captured with its heads: not where each has weighed columns of its own."""
+        return loss and (self._heads_are_plain or not self.method.settings.weigh_heads)
 
     @override
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
