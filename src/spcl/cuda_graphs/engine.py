@@ -24,7 +24,7 @@ from spcl.engine.base import JointPassError
 from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
-from spcl.engine.segments import UnsupportedError
+from spcl.engine.segments import Segments, UnsupportedError
 from spcl.engine.update import Update
 from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
@@ -75,12 +75,18 @@ class CudaGraphEngine(EagerEngine):
             self._penalty.run()
         self._classifiers.begin()
         self._augmentation.begin()
+        self._batches: list[tuple[int, int]] = []
 
     @override
     def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
         if not self._augmentation.supports(transform, inputs):
             return super().augment(transform, inputs)
         return self._augmentation.run(transform, cast(Sequence[Tensor], inputs))
+
+    @override
+    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
+        self._batches = [(index, len(samples.y)) for index, samples in enumerate(batches)]
+        return super().backward(batches)
 
     @property
     @override
@@ -98,8 +104,10 @@ class CudaGraphEngine(EagerEngine):
         if not (self.joins_batches and self._classifiers.supports_together(samples)):
             self.fallback_reason = "heads or losses are not those of plain classifiers, or samples differ in shape"
             return None
+        joint = self._joint_batches(batches, replays)
+        self._batches = [(batch.gradient, batch.size) for batch in joint]
         try:
-            is_done = self._one_pass.run(self._joint_batches(batches, replays))
+            is_done = self._one_pass.run(joint)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -111,11 +119,11 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
-        is_plain = self._has_plain(self.method.has_plain_memory_loss())
+        index, is_plain = len(self.gradients.plan.names) - 1, self._has_plain(self.method.has_plain_memory_loss())
+        self._batches.append((index, sum(len(group.y) for group in samples)))
         if not (is_plain and self._classifiers.supports_together(samples)):
             super().backward_replay(samples, inputs, draw)
             return
-        index = len(self.gradients.plan.names) - 1
         static = self._classifiers.run(index, samples, inputs)
         self._note_health(index, static.health, add=draw > 0)
 
@@ -139,6 +147,11 @@ class CudaGraphEngine(EagerEngine):
     @override
     def update(self, update: Update) -> None:
         self._update.run(update)
+        plan = self.gradients.plan
+        segments = Segments.of(
+            tuple(size for _, size in self._batches), tuple(plan.target(gradient)[0] for gradient, _ in self._batches)
+        )
+        self._layouts.count(segments, plan.is_weighted)
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class OnePassGraphs:
             return False
         self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
         targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
-        sizes = tuple(sum(len(group.y) for group in batch.samples) for batch in batches)
+        sizes = tuple(batch.size for batch in batches)
         segments = Segments.of(sizes, tuple(row for row, _ in targets))
         key = self._key(segments, batches, cast(Tensor, samples[0].x))
         is_steady = self._layouts.is_steady(segments, self._gradients.plan.is_weighted)
