@@ -13,7 +13,7 @@ demo: $(READY) ## a first look at what SPCL does
 	$(BIN)/python examples/demo.py
 
 test: lint ## everything that must hold before a commit
-	$(BIN)/python -m pytest --cov --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-fail-under=90
 
 lint: $(READY) ## style and types alone
 	$(BIN)/ruff check .
