@@ -13,7 +13,7 @@ demo: $(READY) ## a first look at what SPCL does
 	$(BIN)/python examples/demo.py
 
 test: lint docs ## everything that must hold before a commit
-	$(BIN)/python -m pytest --cov --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-fail-under=90
 
 lint: $(READY) ## style and types alone
 	$(BIN)/ruff check .
@@ -40,6 +40,8 @@ CIFAR = $(if $(DATA),--data-dir $(DATA)) $(if $(PROTOCOL),--protocol $(PROTOCOL)
 
 bench-gpu: $(READY) ## those that need a GPU; make bench-gpu DATA=folder PROTOCOL=ps-cifar100.json for files you have
 	$(BIN)/python benchmarks/step_gpu.py --compile
+	$(BIN)/python benchmarks/sources_gpu.py
+	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/peers_gpu.py
 	$(BIN)/python benchmarks/run_gpu.py $(CIFAR)
 	$(BIN)/python benchmarks/bookkeeping.py --device cuda --benchmark ps-cifar100 --set preset=paper --set precision=bfloat16 $(CIFAR)

@@ -1,6 +1,7 @@
 """One pass as a CUDA graph: the same gradients as a pass per batch; kernels of batch-norm against PyTorch's."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -25,14 +26,16 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {"mlp": lambda: MLP(3 * 18 * 18),
 SPANS = {"a": (0, 9), "b": (1, 22), "c": (2, 22)}
 
 
-def make(network: Callable[[], nn.Module], method: str, scenario: str, device: str, graphs: bool) -> Learner:
+def make(
+    network: Callable[[], nn.Module], method: str, scenario: str, device: str, graphs: bool, **settings: bool
+) -> Learner:
     torch.manual_seed(0)
     backbone = network().to(device)
     if device == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     memory = BalancedCoreset(60, device=device)
     optimizer = partial(torch.optim.SGD, lr=0.01)
-    learner = Learner(backbone, make_method(method), optimizer=optimizer, memory=memory, scenario=scenario)
+    learner = Learner(backbone, make_method(method, **settings), optimizer=optimizer, memory=memory, scenario=scenario)
     if graphs and device == "cpu":
         learner._use_engine(CudaGraphEngine(learner.model, learner.method))
     if not graphs and device == "cuda":
@@ -72,6 +75,41 @@ def test_one_graph_trains_as_a_pass_per_batch(network: str, method: str, scenari
         assert left == pytest.approx(right, rel=2e-3, abs=2e-4), step
     for left, right in zip(one.model.backbone.parameters(), each.model.backbone.parameters(), strict=True):
         torch.testing.assert_close(left, right, rtol=2e-2, atol=2e-4)
+
+
+@devices
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", ["soro", "soro+dbt", "er", "dwa"])
+def test_heads_are_weighed_in_one_graph(method: str, scenario: str, device: str) -> None:
+    one, each = (make(NETWORKS["mlp"], method, scenario, device, graphs, weigh_heads=True) for graphs in (True, False))
+    mine, theirs = train(one, device, 14), train(each, device, 14)
+    assert one._engine._one_pass._passes
+    for step, (left, right) in enumerate(zip(mine, theirs, strict=True)):
+        assert left == pytest.approx(right, rel=2e-3, abs=2e-4), step
+    for name, task in one.tasks.items():
+        torch.testing.assert_close(task.head.weight, each.tasks[name].head.weight, rtol=2e-3, atol=2e-4)
+    many = {"many": (torch.randn(6, 3, 18, 18).to(device), torch.arange(6) % 3)}  # more classes than there was room for
+    for learner in (one, each):
+        learner.add_task("many", classes=200)
+    assert one.step(many).losses == pytest.approx(each.step(many).losses, rel=2e-3)
+
+
+@devices
+def test_weighed_heads_of_another_kind_get_columns_of_their_own(device: str) -> None:
+    one, each = (make(NETWORKS["mlp"], "soro", "task", device, graphs, weigh_heads=True) for graphs in (True, False))
+    generator, y = torch.Generator().manual_seed(3), torch.arange(6) % 3
+    head = nn.Linear(64, 1)
+    for learner in (one, each):
+        learner.add_task("classes", classes=3)
+    for step in range(6):
+        x, speeds = torch.randn(6, 3, 18, 18, generator=generator).to(device), torch.randn(6, 1, generator=generator)
+        batches = {"classes": (x, y)} | ({"speed": (x, speeds)} if step > 2 else {})
+        for learner in (one, each):
+            if step == 3:
+                learner.add_task("speed", head=deepcopy(head).to(device), loss=functional.mse_loss)
+        assert one.step(batches).losses == pytest.approx(each.step(batches).losses, rel=1e-3)
+    assert not one._engine._heads_are_plain
+    torch.testing.assert_close(one.tasks["speed"].head.weight, each.tasks["speed"].head.weight, rtol=1e-3, atol=1e-4)
 
 
 @needs_gpu

@@ -31,6 +31,7 @@ from spcl.results.figures.style import line_styles
 from spcl.results.filtering import filter_runs, parse_conditions
 from spcl.results.measures import MEASURES
 from spcl.results.records import read_runs
+from test_tables_paper import write_paper_runs
 from tiny_runs import (
     GRID_METHODS,
     entries,
@@ -268,7 +269,16 @@ def test_comparison_figure_puts_runs_side_by_side(base: Path) -> None:
     np.testing.assert_allclose(heights, expected)
 
 
+def paper_runs(base: Path) -> Path:
+    folder = base / "paper-runs"
+    if not folder.exists():
+        for method in ("er", "soro", "mgda"):
+            write_paper_runs(folder / method, method=method)
+    return folder
+
+
 FOLDERS = {
+    "overview": paper_runs,
     "toy": two_task_runs,
     "learning-process": grid_runs,
     "ablation": two_task_runs,

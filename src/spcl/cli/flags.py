@@ -132,7 +132,7 @@ def expand_flags(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def expanded_command(**arguments: Any) -> None:
         made = {
-            name: group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+            name: group(**{each.name: arguments.pop(each.name) for each in fields(group) if each.name in arguments})
             for name, group in groups.items()
         }
         command(**made, **arguments)

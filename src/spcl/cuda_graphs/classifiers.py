@@ -14,7 +14,7 @@ from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient, ow
 from spcl.cuda_graphs.static_gradient import StaticGradient
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
-from spcl.methods.base import Task
+from spcl.methods.base import Method, Task
 
 __all__ = ["ClassifierGraphs"]
 
@@ -30,13 +30,12 @@ class ClassifierGraphs:
         gradient: of the latest batch, and of all heads in this step; None before the first batch.
     """
 
-    def __init__(
-        self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, stores_logits: bool
-    ) -> None:
+    def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, method: Method) -> None:
         self._model = model
         self._gradients = gradients
         self._capture = capture
-        self._stores_logits = stores_logits
+        self._stores_logits = method.stores_logits
+        self._weighs_heads = method.settings.weigh_heads
         self._seen: set[tuple[object, ...]] = set()
         self._graphs: dict[tuple[object, ...], StaticGradient] = {}
         self._joint: JointClassifier | None = None
@@ -66,7 +65,7 @@ class ClassifierGraphs:
             self._capture.warm_up(static.work)
         else:
             static.replay()
-        self._gradients.add(index, static.gradient.shared)
+        self._gradients.add(index, static.gradient.whole if self._weighs_heads else static.gradient.shared)
         self.note_trained(samples)
         return static
 
@@ -78,8 +77,19 @@ class ClassifierGraphs:
         return static.logits[:, own_classes(task)].clone()
 
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return the gradients of the heads trained in this step; the next step overwrites them."""
-        return [pair for task in self._trained for pair in self._head_gradients[task]]
+        """Return the gradients of the heads trained in this step; the next step overwrites them.
+
+        Heads that are weighed have theirs in the update.
+        """
+        if not self._weighs_heads:
+            return [pair for task in self._trained for pair in self._head_gradients[task]]
+        joint = self.joint_classifier()
+        return [
+            (parameter, whole.grad[own_classes(task)])
+            for task in self._model.classifiers
+            for parameter, whole in zip(self._model.head(task).parameters(), (joint.weight, joint.bias), strict=True)
+            if whole.grad is not None
+        ]
 
     def classes_of(self, samples: Sequence[Samples]) -> Tensor:
         """Return the label of every sample as an index into the joint logits, and the first class of its range."""
@@ -106,7 +116,7 @@ class ClassifierGraphs:
             self._graphs.clear()
             self._head_gradients.clear()
         if self.gradient is None and classifiers:
-            self.gradient = JointGradient(self._joint, self._gradients)
+            self.gradient = JointGradient(self._joint, self._gradients, self._weighs_heads)
         if self.gradient is not None:
             for task in classifiers[len(self._head_gradients) :]:
                 self._head_gradients[task] = self.gradient.of_head(task)

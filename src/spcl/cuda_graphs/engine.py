@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from spcl.aggregation.gramians import Block
@@ -24,7 +24,7 @@ from spcl.engine.base import JointPassError
 from spcl.engine.eager import EagerEngine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
-from spcl.engine.segments import UnsupportedError
+from spcl.engine.segments import Segments, UnsupportedError
 from spcl.engine.update import Update
 from spcl.errors import is_out_of_memory
 from spcl.methods.base import Method, Output
@@ -48,9 +48,10 @@ class CudaGraphEngine(EagerEngine):
         super().__init__(model, method)
         capture, self._layouts = GraphCapture(model), SteadyLayouts()
         self._capture = capture
-        self._classifiers = ClassifierGraphs(model, self.gradients, capture, method.stores_logits)
+        self._classifiers = ClassifierGraphs(model, self.gradients, capture, method)
         parts = self.gradients, capture, self._classifiers, self._snapshot, self._layouts
         self._one_pass = OnePassGraphs(model, *parts)
+        self._heads_are_plain = method.has_plain_memory_loss()
         self.one_pass = None  # its heads run eagerly, while the GPU waits: a graph per batch is faster
         self._backbone = BackboneGraphs(model, self.gradients, capture)
         self._augmentation = AugmentationGraphs(model)
@@ -74,6 +75,7 @@ class CudaGraphEngine(EagerEngine):
             self._penalty.run()
         self._classifiers.begin()
         self._augmentation.begin()
+        self._batches: list[tuple[int, int]] = []
 
     @override
     def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
@@ -81,21 +83,31 @@ class CudaGraphEngine(EagerEngine):
             return super().augment(transform, inputs)
         return self._augmentation.run(transform, cast(Sequence[Tensor], inputs))
 
+    @override
+    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
+        self._batches = [(index, len(samples.y)) for index, samples in enumerate(batches)]
+        return super().backward(batches)
+
     @property
     @override
     def joins_batches(self) -> bool:
-        return self.method.has_plain_memory_loss() and not self.method.stores_logits
+        return self._has_plain(self.method.has_plain_memory_loss()) and not self.method.stores_logits
 
     @override
     def backward_jointly(
         self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
     ) -> dict[str, Tensor] | None:
         samples = [*batches, *(group for replay in replays for group in replay)]
+        if self.method.settings.weigh_heads and self._heads_are_plain and not self._classifiers.supports(samples):
+            self._heads_are_plain = False  # from now on every head has columns of its own
+            self.begin(self.gradients.plan)
         if not (self.joins_batches and self._classifiers.supports_together(samples)):
             self.fallback_reason = "heads or losses are not those of plain classifiers, or samples differ in shape"
             return None
+        joint = self._joint_batches(batches, replays)
+        self._batches = [(batch.gradient, batch.size) for batch in joint]
         try:
-            is_done = self._one_pass.run(self._joint_batches(batches, replays))
+            is_done = self._one_pass.run(joint)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -107,10 +119,11 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
-        if not (self.method.has_plain_memory_loss() and self._classifiers.supports_together(samples)):
+        index, is_plain = len(self.gradients.plan.names) - 1, self._has_plain(self.method.has_plain_memory_loss())
+        self._batches.append((index, sum(len(group.y) for group in samples)))
+        if not (is_plain and self._classifiers.supports_together(samples)):
             super().backward_replay(samples, inputs, draw)
             return
-        index = len(self.gradients.plan.names) - 1
         static = self._classifiers.run(index, samples, inputs)
         self._note_health(index, static.health, add=draw > 0)
 
@@ -134,6 +147,11 @@ class CudaGraphEngine(EagerEngine):
     @override
     def update(self, update: Update) -> None:
         self._update.run(update)
+        plan = self.gradients.plan
+        segments = Segments.of(
+            tuple(size for _, size in self._batches), tuple(plan.target(gradient)[0] for gradient, _ in self._batches)
+        )
+        self._layouts.count(segments, plan.is_weighted)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -145,11 +163,23 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
-        if not (self.method.has_plain_task_loss() and self._classifiers.supports([samples])):
+        is_plain = self._has_plain(self.method.has_plain_task_loss())
+        if not (is_plain and self._classifiers.supports([samples])):
             return super()._backward_task(index, samples)
         static = self._classifiers.run(index, [samples], [samples.x])
         self._note_health(index, static.health, add=False)
         return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
+
+    @override
+    def _weighed_heads(self) -> list[nn.Parameter]:
+        if not (self._heads_are_plain and self.model.classifiers and self.model.feature_dim):
+            return super()._weighed_heads()
+        joint = self._classifiers.joint_classifier()
+        return [joint.weight, joint.bias]
+
+    def _has_plain(self, loss: bool) -> bool:
+        """Return whether a plain loss can be captured with its heads: not where each has weighed columns of its own."""
+        return loss and (self._heads_are_plain or not self.method.settings.weigh_heads)
 
     @override
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:

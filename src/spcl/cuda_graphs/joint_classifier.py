@@ -73,25 +73,32 @@ class JointClassifier:
 class JointGradient:
     """The gradient of a batch: that of the shared parameters is overwritten, those of the heads are accumulated.
 
+    Heads that are weighed with the backbone are a part of every batch's gradient: theirs are overwritten, too.
+
     Attributes:
         whole: the shared parameters', then the matrix's, then the biases'.
         shared: the first part of it.
         heads: the rest.
+        weighs_heads: whether heads are weighed.
     """
 
-    def __init__(self, joint: JointClassifier, gradients: GradientMatrix) -> None:
-        self._parameters = [*gradients.parameters, joint.weight, joint.bias]
-        size = joint.weight.numel()
-        self.whole = gradients.buffer.new_zeros(gradients.length + size + joint.capacity)
-        self.shared, self.heads = self.whole[: gradients.length], self.whole[gradients.length :]
-        self._shared_views = gradients.views(self.whole)
+    def __init__(self, joint: JointClassifier, gradients: GradientMatrix, weighs_heads: bool) -> None:
+        self._parameters = [*gradients.shared, joint.weight, joint.bias]
+        self.weighs_heads = weighs_heads
+        size, length = joint.weight.numel(), gradients.shared_length
+        self.whole = gradients.buffer.new_zeros(length + size + joint.capacity)
+        self.shared, self.heads = self.whole[:length], self.whole[length:]
+        self._shared_views = gradients.views(self.shared)
         self._head_views = [self.heads[:size].view_as(joint.weight), self.heads[size:]]
 
     def write(self, loss: Tensor, one: Tensor) -> None:
         """Differentiate the loss; ``one`` is the gradient of the loss with respect to itself."""
         *shared, weight, bias = torch.autograd.grad(loss, self._parameters, one, allow_unused=True)
         write_gradients(self._shared_views, shared)
-        torch._foreach_add_(self._head_views, [weight, bias])
+        if self.weighs_heads:
+            write_gradients(self._head_views, [weight, bias])
+        else:
+            self.add_to_heads([weight, bias])
 
     def add_to_heads(self, gradients: Sequence[Tensor]) -> None:
         """Add gradients of the matrix and of the biases."""

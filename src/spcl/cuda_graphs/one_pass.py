@@ -15,6 +15,7 @@ from spcl.engine.gradients import GradientMatrix
 from spcl.engine.joining import JoiningRule
 from spcl.engine.joint_pass import JointBatch
 from spcl.engine.model import Samples, SharedModel
+from spcl.engine.segmented_functions import linear
 from spcl.engine.segmented_mode import SegmentedMode
 from spcl.engine.segments import SegmentGradients, Segments
 from spcl.engine.snapshot import BufferSnapshot, total_norm
@@ -52,7 +53,7 @@ class OnePassGraphs:
             return False
         self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
         targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
-        sizes = tuple(sum(len(group.y) for group in batch.samples) for batch in batches)
+        sizes = tuple(batch.size for batch in batches)
         segments = Segments.of(sizes, tuple(row for row, _ in targets))
         key = self._key(segments, batches, cast(Tensor, samples[0].x))
         is_steady = self._layouts.is_steady(segments, self._gradients.plan.is_weighted)
@@ -68,10 +69,11 @@ class OnePassGraphs:
         return True
 
     def _key(self, segments: Segments, batches: Sequence[JointBatch], x: Tensor) -> tuple[object, ...]:
-        plan, addresses = self._gradients.plan, (self._gradients.buffer.data_ptr(), self._gradients.health.data_ptr())
+        gradients, plan = self._gradients, self._gradients.plan
         places = tuple(batch.gradient for batch in batches)
+        matrix = gradients.length, gradients.buffer.data_ptr(), gradients.health.data_ptr(), self._classifiers.gradient
         kind = self._capture.key(segments.samples, x)
-        return (segments, places, plan.is_separate, plan.is_weighted, *addresses, self._classifiers.gradient, *kind)
+        return (segments, places, plan.is_separate, plan.is_weighted, *matrix, *kind)
 
     def _pass(
         self, key: object, segments: Segments, batches: Sequence[JointBatch], samples: Sequence[Samples]
@@ -108,6 +110,7 @@ class _StaticPass:
         self._segments = segments
         self._joint = joint
         self._gradient = gradient
+        self._weighs_heads = gradient.weighs_heads
         device, count = gradients.device, segments.samples
         sizes = torch.tensor(segments.sizes, device=device)
         self._x = torch.empty((count, *x.shape[1:]), dtype=x.dtype, device=device)
@@ -128,7 +131,7 @@ class _StaticPass:
         self._classes.copy_(classes, non_blocking=True)
 
     def scale(self, coefficients: Sequence[float]) -> None:
-        """Set the coefficient of every batch's gradient, which that of its head has not."""
+        """Set the coefficient of every batch's gradient, which that of its head has not unless it is weighed."""
         assert self._coefficients is not None
         each = torch.tensor(coefficients).to(self._share, non_blocking=True)
         self._coefficients.copy_(each.repeat_interleave(self._sizes, output_size=len(self._share)).unsqueeze(1))
@@ -150,20 +153,30 @@ class _StaticPass:
         mode = SegmentedMode(self._segments, target, self._rule.names, self._rule.counters)
         with self._model.precision():
             features = mode.run(self._model.backbone, self._x)
-            top = features.detach().requires_grad_()
-            logits = self._joint.logits(top)
+            top = features if self._weighs_heads else features.detach().requires_grad_()
+            logits = self._logits(top, target)
         logits = logits.float() if logits.dtype == self._model.autocast else logits
         losses = cross_entropy(self._joint.within(logits, first), labels, reduction="none") * self._share
-        of_features, *of_heads = torch.autograd.grad(losses.sum(), [top, self._joint.weight, self._joint.bias])
-        if self._coefficients is not None:
-            of_features = of_features * self._coefficients.to(of_features.dtype)
-        torch.autograd.backward(features, of_features)
+        if self._weighs_heads:
+            torch.autograd.backward(self._scaled(losses.unsqueeze(1)).sum())
+        else:
+            of_features, *of_heads = torch.autograd.grad(losses.sum(), [top, self._joint.weight, self._joint.bias])
+            torch.autograd.backward(features, self._scaled(of_features))
+            self._gradient.add_to_heads(of_heads)
         target.finish()
-        self._gradient.add_to_heads(of_heads)
         self._note_health(losses.detach())
 
+    def _logits(self, features: Tensor, target: SegmentGradients) -> Tensor:
+        """Return the logits; heads that are weighed have a gradient per segment, as any layer."""
+        if self._weighs_heads:
+            return linear(features, self._joint.weight, self._joint.bias, target)
+        return self._joint.logits(features)
+
+    def _scaled(self, values: Tensor) -> Tensor:
+        return values if self._coefficients is None else values * self._coefficients.to(values.dtype)
+
     def _note_health(self, losses: Tensor) -> None:
-        health, parts = self._health, [self._gradient.heads]
+        health, parts = self._health, [] if self._weighs_heads else [self._gradient.heads]
         if not self._gradients.plan.is_separate:
             parts.append(self._gradients.rows)
         health.zero_()

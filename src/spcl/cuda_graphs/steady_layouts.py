@@ -19,22 +19,26 @@ class SteadyLayouts:
     """Counts the steps whose batches had the same sizes, and gradients the same rows.
 
     >>> layouts, segments = SteadyLayouts(), Segments((8, 8), (0, 1))
-    >>> [layouts.is_steady(segments, weighted=False) for _ in range(8)]
-    [False, False, False, False, False, False, True, True]
+    >>> for _ in range(6):
+    ...     assert not layouts.is_steady(segments, weighted=False)
+    ...     layouts.count(segments, weighted=False)
+    >>> layouts.is_steady(segments, weighted=False)
+    True
     """
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[tuple[int, ...], tuple[int, ...], bool]] = Counter()
 
     def is_steady(self, segments: Segments, weighted: bool) -> bool:
-        """Count a step; return whether there were enough like it before. ``weighted`` gradients have coefficients."""
-        layout = segments.sizes, segments.targets, weighted
-        if self._counts[layout] == STEADY_STEPS:
-            return True
+        """Return whether there were enough steps with these batches; ``weighted`` gradients have coefficients."""
+        return self._counts[segments.sizes, segments.targets, weighted] >= STEADY_STEPS
+
+    def count(self, segments: Segments, weighted: bool) -> None:
+        """Count a step that was made."""
         if len(self._counts) > MOST_LAYOUTS:
             self._counts.clear()
-        self._counts[layout] += 1
-        return False
+        layout = segments.sizes, segments.targets, weighted
+        self._counts[layout] = min(self._counts[layout] + 1, STEADY_STEPS)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts as plain data: a resumed run joins batches in the same steps."""

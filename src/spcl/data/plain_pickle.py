@@ -21,9 +21,9 @@ def load_plain_pickle(content: bytes, origin: str) -> Any:
 
     >>> load_plain_pickle(pickle.dumps({"labels": [1, 2]}), "batch")
     {'labels': [1, 2]}
-    >>> load_plain_pickle(pickle.dumps(print), "batch")
+    >>> load_plain_pickle(pickle.dumps(len), "batch")
     Traceback (most recent call last):
-    spcl.errors.DataError: batch: refused, because the pickle asks for builtins.print, and only plain data is read
+    spcl.errors.DataError: batch: refused, because the pickle asks for builtins.len, and only plain data is read
     """
     try:
         return _arrays(_PlainUnpickler(io.BytesIO(content), encoding="bytes").load())

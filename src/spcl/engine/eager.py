@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from spcl.aggregation.gramians import Block, gramian_and_numbers
@@ -47,7 +47,7 @@ class EagerEngine(Engine):
     @override
     def begin(self, plan: ReductionPlan) -> None:
         if self.method.settings.weigh_heads:
-            self.gradients.include([each for each in self.model.head_parameters() if each.requires_grad])
+            self.gradients.set_heads(self._weighed_heads())
         self._hold_rows(plan)
         for parameter in self.model.head_parameters():
             parameter.grad = None  # a head without samples in this step must not move
@@ -133,6 +133,10 @@ class EagerEngine(Engine):
         return joint + [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
 
     # -- hooks for subclasses
+
+    def _weighed_heads(self) -> list[nn.Parameter]:
+        """Return the parameters of heads whose gradients are weighed with the backbone's."""
+        return [parameter for parameter in self.model.head_parameters() if parameter.requires_grad]
 
     def _hold_rows(self, plan: ReductionPlan) -> None:
         """Hold the rows in which the gradients are accumulated."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ class GradientMatrix:
         like: gives type and device where there are no parameters: the matrix then has no columns.
 
     Attributes:
+        shared: the shared parameters.
+        shared_length: how many numbers they have.
         parameters: the shared parameters; then those of the heads, where they are weighed, too.
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
@@ -68,8 +71,9 @@ class GradientMatrix:
         if len(kinds) != 1:
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
             raise SpclError(f"the backbone's trainable parameters must share one type and device; found {found}")
-        self.parameters = list(parameters)
-        self.length = sum(parameter.numel() for parameter in parameters)
+        self.parameters = self.shared = list(parameters)
+        self.length = self.shared_length = sum(parameter.numel() for parameter in parameters)
+        self._heads: list[nn.Parameter] = []
         ((self.dtype, self.device),) = kinds
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
@@ -84,22 +88,21 @@ class GradientMatrix:
         self.keeps_factors = False
         self.factors: dict[nn.Parameter, FactoredGradients] = {}
 
-    def include(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Append columns for parameters that have none yet, such as those of new heads."""
-        known = set(self.parameters)
-        new = [parameter for parameter in parameters if parameter not in known]
-        if not new:
+    def set_heads(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let these parameters, of heads that are weighed, too, have the columns after the backbone's."""
+        if len(parameters) == len(self._heads) and all(map(is_, parameters, self._heads)):
             return
-        others = GradientMatrix(new)
+        others = GradientMatrix(parameters, like=self.buffer)
         if (others.dtype, others.device) != (self.dtype, self.device):
             raise SpclError(
                 f"heads are {others.dtype} on {others.device}, the backbone is {self.dtype} on {self.device}, but "
                 f"their gradients are weighed together; make both the same, or leave weigh_heads off"
             )
-        self.parameters = [*self.parameters, *new]
-        self.length += others.length
-        self._strides = [*self._strides, *others._strides]
         self._release()
+        self._heads = list(parameters)
+        self.parameters = [*self.shared, *parameters]
+        self.length = self.shared_length + others.length
+        self._strides = [*self._strides[: len(self.shared)], *others._strides]
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
 
     # -- a step

@@ -35,6 +35,11 @@ class JointBatch:
     samples: Sequence[Samples]
     draw: int | None = None
 
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return sum(len(group.y) for group in self.samples)
+
     def loss(self, method: Method, outputs: Sequence[Output]) -> Tensor:
         """Return the method's loss on the batch."""
         return method.task_loss(outputs[0]) if self.draw is None else method.memory_loss(outputs, self.draw)

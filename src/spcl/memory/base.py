@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spcl.batches import Inputs, describe, map_leaves, number_of_samples, sample_kind
+from spcl.batches import Inputs, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.memory.checks import check_labels, kind_of
 from spcl.memory.task_buffer import TaskBuffer, input_fields
 
 __all__ = ["Memory", "ReplayBatch"]
@@ -122,23 +123,23 @@ class Memory(ABC):
         buffer = self._running(task)
         if y.ndim == 0 or not number_of_samples(x) == len(y) > 0:
             raise TaskError(
-                f"task {task!r}: x ({_kind(x)}) and y ({_kind(y)}) must have the same number of samples, at least 1"
+                f"task {task!r}: x ({kind_of(x)}) and y ({kind_of(y)}) must have the same number of samples, at least 1"
             )
         stored = buffer.inputs()
         if stored is not None and sample_kind(stored) != self._stored_kind(x):
-            raise TaskError(f"task {task!r}: x ({_kind(x)}) does not fit the memory's ({_kind(stored)})")
+            raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
         targets = buffer.fields.get("y")
         if targets is not None and sample_kind(targets) != sample_kind(y):
-            raise TaskError(f"task {task!r}: y ({_kind(y)}) does not fit the memory's ({_kind(targets)})")
+            raise TaskError(f"task {task!r}: y ({kind_of(y)}) does not fit the memory's ({kind_of(targets)})")
         if buffer.labelled:
-            _check_labels(task, y, buffer)
+            check_labels(task, y, buffer)
 
     def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
         """Add a training batch of a running task, optionally with the model's logits, and evict beyond the budget."""
         self.check(task, x, y)
         if logits is not None and len(logits) != len(y):
             raise TaskError(
-                f"task {task!r}: {len(logits)} logits ({_kind(logits)}) for {len(y)} samples; give one row per sample"
+                f"task {task!r}: {len(logits)} logits ({kind_of(logits)}) for {len(y)} samples; give one row per sample"
             )
         buffer = self.buffers[task]
         if buffer.inputs() is None:
@@ -219,7 +220,7 @@ class Memory(ABC):
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
         if sample_kind(x) != sample_kind(batch.x) or number_of_samples(x) != len(batch.y):
             raise TaskError(
-                f"task {batch.task!r}: edited x ({_kind(x)}) does not fit the memory's ({_kind(batch.x)}); "
+                f"task {batch.task!r}: edited x ({kind_of(x)}) does not fit the memory's ({kind_of(batch.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
         buffer, slots = self.buffers[batch.task], batch.slots.numpy()
@@ -330,25 +331,3 @@ class Memory(ABC):
             )
             start += len(slots)
         return batches
-
-
-def _kind(samples: Inputs) -> str:
-    if isinstance(samples, Tensor):
-        return f"shape {tuple(samples.shape)}, {samples.dtype}"
-    return describe(samples)
-
-
-def _check_labels(task: str, y: Tensor, buffer: TaskBuffer) -> None:
-    if y.is_floating_point() and y.shape[1:] == (buffer.classes,):
-        return  # probabilities
-    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise TaskError(
-            f"task {task!r}: labels ({_kind(y)}) must be one integer per sample, or one probability per class"
-        )
-    labels = buffer.labels_of(y)
-    outside = labels[(labels < 0) | (labels >= buffer.classes)]
-    if len(outside):
-        raise TaskError(
-            f"task {task!r}: label {outside[0]} is outside 0 … {buffer.classes - 1}; "
-            "start the task with more classes or fix the labels"
-        )

@@ -195,7 +195,7 @@ class Method:
         """Return whether classifiers are linear and trained by their tasks' losses over their own or all classes."""
         mine = type(self)
         is_plain = mine.task_loss is Method.task_loss and mine.make_head is Method.make_head
-        return is_plain and not self.joint_logits and not self.settings.weigh_heads
+        return is_plain and not self.joint_logits
 
     def has_plain_memory_loss(self) -> bool:
         """Return whether replayed samples are trained by the same plain loss as the tasks' own."""
