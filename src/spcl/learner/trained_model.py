@@ -53,8 +53,9 @@ class TrainedModel(Predictor):
         self._low_memory = LowMemoryChoice(low_memory)
         self._has_refrozen = False
         self._use_engine(self._make_engine())
-        gradients = self._engine.gradients
-        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, gradients.parameters, gradients.buffer)
+        shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
+        like = torch.empty(0, dtype=model.dtype, device=model.device)
+        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
         self._average_all()
 
     def freeze(self, *patterns: str) -> None:
