@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
-from spcl.batches import Inputs
+from spcl.batches import Inputs, leaves
 from spcl.distributed.dealing import deal
 from spcl.distributed.heads import HeadGradients
 from spcl.distributed.random_numbers import RankRandomness
@@ -54,7 +54,7 @@ class DistributedEngine(Engine):
         self.world = world
         self.local = EagerEngine(model, method)
         self._averages = RunningAverages(world)
-        self._heads = HeadGradients(model, world)
+        self._heads = HeadGradients(model, self.local.gradients, world)
         self._random = RankRandomness(world, model.device)
         self._use_slices()
 
@@ -68,7 +68,6 @@ class DistributedEngine(Engine):
     def begin(self, plan: ReductionPlan) -> None:
         self._plan = plan
         self._error: Exception | None = None
-        self._is_dealt = False
         self._averages.begin(self.model.modules())
 
     @override
@@ -88,14 +87,16 @@ class DistributedEngine(Engine):
     ) -> dict[str, Tensor] | None:
         if not self.joins_batches:
             return None
-        own = self._deal(batches)
+        own, logits = self._deal(batches), None
         with self._deferred_errors():
             logits = self.local.backward_jointly(own, replays if self._has_memory else [])
             if logits is None:
                 logits = self.local.backward(own)
                 for draw, samples in enumerate(replays if self._has_memory else []):
                     self.local.backward_replay(samples, [group.x for group in samples], draw)
-        return self._shared_logits(batches, {} if self._error else logits)
+        if self._error is not None and not isinstance(self._error, JointPassError):
+            self._error = JointPassError(str(self._error))  # passes of their own show which batch it is
+        return self._shared_logits(batches, logits or {})
 
     @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
@@ -118,6 +119,7 @@ class DistributedEngine(Engine):
 
     def _deal(self, batches: Sequence[Samples]) -> list[Samples]:
         """Deal the gradients to the ranks, begin with the own ones, and return their batches."""
+        self._check_batches(batches)
         sizes = [len(group.y) for group in batches]
         memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
         self._blocks = deal([*sizes, *memory], self.world.size)
@@ -128,8 +130,19 @@ class DistributedEngine(Engine):
         if self.local.gradients.length != self._slices.length:
             self._use_slices()
         self.gradients.begin(self._plan, penalty=self.method.settings.alpha > 0.0)
-        self._is_dealt = True
         return [batches[index] for index in self._own if index < len(batches)]
+
+    def _check_batches(self, batches: Sequence[Samples]) -> None:
+        """Raise an error on all ranks unless their batches have the same sizes, targets and first inputs."""
+        sums = [part.double().sum().cpu() for group in batches for part in (group.y, *_first_inputs(group.x))]
+        checksum = torch.stack([torch.tensor(float(len(group.y))) for group in batches] + sums).double()
+        weights = torch.arange(1.0, len(checksum) + 1, dtype=torch.float64)
+        found = self.world.gather((checksum.nan_to_num() * weights).sum().view(1).to(self.model.device))
+        if bool((found != found[0]).any()):
+            raise SpclError(
+                f"the ranks have different batches of {', '.join(group.task.name for group in batches)}; give every "
+                f"rank the same batches, whose tasks are then split over the ranks"
+            )
 
     def _rows_of(self, block: range) -> list[int]:
         """Return the rows to which the gradients of a rank are added."""
@@ -276,3 +289,7 @@ class DistributedEngine(Engine):
     @override
     def snapshot(self) -> BufferSnapshot:
         return self.local.snapshot()
+
+
+def _first_inputs(x: Inputs) -> list[Tensor]:
+    return [leaf[0] for leaf in leaves(x).values()]

@@ -1,11 +1,11 @@
 """Replaying memory: the samples drawn for a step, edited where the method does so."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spcl.batches import Inputs
 from spcl.engine.base import Engine
@@ -46,18 +46,25 @@ class Replay:
         samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
         if not self._method.edits_memory:
             return ReplayedSamples(samples, [group.x for group in samples])
-        inputs: list[Inputs] = [*self._method.edit(drawn, _LookAhead(self._model, self._method, samples, engine))]
+        model = _LookAhead(self._model, self._method, samples, engine.mean_of_tasks())
+        inputs: list[Inputs] = [*self._method.edit(drawn, model)]
         return ReplayedSamples(samples, inputs, list(zip(drawn, inputs, strict=True)))
 
 
 class _LookAhead:
     """Implements :class:`spcl.methods.base.LookAhead` for the samples of one draw."""
 
-    def __init__(self, model: SharedModel, method: Method, samples: Sequence[Samples], engine: Engine) -> None:
+    def __init__(
+        self,
+        model: SharedModel,
+        method: Method,
+        samples: Sequence[Samples],
+        direction: Mapping[nn.Parameter, Tensor],
+    ) -> None:
         self._model = model
         self._method = method
         self._samples = samples
-        self._engine = engine
+        self._direction = direction
 
     def loss(self, inputs: Sequence[Inputs]) -> Tensor:
         with self._model.evaluating():
@@ -66,10 +73,9 @@ class _LookAhead:
 
     @contextmanager
     def ahead(self, rate: float) -> Iterator[None]:
-        direction = self._engine.mean_of_tasks()
-        before = {parameter: parameter.detach().clone() for parameter in direction}
+        before = {parameter: parameter.detach().clone() for parameter in self._direction}
         with torch.no_grad():
-            for parameter, change in direction.items():
+            for parameter, change in self._direction.items():
                 parameter.sub_(change, alpha=rate)
         try:
             yield

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from spcl.cuda_graphs import CudaGraphEngine
+from spcl.distributed import DistributedEngine, World
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
@@ -11,6 +12,7 @@ from spcl.engine.low_memory import LowMemoryEngine
 from spcl.engine.model import SharedModel
 from spcl.learner.admission import Admission
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
+from spcl.learner.distribution import check_ranks
 from spcl.learner.low_memory import LowMemory, LowMemoryChoice
 from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
 from spcl.learner.prediction import Predictor
@@ -32,6 +34,7 @@ class TrainedModel(Predictor):
         average: decay of the average of the weights, or None.
         capture: whether CUDA graphs are captured on a GPU.
         low_memory: whether gradients are not held; ``"auto"``: where they would not fit.
+        distributed: the ranks that train the model together, or None.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class TrainedModel(Predictor):
         average: float | None,
         capture: bool,
         low_memory: LowMemory,
+        distributed: World | None,
     ) -> None:
         super().__init__(model, None if average is None else WeightAverage(average))
         self.method = method
@@ -51,6 +55,9 @@ class TrainedModel(Predictor):
         self.average = average
         self.capture = capture
         self._low_memory = LowMemoryChoice(low_memory)
+        self.distributed = distributed
+        if distributed is not None:
+            check_ranks(distributed, model, method, low_memory)
         self._has_refrozen = False
         self._use_engine(self._make_engine())
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
@@ -102,7 +109,7 @@ class TrainedModel(Predictor):
         """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
         separate = measured or self.method.reduction == "none"
         rows = tasks + (self.memory is not None) + (self.method.settings.alpha > 0.0) if separate else 0
-        if self._low_memory.choose(rows, self.method, self._engine.gradients):
+        if self.distributed is None and self._low_memory.choose(rows, self.method, self._engine.gradients):
             self._use_low_memory()
 
     def _use_low_memory(self) -> None:
@@ -112,6 +119,8 @@ class TrainedModel(Predictor):
         self._use_engine(self._make_engine())
 
     def _make_engine(self) -> Engine:
+        if self.distributed is not None:
+            return DistributedEngine(self.model, self.method, self.distributed)
         if self._low_memory.is_chosen:
             return LowMemoryEngine(self.model, self.method)
         graphs = self.capture and self.model.device.type == "cuda"
