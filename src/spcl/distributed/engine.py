@@ -171,7 +171,9 @@ class DistributedEngine(Engine):
             return {}
         sizes = {group.task.name: self._logits_shape(group) for group in batches if group.task.classes is not None}
         like = self.local.gradients.buffer
-        flat = [own[name].reshape(-1) if name in own else like.new_zeros(shape.numel()) for name, shape in sizes.items()]
+        flat = [
+            own[name].reshape(-1) if name in own else like.new_zeros(shape.numel()) for name, shape in sizes.items()
+        ]
         if not flat:
             return {}
         parts = torch.split_with_sizes(self.world.sum(torch.cat(flat)), [shape.numel() for shape in sizes.values()])
@@ -249,7 +251,9 @@ class DistributedEngine(Engine):
 
     def _raise(self) -> None:
         """Raise the error of this rank, or that of another one."""
-        kinds = self.world.gather_objects(None if self._error is None else (type(self._error).__name__, str(self._error)))
+        kinds = self.world.gather_objects(
+            None if self._error is None else (type(self._error).__name__, str(self._error))
+        )
         failures = {rank: kind for rank, kind in enumerate(kinds) if kind is not None}
         rank, (_, text) = next(iter(failures.items()))
         if all(name == JointPassError.__name__ for name, _ in failures.values()):

@@ -11,8 +11,8 @@ from spcl.engine.eager import EagerEngine
 from spcl.engine.low_memory import LowMemoryEngine
 from spcl.engine.model import SharedModel
 from spcl.learner.admission import Admission
-from spcl.learner.freezing import frozen_normalisations, matching, trainable
 from spcl.learner.distribution import check_ranks
+from spcl.learner.freezing import frozen_normalisations, matching, trainable
 from spcl.learner.low_memory import LowMemory, LowMemoryChoice
 from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
 from spcl.learner.prediction import Predictor

@@ -1,0 +1,5 @@
+"""``python -m spcl``, for launchers such as torchrun."""
+
+from spcl.cli import main
+
+main()
