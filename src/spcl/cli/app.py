@@ -11,8 +11,7 @@ from spcl import __version__
 from spcl.cli.consoles import careful_output, plain_console
 from spcl.cli.interrupts import EXIT_STATUS
 from spcl.cli.lazy import LazyGroup
-from spcl.distributed import OtherRankError
-from spcl.errors import SpclError
+from spcl.errors import OtherRankError, SpclError
 
 __all__ = ["app", "main"]
 

@@ -2,6 +2,6 @@
 
 from spcl.distributed.dealing import deal
 from spcl.distributed.engine import DistributedEngine
-from spcl.distributed.world import LostRankError, OtherRankError, World, join_world, leave_world
+from spcl.distributed.world import World, join_world, leave_world
 
-__all__ = ["DistributedEngine", "LostRankError", "OtherRankError", "World", "deal", "join_world", "leave_world"]
+__all__ = ["DistributedEngine", "World", "deal", "join_world", "leave_world"]

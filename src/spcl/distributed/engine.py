@@ -13,10 +13,11 @@ from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
 from spcl.batches import Inputs, leaves
 from spcl.distributed.dealing import deal
 from spcl.distributed.heads import HeadGradients
+from spcl.distributed.logits import shared_logits
 from spcl.distributed.random_numbers import RankRandomness
 from spcl.distributed.running_averages import RunningAverages
 from spcl.distributed.slices import Slices
-from spcl.distributed.world import OtherRankError, World
+from spcl.distributed.world import World
 from spcl.engine.base import Engine, JointPassError
 from spcl.engine.eager import EagerEngine
 from spcl.engine.gradients import HEALTH, GradientMatrix
@@ -24,7 +25,7 @@ from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot
 from spcl.engine.update import Update
-from spcl.errors import SpclError, is_out_of_memory
+from spcl.errors import OtherRankError, SpclError, is_out_of_memory
 from spcl.methods.base import MEMORY, Method
 from spcl.transforms import Transform
 
@@ -96,14 +97,14 @@ class DistributedEngine(Engine):
                     self.local.backward_replay(samples, [group.x for group in samples], draw)
         if self._error is not None and not isinstance(self._error, JointPassError):
             self._error = JointPassError(str(self._error))  # passes of their own show which batch it is
-        return self._shared_logits(batches, logits or {})
+        return self._shared(batches, logits or {})
 
     @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
         own, logits = self._deal(batches), dict[str, Tensor]()
         with self._deferred_errors():
             logits = self.local.backward(own)
-        return self._shared_logits(batches, logits)
+        return self._shared(batches, logits)
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
@@ -165,23 +166,8 @@ class DistributedEngine(Engine):
         except Exception as error:
             self._error = error
 
-    def _shared_logits(self, batches: Sequence[Samples], own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the logits of all ranks, for methods that store them."""
-        if not self.method.stores_logits:
-            return {}
-        sizes = {group.task.name: self._logits_shape(group) for group in batches if group.task.classes is not None}
-        like = self.local.gradients.buffer
-        flat = [
-            own[name].reshape(-1) if name in own else like.new_zeros(shape.numel()) for name, shape in sizes.items()
-        ]
-        if not flat:
-            return {}
-        parts = torch.split_with_sizes(self.world.sum(torch.cat(flat)), [shape.numel() for shape in sizes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(sizes.items(), parts, strict=True)}
-
-    def _logits_shape(self, group: Samples) -> torch.Size:
-        tasks = self.model.classifiers if self.model.has_joint_logits else [group.task]
-        return torch.Size([len(group.y), sum(task.classes or 0 for task in tasks)])
+    def _shared(self, batches: Sequence[Samples], own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return shared_logits(self.world, self.model, batches, own) if self.method.stores_logits else {}
 
     @override
     def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
@@ -236,7 +222,8 @@ class DistributedEngine(Engine):
 
     def _checked(self, summed: Tensor) -> Array:
         """Return the health of all gradients; merge running averages, or raise the error of any rank."""
-        health, facts = summed.split([len(self._plan.names) * HEALTH, len(summed) - len(self._plan.names) * HEALTH])
+        count = len(self._plan.names) * HEALTH
+        health, facts = summed[:count], summed[count:]
         failed, drew, rest = bool(facts[0]), bool(facts[1]), facts[2:]
         if failed:
             self._raise()
@@ -251,10 +238,8 @@ class DistributedEngine(Engine):
 
     def _raise(self) -> None:
         """Raise the error of this rank, or that of another one."""
-        kinds = self.world.gather_objects(
-            None if self._error is None else (type(self._error).__name__, str(self._error))
-        )
-        failures = {rank: kind for rank, kind in enumerate(kinds) if kind is not None}
+        error = None if self._error is None else (type(self._error).__name__, str(self._error))
+        failures = {rank: each for rank, each in enumerate(self.world.gather_objects(error)) if each is not None}
         rank, (_, text) = next(iter(failures.items()))
         if all(name == JointPassError.__name__ for name, _ in failures.values()):
             raise JointPassError(text)

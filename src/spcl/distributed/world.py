@@ -10,22 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spcl.errors import SpclError
+from spcl.errors import LostRankError, OtherRankError, SpclError
 
-__all__ = ["LostRankError", "OtherRankError", "World", "join_world", "leave_world"]
+__all__ = ["World", "join_world", "leave_world"]
 
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=300)
 """How long a rank waits for one that hangs; one that has died is noticed at once."""
-
-
-class LostRankError(SpclError):
-    """Another rank has died, or hangs."""
-
-
-class OtherRankError(SpclError):
-    """An error of another rank, which that rank reports itself."""
 
 
 def join_world(timeout: timedelta = TIMEOUT) -> "World | None":
@@ -71,6 +63,7 @@ class World:
                 "torch.distributed.init_process_group(), or leave distributed out"
             )
         self._group = group
+        self._first = 0 if group is None else dist.get_global_rank(group, 0)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
@@ -98,7 +91,7 @@ class World:
         """Return the equally long vectors of all ranks, one after the other."""
         result = part.new_empty(self.size * len(part))
         with self._errors():
-            dist.all_gather_into_tensor(result, part, group=self._group)
+            dist.all_gather(list(result.view(self.size, -1)), part, group=self._group)
         return result
 
     # -- plain data
@@ -124,7 +117,7 @@ class World:
             except Exception as error:
                 failure, answer[1] = error, _first_line(error)
         with self._errors():
-            dist.broadcast_object_list(answer, group=self._group, group_src=0)
+            dist.broadcast_object_list(answer, self._first, group=self._group)
         if failure is not None:
             raise failure
         if answer[1] is not None:

@@ -258,7 +258,7 @@ class Learner(TrainedModel):
     def save(self, path: str | os.PathLike[str], /, **sources: states.Stateful) -> None:
         """Write a checkpoint, from which :meth:`load` continues exactly.
 
-        One safetensors file, checksummed, replaced atomically; the previous one stays. Of several ranks the first writes.
+        One safetensors file, checksummed, replaced atomically; the previous one stays. Of the ranks, the first writes.
 
         Args:
             path: the file.

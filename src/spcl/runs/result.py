@@ -85,8 +85,8 @@ class TaskResult(_Record):
 class Environment(_Record):
     """Versions and hardware that a run was made with.
 
-    ``plugins`` are the installed packages that added plug-ins by entry points, with their versions; ``ranks`` the number
-    of processes that made the run together.
+    ``plugins`` are the installed packages that added plug-ins by entry points, with their versions; ``ranks`` is the
+    number of processes that made the run together.
 
     >>> Environment(spcl="1.0", plugins={"my-things": "0.3"}).model_dump(exclude_none=True)
     {'spcl': '1.0', 'plugins': {'my-things': '0.3'}}

@@ -39,9 +39,9 @@ def execute(
     ``data`` from Python replaces that which the settings name; they are then those of ``resolve_settings(…,
     data=data)``, and the same data is needed to resume.
 
-    With ``distributed``, the ranks that ``spcl.distributed.join_world()`` gives, all of them make this call with the same
-    settings and data, share the work of every step, and return the result; the first one writes the folder. CPU threads
-    that the settings leave open are then one per rank, on which results depend more than on the number of ranks.
+    With ``distributed``, the ranks of ``spcl.distributed.join_world()``, all of them make this call with the same
+    settings and data, share the work of every step, and return the result; the first one writes. CPU threads that the
+    settings leave open are then one per rank, since results depend on the number of threads.
 
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
