@@ -32,7 +32,8 @@ class Ranks:
     """Processes of one group, which call a function with their world and return what it gives or raises."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["_ranks"])  # PyTorch is imported once
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -80,6 +81,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
             pipe.send((rank < ranks, case(worlds[ranks]) if rank < ranks else None))
         except Exception as error:
             pipe.send((True, error if isinstance(error, ValueError) else RuntimeError(traceback.format_exc())))
+    os._exit(0)  # without waiting for the others
 
 
 def new_learner(world: World | None, name: str, scenario: Scenario, dropout: float = 0.0, **settings: Any) -> Learner:
@@ -177,7 +179,9 @@ def with_other_batches(world: World) -> None:
 
 
 def with_other_backbones(world: World) -> None:
-    Learner(nn.Linear(6, 4 + world.rank), make_method("er"), distributed=world)
+    learner = Learner(nn.Linear(6, 4 + world.rank), make_method("er"), distributed=world)
+    learner.add_task("a", classes=2)
+    learner.step({"a": batch("a", 0)})
 
 
 def run(world: World | None, settings: RunSettings, out: Path, seed_by_rank: bool = False) -> Any:

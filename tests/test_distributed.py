@@ -166,21 +166,10 @@ def test_an_error_of_the_first_rank_ends_all(ranks: Ranks, benchmark: Path, tmp_
 
 
 def test_a_run_whose_rank_was_killed_ends_and_is_resumed(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:
-    settings = small_settings(benchmark, checkpoint_seconds=0, epochs=40)
+    settings = small_settings(benchmark, checkpoint_seconds=0, epochs=12)
     out, file = tmp_path / "run", tmp_path / "settings.json"
     file.write_text(settings.model_dump_json())
-    arguments = [
-        "--nproc-per-node",
-        "2",
-        "--standalone",
-        "-m",
-        "spcl",
-        "run",
-        "--settings",
-        str(file),
-        "--out",
-        str(out),
-    ]
+    arguments = ["--nproc-per-node=2", "--standalone", "-m", "spcl", "run", f"--settings={file}", f"--out={out}"]
     launcher = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
         stderr=subprocess.PIPE,
@@ -198,6 +187,7 @@ def test_a_run_whose_rank_was_killed_ends_and_is_resumed(ranks: Ranks, benchmark
     assert launcher.returncode != 0
     assert len(re.findall(r"^error: rank 0 of 2 has lost another rank", errors, re.MULTILINE)) == 1
     assert not (out / "result.json").exists()
+    settings = settings.model_copy(update={"checkpoint_seconds": 60})
     (found, _), expected = (
         ranks.call(partial(_ranks.run, settings=settings, out=out), 2),
         _ranks.run(None, settings, tmp_path / "one"),

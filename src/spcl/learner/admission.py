@@ -96,7 +96,7 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
         raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
     if isinstance(backbone, DistributedDataParallel):
         raise SpclError(
-            "the backbone is wrapped in DistributedDataParallel; pass the module that it wraps, and distributed= instead"
+            "the backbone is wrapped in DistributedDataParallel; pass the module that it wraps, and distributed="
         )
     for name, parameter in backbone.named_parameters():
         if nn.parameter.is_lazy(parameter):

@@ -10,20 +10,35 @@ from spcl.errors import SpclError
 from spcl.learner.low_memory import LowMemory
 from spcl.methods.base import Method
 
-__all__ = ["check_ranks"]
+__all__ = ["RankCheck"]
 
 
-def check_ranks(world: World, model: SharedModel, method: Method, low_memory: LowMemory) -> None:
-    """Raise an error on all ranks unless all have the same model and method, which can be distributed."""
-    if low_memory is True:
-        raise SpclError(
-            "low_memory holds no gradients, but ranks exchange them; leave low_memory out, or distributed: every rank "
-            "holds the gradients of its own tasks, and a part of all others"
-        )
-    weights = {name: _checksum(tensor) for name, tensor in model.backbone.state_dict().items()}
-    world.check_same("backbones", weights)
-    world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
+class RankCheck:
+    """Refuses, before the first step, ranks that have different models or methods.
+
+    Args:
+        world: the ranks.
+        low_memory: the setting of the learner, which must not be True.
+    """
+
+    def __init__(self, world: World, low_memory: LowMemory) -> None:
+        if low_memory is True:
+            raise SpclError(
+                "low_memory holds no gradients, but ranks exchange them; leave low_memory out, or distributed: every "
+                "rank holds the gradients of its own tasks, and a part of all others"
+            )
+        self._world = world
+        self._is_done = False
+
+    def check(self, model: SharedModel, method: Method) -> None:
+        """Raise an error on all ranks unless they have the same model and method; once is enough."""
+        if self._is_done:
+            return
+        weights = {name: _checksum(tensor) for name, tensor in model.backbone.state_dict().items()}
+        self._world.check_same("backbones", weights)
+        self._world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
+        self._is_done = True
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(-1).numpy().tobytes())
+    return zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes())

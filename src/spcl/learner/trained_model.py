@@ -11,7 +11,7 @@ from spcl.engine.eager import EagerEngine
 from spcl.engine.low_memory import LowMemoryEngine
 from spcl.engine.model import SharedModel
 from spcl.learner.admission import Admission
-from spcl.learner.distribution import check_ranks
+from spcl.learner.distribution import RankCheck
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
 from spcl.learner.low_memory import LowMemory, LowMemoryChoice
 from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
@@ -56,8 +56,7 @@ class TrainedModel(Predictor):
         self.capture = capture
         self._low_memory = LowMemoryChoice(low_memory)
         self.distributed = distributed
-        if distributed is not None:
-            check_ranks(distributed, model, method, low_memory)
+        self._ranks = None if distributed is None else RankCheck(distributed, low_memory)
         self._has_refrozen = False
         self._use_engine(self._make_engine())
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
@@ -107,9 +106,12 @@ class TrainedModel(Predictor):
 
     def _choose_engine(self, tasks: int, measured: bool) -> None:
         """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
+        if self._ranks is not None:
+            self._ranks.check(self.model, self.method)
+            return
         separate = measured or self.method.reduction == "none"
         rows = tasks + (self.memory is not None) + (self.method.settings.alpha > 0.0) if separate else 0
-        if self.distributed is None and self._low_memory.choose(rows, self.method, self._engine.gradients):
+        if self._low_memory.choose(rows, self.method, self._engine.gradients):
             self._use_low_memory()
 
     def _use_low_memory(self) -> None:
