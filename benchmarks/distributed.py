@@ -1,8 +1,8 @@
 """What several ranks send and how long their steps take: bytes measured on the loopback device, against the formula.
 
-Every rank has one thread, and all are on this machine. ResNet-18 is trained with SORO on some tasks and with memory, so
-T gradients are one more than tasks. Bytes are those that the kernel counts on ``lo``, headers included: with gloo all go
-there, beside those of other programs. The formula is (R−1)/R · (T/R + 1) · n numbers of 4 bytes for each of R ranks.
+Every rank has one thread, and all are on this machine. ResNet-18 is trained with SORO on T tasks.
+Bytes are those that the kernel counts on ``lo``, headers included: with gloo all go there, beside those of other
+programs. The formula is (R−1)/R · (T/R + 1) · n numbers of 4 bytes for each of R ranks.
 
     python benchmarks/distributed.py [--steps 8] [--tasks 4] [--batch 16]
 """
@@ -24,7 +24,6 @@ from rich.table import Table
 
 from spcl.distributed import World, join_world, leave_world
 from spcl.learner import Learner
-from spcl.memory import BalancedCoreset
 from spcl.methods import SORO
 from spcl.models import ResNet18
 
@@ -52,7 +51,7 @@ def train(world: World | None, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     backbone = ResNet18()
-    learner = Learner(backbone, SORO(), memory=BalancedCoreset(200), memory_batch=options.batch, distributed=world)
+    learner = Learner(backbone, SORO(), distributed=world)
     names = [f"task {index}" for index in range(options.tasks)]
     for name in names:
         learner.add_task(name, classes=5)
@@ -64,7 +63,7 @@ def train(world: World | None, options: argparse.Namespace) -> dict[str, Any]:
             learner.step(dict.fromkeys(names, (x, y)))
             if world is not None:
                 world.any(False)
-        if step >= 2:  # memory takes part from the second one
+        if step >= 2:
             times.append(found["seconds"])
             sizes.append(found["bytes"])
     return found | {"seconds": median(times), "bytes": median(sizes)}
@@ -94,12 +93,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     found = {size: on_ranks(size, options) for size in RANKS}
-    gradients = options.tasks + 1
-    table = Table(title=f"{gradients} gradients of {found[1]['numbers']:,} numbers, gloo, 1 thread per rank")
+    table = Table(title=f"{options.tasks} gradients of {found[1]['numbers']:,} numbers, gloo, 1 thread per rank")
     for heading in ("ranks", "step", "speed-up", "sent per rank", "formula", "ratio", "target", "met"):
         table.add_column(heading, justify="right")
     for size, values in found.items():
-        formula = (size - 1) / size * (gradients / size + 1) * 4 * values["numbers"]
+        formula = (size - 1) / size * (options.tasks / size + 1) * 4 * values["numbers"]
         sent = values["bytes"] / size
         speed = f"{found[1]['seconds'] / values['seconds']:.2f}×"
         row = [str(size), f"{1e3 * values['seconds']:.0f} ms", speed]
