@@ -84,9 +84,16 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     os._exit(0)  # without waiting for the others
 
 
-def new_learner(world: World | None, name: str, scenario: Scenario, dropout: float = 0.0, **settings: Any) -> Learner:
+def new_learner(
+    world: World | None,
+    name: str,
+    scenario: Scenario,
+    dropout: float = 0.0,
+    momentum: float | None = 0.3,
+    **settings: Any,
+) -> Learner:
     return Learner(
-        new_backbone(dropout),
+        new_backbone(dropout, momentum),
         make_method(name, **settings),
         memory=BalancedCoreset(12),
         scenario=scenario,
@@ -96,9 +103,9 @@ def new_learner(world: World | None, name: str, scenario: Scenario, dropout: flo
     )
 
 
-def new_backbone(dropout: float = 0.0) -> nn.Module:
+def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=0.3), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 5)]
+    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 5)]
     return nn.Sequential(*(layer for layer in layers if dropout or not isinstance(layer, nn.Dropout)))
 
 
