@@ -4,7 +4,7 @@ Every rank has one thread, and all are on this machine. ResNet-18 is trained wit
 Bytes are those that the kernel counts on ``lo``, headers included: with gloo all go there, beside those of other
 programs. The formula is (R−1)/R · (T/R + 1) · n numbers of 4 bytes for each of R ranks.
 
-    python benchmarks/distributed.py [--steps 8] [--tasks 4] [--batch 16]
+    python benchmarks/distributed.py [--rounds 3] [--steps 5] [--tasks 4] [--batch 16]
 """
 
 import argparse
@@ -89,17 +89,18 @@ def on_ranks(size: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Bytes and step times of several ranks.")
-    for name, default in {"steps": 8, "tasks": 4, "batch": 16}.items():
+    for name, default in {"rounds": 3, "steps": 5, "tasks": 4, "batch": 16}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    found = {size: on_ranks(size, options) for size in RANKS}
+    rounds = [{size: on_ranks(size, options) for size in RANKS} for _ in range(options.rounds)]
+    found = {size: {key: median(each[size][key] for each in rounds) for key in rounds[0][size]} for size in RANKS}
     table = Table(title=f"{options.tasks} gradients of {found[1]['numbers']:,} numbers, gloo, 1 thread per rank")
     for heading in ("ranks", "step", "speed-up", "sent per rank", "formula", "ratio", "target", "met"):
         table.add_column(heading, justify="right")
     for size, values in found.items():
         formula = (size - 1) / size * (options.tasks / size + 1) * 4 * values["numbers"]
         sent = values["bytes"] / size
-        speed = f"{found[1]['seconds'] / values['seconds']:.2f}×"
+        speed = f"{median(each[1]['seconds'] / each[size]['seconds'] for each in rounds):.2f}×"
         row = [str(size), f"{1e3 * values['seconds']:.0f} ms", speed]
         if formula:
             row += [f"{sent / 2**20:.2f} MiB", f"{formula / 2**20:.2f} MiB", f"{sent / formula:.3f}"]

@@ -1,5 +1,8 @@
-"""``python -m spcl``, for launchers such as torchrun."""
+"""``python -m spcl``: the command, for launchers such as torchrun."""
 
 from spcl.cli import main
 
-main()
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from spcl.data import ImageData, SourceData
@@ -53,26 +54,21 @@ def execute(
     if distributed is not None:
         settings = settings.model_copy(update={"threads": settings.threads or 1})
         distributed.check_same("settings", settings.model_dump(mode="json"))
-    folder, watchers = RunFolder(out), (view or SilentView(), list(trackers))
     with ExitStack() as opened, _memory_errors():
-
-        def prepare() -> RunResult | None:
-            opened.enter_context(folder.locked())
-            return _prepare(settings, folder, resume)
-
+        prepare = partial(_prepare, settings, folder := RunFolder(out), resume, opened)
         result = prepare() if distributed is None else distributed.from_first(prepare)
         if result is not None:
             return result
         if distributed is None or distributed.is_first:
-            options = flat_settings(settings.model_dump(mode="json"))
-            watchers[1].extend(TRACKERS.make(tracker, out, options) for tracker in settings.trackers)
+            trackers = [*trackers, *_make_trackers(settings, out)]
         else:
-            watchers = SilentView(), []
-        return TrainingRun(settings, folder, *watchers, data, distributed).complete()
+            view, trackers = None, []
+        return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
 
 
-def _prepare(settings: RunSettings, folder: RunFolder, resume: bool) -> RunResult | None:
-    """Return the result of a complete run, or make the folder of a new one."""
+def _prepare(settings: RunSettings, folder: RunFolder, resume: bool, opened: ExitStack) -> RunResult | None:
+    """Lock the folder; return the result of a complete run, or record the settings of a new one."""
+    opened.enter_context(folder.locked())
     result, begun = folder.read_result(), folder.has_checkpoint()
     if begun and result is None and not resume:
         raise UnfinishedRunError(f"{folder.path} holds an unfinished run; resume it, or choose another folder")
@@ -81,6 +77,11 @@ def _prepare(settings: RunSettings, folder: RunFolder, resume: bool) -> RunResul
     if result is None and not (begun and folder.settings.exists()):
         write_json(folder.settings, settings.model_dump(mode="json"))
     return result
+
+
+def _make_trackers(settings: RunSettings, out: Path) -> list[Tracker]:
+    options = flat_settings(settings.model_dump(mode="json"))
+    return [TRACKERS.make(tracker, out, options) for tracker in settings.trackers]
 
 
 @contextmanager
