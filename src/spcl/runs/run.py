@@ -34,15 +34,14 @@ def execute(
 ) -> RunResult:
     """Train and evaluate as the settings say, write everything to the folder ``out`` and return the result.
 
-    The run can be interrupted after every step and resumed exactly. A complete run is not repeated: its result is
-    returned.
+    The run can be interrupted after every step and resumed exactly. A complete run is not repeated.
 
     ``data`` from Python replaces that which the settings name; they are then those of ``resolve_settings(…,
     data=data)``, and the same data is needed to resume.
 
     With ``distributed``, the ranks of ``spcl.distributed.join_world()``, all of them make this call with the same
-    settings and data, share the work of every step, and return the result; the first one writes. CPU threads that the
-    settings leave open are then one per rank, since results depend on the number of threads.
+    settings and data, share the work of every step, and return the result; the first one writes. Where the settings
+    leave CPU threads open, every rank has one.
 
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
@@ -59,10 +58,9 @@ def execute(
         result = prepare() if distributed is None else distributed.from_first(prepare)
         if result is not None:
             return result
-        if distributed is None or distributed.is_first:
-            trackers = [*trackers, *_make_trackers(settings, out)]
-        else:
-            view, trackers = None, []
+        if distributed is not None and not distributed.is_first:
+            return TrainingRun(settings, folder, SilentView(), [], data, distributed).complete()
+        trackers = [*trackers, *_make_trackers(settings, out)]
         return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
 
 
