@@ -202,9 +202,13 @@ class DistributedEngine(Engine):
     def _collect_rows(self) -> None:
         rows_of = [self._rows_of(block) for block in self._blocks]
         sent = self.local.gradients.rows[: len(rows_of[self.world.rank])]
-        mine = self.gradients.rows.zero_()
+        mine, filled = self.gradients.rows, set[int]()
         for rows, part in zip(rows_of, self._slices.collect(sent, [len(rows) for rows in rows_of]), strict=True):
-            mine[rows, : part.shape[1]] += part
+            mine[:, part.shape[1] :].zero_()  # the slice of the last rank may be shorter
+            for row, values in zip(rows, part, strict=True):
+                target = mine[row, : len(values)]
+                (target.add_ if row in filled else target.copy_)(values)
+            filled.update(rows)
 
     def _numbers(self) -> Tensor:
         """Return what this rank says of its gradients: their health, its passes, its heads, and whether it failed."""

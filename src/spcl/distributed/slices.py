@@ -24,6 +24,7 @@ class Slices:
         self.length = length
         self.whole = whole
         self.width = length if whole else -(-length // world.size)
+        self._buffers: dict[str, Tensor] = {}
 
     def columns(self, rank: int) -> slice:
         """Return the columns of a rank; those of the last ranks may be fewer."""
@@ -32,15 +33,26 @@ class Slices:
 
     def collect(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Exchange rows, of which every rank has so many, for slices; return the slices of the rows of every rank."""
-        ranks = range(self._world.size)
-        parts = [rows[:, self.columns(rank)] for rank in ranks]
         mine = self.columns(self._world.rank)
-        received = [count * (mine.stop - mine.start) for count in counts]
-        packed = torch.cat([part.reshape(-1) for part in parts])
-        found = self._world.exchange(packed, [part.numel() for part in parts], received)
+        width = mine.stop - mine.start
+        parts = [rows[:, self.columns(rank)] for rank in range(self._world.size)]
+        sent, received = [part.numel() for part in parts], [count * width for count in counts]
+        packed, found = self._buffer("sent", sum(sent), rows), self._buffer("received", sum(received), rows)
+        for part, target in zip(parts, torch.split_with_sizes(packed, sent), strict=True):
+            target.view(part.shape).copy_(part)
+        self._world.exchange(found, packed, received, sent)
         shaped = zip(torch.split_with_sizes(found, received), counts, strict=True)
-        return [part.view(count, mine.stop - mine.start) for part, count in shaped]
+        return [part.view(count, width) for part, count in shaped]
 
     def join(self, part: Tensor) -> Tensor:
         """Return the whole of a vector of which every rank has its columns."""
-        return part if self.whole else self._world.gather(part)[: self.length]
+        if self.whole:
+            return part
+        whole = self._buffer("whole", self._world.size * self.width, part)
+        return self._world.gather(part, whole)[: self.length]
+
+    def _buffer(self, name: str, length: int, like: Tensor) -> Tensor:
+        """Return a vector that is used again in the next step, since new memory costs more than what is sent."""
+        if name not in self._buffers or len(self._buffers[name]) < length:
+            self._buffers[name] = like.new_empty(length)
+        return self._buffers[name][:length]

@@ -45,6 +45,9 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name up to PyTorch 2.12
+
+
 class World:
     """The ranks of a process group of :mod:`torch.distributed`.
 
@@ -80,18 +83,16 @@ class World:
             dist.all_reduce(tensor, group=self._group)
         return tensor
 
-    def exchange(self, parts: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send consecutive parts of a vector, of these lengths, one to every rank; return what the ranks sent here."""
-        result = parts.new_empty(sum(received))
+    def exchange(self, into: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
+        """Send consecutive parts of a vector, of these lengths, one to every rank; write what the ranks sent here."""
         with self._errors():
-            dist.all_to_all_single(result, parts, list(received), list(sent), group=self._group)
-        return result
+            dist.all_to_all_single(into, parts, list(received), list(sent), group=self._group)
 
-    def gather(self, part: Tensor) -> Tensor:
+    def gather(self, part: Tensor, into: Tensor | None = None) -> Tensor:
         """Return the equally long vectors of all ranks, one after the other."""
-        result = part.new_empty(self.size * len(part))
+        result = part.new_empty(self.size * len(part)) if into is None else into
         with self._errors():
-            dist.all_gather(list(result.view(self.size, -1)), part, group=self._group)
+            _ALL_GATHER(result, part, group=self._group)
         return result
 
     # -- plain data
