@@ -3,7 +3,9 @@
 __all__ = [
     "CheckpointError",
     "DataError",
+    "LostRankError",
     "MissingDataError",
+    "OtherRankError",
     "OutOfMemoryError",
     "SpclError",
     "TaskError",
@@ -38,6 +40,14 @@ class CheckpointError(SpclError):
 
 class OutOfMemoryError(SpclError):
     """The GPU or the host ran out of memory, perhaps only because other processes share it."""
+
+
+class LostRankError(SpclError):
+    """Another of the processes that train together has died, or hangs."""
+
+
+class OtherRankError(SpclError):
+    """An error of another of the processes that train together, which that process reports itself."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

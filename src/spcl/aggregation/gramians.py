@@ -1,7 +1,7 @@
 """Gramians in mixed precision: float32 slices summed in float64, or float64 where the conditioning requires it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -77,9 +77,15 @@ def packed_gramian(rows: Tensor, numbers: Tensor) -> Tensor:
     return _packed([rows.detach()], numbers)
 
 
-def unpacked_gramian(packed: Tensor, rows: Tensor) -> tuple[Array, Array]:
-    """Compute the host's part of :func:`gramian_and_numbers`; inexact products are recomputed in float64."""
-    return _unpacked(packed, [rows.detach()])
+def unpacked_gramian(
+    packed: Tensor, rows: Tensor, total: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Array, Array]:
+    """Compute the host's part of :func:`gramian_and_numbers`; inexact products are recomputed in float64.
+
+    Where the rows are some columns of a matrix that several processes hold, and ``packed`` is the sum over these,
+    ``total`` sums recomputed products likewise.
+    """
+    return _unpacked(packed, [rows.detach()], total)
 
 
 def host_gramian(matrix: Tensor) -> Array:
@@ -135,13 +141,16 @@ def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
     return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
 
-def _unpacked(packed: Tensor, blocks: Sequence[Block]) -> tuple[Array, Array]:
+def _unpacked(
+    packed: Tensor, blocks: Sequence[Block], total: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Array, Array]:
     tasks = len(blocks[0])
     values: Array = packed.cpu().numpy()
     matrix = _symmetric(values[: tasks * tasks], tasks)
     if not _exact_enough(matrix, values[tasks * tasks]):
         products = [double_products(block) for block in blocks]
-        matrix = _symmetric(sum(products[1:], start=products[0]).cpu().numpy(), tasks)
+        exact = sum(products[1:], start=products[0])
+        matrix = _symmetric((exact if total is None else total(exact)).cpu().numpy(), tasks)
     return matrix, values[tasks * tasks + 1 :]
 
 

@@ -11,7 +11,7 @@ from spcl import __version__
 from spcl.cli.consoles import careful_output, plain_console
 from spcl.cli.interrupts import EXIT_STATUS
 from spcl.cli.lazy import LazyGroup
-from spcl.errors import SpclError
+from spcl.errors import OtherRankError, SpclError
 
 __all__ = ["app", "main"]
 
@@ -75,6 +75,8 @@ def main() -> None:
     try:
         with careful_output():
             app()
+    except OtherRankError:
+        sys.exit(1)  # that rank has said why
     except SpclError as error:
         say("error", "red", error)
         sys.exit(1)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from spcl.cli.consoles import plain_console, print_next
 from spcl.cli.flags import METHOD, SCENARIO, RunFlags, expand_flags, naming_flags, settings_from
+from spcl.distributed import join_world, leave_world
 from spcl.errors import SpclError, TimelineError
 from spcl.runs import (
     DeviceError,
@@ -47,21 +49,26 @@ def run(
     paradigm: Annotated[str | None, typer.Option(help="parallel, joint (MTL) or serial (SCL).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
 ) -> None:
-    """Train and evaluate one method on one configuration of a benchmark."""
+    """Train and evaluate one method on one configuration of a benchmark.
+
+    Under torchrun, all of its processes share the work of every step: torchrun --nproc-per-node 4 -m spcl run …
+    """
+    world = join_world()
     file, given, assigned = flags.layers()
     given |= settings_from(scenario=scenario, config=config, seed=seed, paradigm=paradigm, method=method)
     layers = [file, given, assigned]
     chosen = _resumed(out, layers) if resume else resolve_settings(*layers)
-    console = plain_console()
+    console = plain_console() if world is None or world.is_first else Console(quiet=True)
     view: View = LiveView(console) if console.is_terminal else PlainView(console)
     was_complete = RunFolder(out).read_result() is not None
     with naming_flags(FLAGS):
         try:
-            result = execute(chosen, out, resume=resume, view=view)
+            result = execute(chosen, out, resume=resume, view=view, distributed=world)
         except InterruptedRunError as stopped:
             command = shlex.join(["spcl", "run", "--out", str(out), "--resume"])
             console.print(f"{stopped}; continue with: {command}", soft_wrap=True)
             raise typer.Exit(130) from None
+    leave_world()
     if was_complete:
         console.print(f"this run was complete already: {result.summary}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)

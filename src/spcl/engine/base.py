@@ -1,12 +1,12 @@
 """Interface of an engine: what a step asks for."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from spcl.batches import Inputs
 from spcl.engine.gradients import GradientMatrix
@@ -84,6 +84,19 @@ class Engine(ABC):
     def combine(self, weights: Array) -> None:
         """Form the sum of the rows, each times its weight, in row 0 (Alg. 2, line 10)."""
         self.gradients.combine(weights)
+
+    def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
+        """Form the update of an elementwise rule in row 0."""
+        self.gradients.apply(rule, decoupled)
+
+    def is_update_finite(self) -> bool:
+        """Return whether all of the combined update is finite."""
+        return bool(self.gradients.rows[0].norm().isfinite())
+
+    def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
+        """Return the mean of the tasks' gradients by parameter, in a step with memory whose gradient comes later."""
+        direction = self.gradients.mean_of_tasks(len(self.gradients.plan.names) - 1)
+        return dict(zip(self.gradients.parameters, self.gradients.views(direction), strict=True))
 
     @abstractmethod
     def assign_grads(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from spcl.batches import BatchLike, as_batch
 from spcl.engine.model import Samples, SharedModel
@@ -93,6 +94,10 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
     """Validate the constructor arguments of a learner."""
     if not isinstance(backbone, nn.Module):
         raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
+    if isinstance(backbone, DistributedDataParallel):
+        raise SpclError(
+            "the backbone is wrapped in DistributedDataParallel; pass the module that it wraps, and distributed="
+        )
     for name, parameter in backbone.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise SpclError(

@@ -1,6 +1,5 @@
 """The online learner: one model, tasks that come and go, one step at a time."""
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, cast
@@ -10,9 +9,10 @@ from torch import nn
 
 from spcl.batches import BatchLike
 from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.distributed import World
 from spcl.engine.model import Samples, Scenario, SharedModel
 from spcl.engine.update import Update
-from spcl.errors import SpclError, TaskError
+from spcl.errors import TaskError
 from spcl.learner import state as states
 from spcl.learner.admission import check_arguments, check_new_task, find_task
 from spcl.learner.fitting import Fitting, MomentLike
@@ -66,6 +66,8 @@ class Learner(TrainedModel):
         low_memory: never hold the gradients of all tasks, but only their Gramian: two backward passes over the joint
             batch, in the memory of plain training, without CUDA graphs. ``"auto"``: once they would not fit. Where it
             is not possible, a warning says why.
+        distributed: the ranks that train this learner together, ``spcl.distributed.join_world()`` under ``torchrun``.
+            All of them make the same calls with the same batches; tasks are split over them.
         seed: of the initialisation of heads.
 
     Attributes:
@@ -106,13 +108,14 @@ class Learner(TrainedModel):
         measure_stability: bool = False,
         capture: bool = True,
         low_memory: LowMemory = "auto",
+        distributed: World | None = None,
         seed: int = 0,
     ) -> None:
         check_arguments(backbone, method, memory, memory_batch)
         check_habits(schedule, clip_norm, average, augment, updates)
         model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
         options: dict[str, Any] = {"average": average, "capture": capture, "low_memory": low_memory}
-        super().__init__(model, method, memory, optimizer=optimizer, **options)
+        super().__init__(model, method, memory, optimizer=optimizer, distributed=distributed, **options)
         self.schedule = schedule
         self.clip_norm = clip_norm
         self.augment = augment
@@ -255,19 +258,15 @@ class Learner(TrainedModel):
     def save(self, path: str | os.PathLike[str], /, **sources: states.Stateful) -> None:
         """Write a checkpoint, from which :meth:`load` continues exactly.
 
-        One safetensors file, without pickle, checksummed, replaced atomically; the previous one stays beside it.
+        One safetensors file, checksummed, replaced atomically; the previous one stays. Of the ranks, the first writes.
 
         Args:
             path: the file.
             sources: streams, schedules and whatever else has ``state_dict()``, saved under these names.
         """
-        parameters = inspect.signature(type(self).load).parameters.values()
-        reserved = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-        reserved -= {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them in any case
-        for name in sources:
-            if name in reserved:
-                raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
-        write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
+        states.check_source_names(type(self).load, sources)
+        if self.distributed is None or self.distributed.is_first:
+            write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
 
     def model_state(self) -> dict[str, Any]:
         """Return the model as plain data and tensors: backbone, tasks with their heads, and method.
@@ -309,20 +308,21 @@ class Learner(TrainedModel):
         memory: Memory | None = None,
         schedule: Schedule | None = None,
         augment: Transform | None = None,
+        distributed: World | None = None,
         heads: Heads | None = None,
         losses: Losses | None = None,
         **sources: states.Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.
 
-        The backbone is changed only when all of the checkpoint fits. What :meth:`freeze` and :meth:`unfreeze` did to it
-        is repeated.
+        The backbone is changed only when all of the checkpoint fits. Frozen parameters are frozen again.
 
         Args:
             checkpoint: the file, its content as of :func:`spcl.checkpoint.read_checkpoint`, or a :meth:`model_state`.
             backbone: a module of the same architecture, which gets the saved weights.
             method, optimizer, memory: needed only if not of ``spcl.methods``, ``torch.optim`` and ``spcl.memory``.
             schedule, augment: needed if the learner had them, because functions are not saved.
+            distributed: the ranks that train on, as many as one likes.
             heads: head and loss of every task that was added with its own, by name.
             losses: the loss of every classifier that was added with one other than a ``CrossEntropy``, by name.
             sources: what was saved along, each restored by its ``load_state_dict``. A schedule needs the loaded
@@ -330,7 +330,7 @@ class Learner(TrainedModel):
         """
         state = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
         states.check_state(state, backbone, sources)
-        parts = states.saved_parts(state, method, optimizer, memory)
+        parts = states.saved_parts(state, method, optimizer, memory) | {"distributed": distributed}
         habits = saved_habits(state["learner"], schedule=schedule, augment=augment)
         with trainable(backbone, states.saved_trainable(state, backbone)):
             learner = cls._with_settings(state["learner"], backbone=backbone, **parts, **habits)

@@ -1,14 +1,14 @@
 """Replaying memory: the samples drawn for a step, edited where the method does so."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spcl.batches import Inputs
-from spcl.engine.gradients import GradientMatrix
+from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
 from spcl.memory import Memory, ReplayBatch
 from spcl.methods.base import Method
@@ -39,14 +39,15 @@ class Replay:
             return 0
         return batch_size or max(len(group.y) for group in batches)
 
-    def draw(self, count: int, gradients: GradientMatrix) -> ReplayedSamples:
-        """Draw samples; ``gradients`` holds those of the tasks, along which an editing method looks ahead."""
+    def draw(self, count: int, engine: Engine) -> ReplayedSamples:
+        """Draw samples; ``engine`` has the gradients of the tasks, along which an editing method looks ahead."""
         assert self._memory is not None
         drawn = self._memory.draw(count)
         samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
         if not self._method.edits_memory:
             return ReplayedSamples(samples, [group.x for group in samples])
-        inputs: list[Inputs] = [*self._method.edit(drawn, _LookAhead(self._model, self._method, samples, gradients))]
+        model = _LookAhead(self._model, self._method, samples, engine.mean_of_tasks())
+        inputs: list[Inputs] = [*self._method.edit(drawn, model)]
         return ReplayedSamples(samples, inputs, list(zip(drawn, inputs, strict=True)))
 
 
@@ -54,12 +55,16 @@ class _LookAhead:
     """Implements :class:`spcl.methods.base.LookAhead` for the samples of one draw."""
 
     def __init__(
-        self, model: SharedModel, method: Method, samples: Sequence[Samples], gradients: GradientMatrix
+        self,
+        model: SharedModel,
+        method: Method,
+        samples: Sequence[Samples],
+        direction: Mapping[nn.Parameter, Tensor],
     ) -> None:
         self._model = model
         self._method = method
         self._samples = samples
-        self._gradients = gradients
+        self._direction = direction
 
     def loss(self, inputs: Sequence[Inputs]) -> Tensor:
         with self._model.evaluating():
@@ -68,15 +73,13 @@ class _LookAhead:
 
     @contextmanager
     def ahead(self, rate: float) -> Iterator[None]:
-        parameters = self._gradients.parameters
-        before = [parameter.detach().clone() for parameter in parameters]
-        direction = self._gradients.mean_of_tasks(len(self._gradients.plan.names) - 1)
+        before = {parameter: parameter.detach().clone() for parameter in self._direction}
         with torch.no_grad():
-            for parameter, change in zip(parameters, self._gradients.views(direction), strict=True):
+            for parameter, change in self._direction.items():
                 parameter.sub_(change, alpha=rate)
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, value in zip(parameters, before, strict=True):
+                for parameter, value in before.items():
                     parameter.copy_(value)

@@ -1,6 +1,7 @@
 """State of a learner's parts as plain data and tensors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,6 +32,7 @@ from spcl.methods.base import Method
 __all__ = [
     "Parts",
     "Stateful",
+    "check_source_names",
     "check_state",
     "model_state",
     "parts_state",
@@ -66,6 +68,16 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
     for name in sources:
         if name not in saved:
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(saved)}")
+
+
+def check_source_names(load: Callable[..., object], names: Iterable[str]) -> None:
+    """Refuse to save sources under names that are arguments of ``load``."""
+    parameters = inspect.signature(load).parameters.values()
+    reserved = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    reserved -= {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them in any case
+    for name in names:
+        if name in reserved:
+            raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
 
 
 class Parts(NamedTuple):

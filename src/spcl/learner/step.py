@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spcl.batches import Inputs
 from spcl.engine.base import Engine, JointPassError
+from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
@@ -79,10 +80,13 @@ class Step:
 
     def __init__(self, engine: Engine, method: Method, replay: Replay, rollback: Rollback) -> None:
         self._engine = engine
-        self._gradients = engine.gradients
         self._method = method
         self._replay = replay
         self._rollback = rollback
+
+    @property
+    def _gradients(self) -> GradientMatrix:
+        return self._engine.gradients
 
     def compute_update(
         self, outcome: Outcome, batches: Sequence[Samples], replayed: int, options: StepOptions, meanwhile: Meanwhile
@@ -92,6 +96,15 @@ class Step:
         What the step computes goes to the outcome. When the GPU's work is queued, ``meanwhile`` is called, before the
         host synchronises.
         """
+        try:
+            self._compute_update(outcome, batches, replayed, options, meanwhile)
+        except JointPassError as error:
+            outcome.is_joint = True
+            outcome.faults = {group.task.name: str(error) for group in batches}
+
+    def _compute_update(
+        self, outcome: Outcome, batches: Sequence[Samples], replayed: int, options: StepOptions, meanwhile: Meanwhile
+    ) -> None:
         engine, alpha = self._engine, self._method.settings.alpha
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
         engine.begin(self._plan(names, options.measure_stability))
@@ -103,8 +116,6 @@ class Step:
                 replays = [self._drawn(outcome, replayed, options) for _ in range(self._method.draws)]
         with outcome.timed("tasks"):  # lines 3, 4 and 7: g_i, and the gradient of head i
             self._backward(outcome, batches, replays, options.separate_passes)
-        if outcome.faults:
-            return
         if replayed and not (outcome.is_joint and replays):
             with outcome.timed("memory"):
                 self._backward_replay(outcome, replays, replayed, options)
@@ -133,12 +144,7 @@ class Step:
         self, outcome: Outcome, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]], separately: bool
     ) -> None:
         """Compute the gradients of the tasks, and of memory with them where batches can share a pass."""
-        try:
-            joint = None if separately else self._engine.backward_jointly(batches, replays)
-        except JointPassError as error:
-            outcome.is_joint = True
-            outcome.faults = {group.task.name: str(error) for group in batches}
-            return
+        joint = None if separately else self._engine.backward_jointly(batches, replays)
         outcome.is_joint = joint is not None
         outcome.logits = self._engine.backward(batches) if joint is None else joint
 
@@ -160,7 +166,7 @@ class Step:
 
     def _drawn(self, outcome: Outcome, count: int, options: StepOptions) -> list[Samples]:
         """Draw samples from memory; a method that edits them does so along the tasks' gradients."""
-        drawn = self._replay.draw(count, self._gradients)
+        drawn = self._replay.draw(count, self._engine)
         outcome.edits += drawn.edits
         return self._augmented(_with_inputs(drawn.samples, drawn.inputs), options)
 
@@ -235,10 +241,10 @@ class Step:
     def _combine(self, outcome: Outcome, weights: Array | None, norms: Array) -> None:
         """Combine the rows in row 0; if the result is not finite, all tasks are faulty."""
         if weights is None:
-            self._gradients.apply(self._method.combine, self._method.settings.decoupled)
+            self._engine.apply(self._method.combine, self._method.settings.decoupled)
         else:
             self._engine.combine(weights)
-        if not self._is_surely_finite(weights, norms) and not bool(self._gradients.rows[0].norm().isfinite()):
+        if not self._is_surely_finite(weights, norms) and not self._engine.is_update_finite():
             reason = f"the update that {self._method!r} gives for this step is not finite"
             outcome.faults = {name: reason for name in outcome.losses if name != MEMORY}
 

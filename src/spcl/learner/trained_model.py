@@ -4,12 +4,14 @@ import torch
 from torch import nn
 
 from spcl.cuda_graphs import CudaGraphEngine
+from spcl.distributed import DistributedEngine, World
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
 from spcl.engine.low_memory import LowMemoryEngine
 from spcl.engine.model import SharedModel
 from spcl.learner.admission import Admission
+from spcl.learner.distribution import RankCheck
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
 from spcl.learner.low_memory import LowMemory, LowMemoryChoice
 from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
@@ -32,6 +34,7 @@ class TrainedModel(Predictor):
         average: decay of the average of the weights, or None.
         capture: whether CUDA graphs are captured on a GPU.
         low_memory: whether gradients are not held; ``"auto"``: where they would not fit.
+        distributed: the ranks that train the model together, or None.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class TrainedModel(Predictor):
         average: float | None,
         capture: bool,
         low_memory: LowMemory,
+        distributed: World | None,
     ) -> None:
         super().__init__(model, None if average is None else WeightAverage(average))
         self.method = method
@@ -51,10 +55,13 @@ class TrainedModel(Predictor):
         self.average = average
         self.capture = capture
         self._low_memory = LowMemoryChoice(low_memory)
+        self.distributed = distributed
+        self._ranks = None if distributed is None else RankCheck(distributed, low_memory)
         self._has_refrozen = False
         self._use_engine(self._make_engine())
-        gradients = self._engine.gradients
-        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, gradients.parameters, gradients.buffer)
+        shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
+        like = torch.empty(0, dtype=model.dtype, device=model.device)
+        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
         self._average_all()
 
     def freeze(self, *patterns: str) -> None:
@@ -99,6 +106,9 @@ class TrainedModel(Predictor):
 
     def _choose_engine(self, tasks: int, measured: bool) -> None:
         """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
+        if self._ranks is not None:
+            self._ranks.check(self.model, self.method)
+            return
         separate = measured or self.method.reduction == "none"
         rows = tasks + (self.memory is not None) + (self.method.settings.alpha > 0.0) if separate else 0
         if self._low_memory.choose(rows, self.method, self._engine.gradients):
@@ -111,6 +121,8 @@ class TrainedModel(Predictor):
         self._use_engine(self._make_engine())
 
     def _make_engine(self) -> Engine:
+        if self.distributed is not None:
+            return DistributedEngine(self.model, self.method, self.distributed)
         if self._low_memory.is_chosen:
             return LowMemoryEngine(self.model, self.method)
         graphs = self.capture and self.model.device.type == "cuda"

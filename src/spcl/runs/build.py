@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spcl.data import ImageData, SourceData
+from spcl.distributed import World
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.learner.freezing import matching
@@ -40,7 +41,13 @@ class DeviceError(SpclError):
     """A device that is unknown or cannot compute here."""
 
 
-def make_learner(settings: RunSettings, data: ImageData | SourceData, device: torch.device, steps: int) -> Learner:
+def make_learner(
+    settings: RunSettings,
+    data: ImageData | SourceData,
+    device: torch.device,
+    steps: int,
+    distributed: World | None = None,
+) -> Learner:
     """Make the learner before the first of so many steps; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
     return Learner(
@@ -54,6 +61,7 @@ def make_learner(settings: RunSettings, data: ImageData | SourceData, device: to
         measure_stability=settings.stability,
         capture=settings.capture,
         low_memory=settings.low_memory,
+        distributed=distributed,
         seed=settings.seed,
     )
 

@@ -14,8 +14,8 @@ from spcl.runs.result import Environment
 __all__ = ["current_environment"]
 
 
-def current_environment(device: torch.device) -> Environment:
-    """Describe the environment of a run on this device."""
+def current_environment(device: torch.device, ranks: int = 1) -> Environment:
+    """Describe the environment of a run on this device, or on those of so many ranks."""
     return Environment(
         spcl=spcl.__version__,
         torch=torch.__version__,
@@ -24,6 +24,7 @@ def current_environment(device: torch.device) -> Environment:
         threads=torch.get_num_threads(),
         git=_git_commit(),
         plugins=installed_plugins(),
+        ranks=ranks,
     )
 
 

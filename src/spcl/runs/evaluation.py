@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from spcl.distributed import World, deal
 from spcl.learner import Learner
 from spcl.orthogonality import filter_statistics
 from spcl.runs.metrics import finite_or_none
@@ -20,6 +21,7 @@ __all__ = [
     "confusions",
     "convolution_statistics",
     "evaluate",
+    "evaluate_on_ranks",
     "f1_score",
     "forgetting",
     "r_squared",
@@ -48,6 +50,15 @@ def evaluate(learner: Learner, tests: Tests, tasks: Mapping[str, RunTask]) -> Ev
             output = learner.predict(x, task=name).cpu()
             scores[name] = 100.0 * (r_squared if kinds[name] == "regression" else f1_score)(output, y)
     return Evaluation(scores, tables)
+
+
+def evaluate_on_ranks(world: World, learner: Learner, tests: Tests, tasks: Mapping[str, RunTask]) -> Evaluation:
+    """Evaluate as :func:`evaluate` does, every rank some of the tasks; all ranks get the whole."""
+    names = list(tests)
+    block = deal([len(y) for _, y in tests.values()], world.size)[world.rank]
+    parts = world.gather_objects(evaluate(learner, {names[index]: tests[names[index]] for index in block}, tasks))
+    scores = {name: score for part in parts for name, score in part.scores.items()}
+    return Evaluation(scores, {name: table for part in parts for name, table in part.tables.items()})
 
 
 def r_squared(output: Tensor, targets: Tensor) -> float:

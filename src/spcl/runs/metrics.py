@@ -13,7 +13,7 @@ from spcl.runs.folder import FolderError
 from spcl.stability import Stability, summaries
 from spcl.trackers import Tracker, tracker_errors
 
-__all__ = ["MetricsFile", "Recorder", "finite_or_none"]
+__all__ = ["MetricsFile", "Recorder", "SilentRecorder", "finite_or_none"]
 
 WRITE_SECONDS = 1.0
 
@@ -100,6 +100,26 @@ class Recorder:
                 with tracker_errors(tracker):
                     tracker.step(step, values)
         self._written_at = time.monotonic()
+
+
+class SilentRecorder:
+    """A recorder that writes nothing."""
+
+    def start(self, **facts: Any) -> None:
+        """Do nothing."""
+
+    def step(self, step: int, report: StepReport) -> None:
+        """Do nothing."""
+
+    def evaluation(self, step: int, ended: tuple[str, ...], accuracies: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def sync(self) -> int:
+        """Return the length of a file without lines."""
+        return 0
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def finite_or_none(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -85,7 +85,8 @@ class TaskResult(_Record):
 class Environment(_Record):
     """Versions and hardware that a run was made with.
 
-    ``plugins`` are the installed packages that added plug-ins by entry points, with their versions.
+    ``plugins`` are the installed packages that added plug-ins by entry points, with their versions; ``ranks`` is the
+    number of processes that made the run together.
 
     >>> Environment(spcl="1.0", plugins={"my-things": "0.3"}).model_dump(exclude_none=True)
     {'spcl': '1.0', 'plugins': {'my-things': '0.3'}}
@@ -98,12 +99,14 @@ class Environment(_Record):
     threads: int | None = None
     git: str | None = None
     plugins: dict[str, str] = Field(default_factory=dict)
+    ranks: int = 1
 
     @model_serializer(mode="wrap")
     def _without_no_plugins(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Name plug-ins only where there are any, as in records of earlier versions."""
+        """Name plug-ins and the number of ranks only where there are any, as in records of earlier versions."""
         content: dict[str, Any] = serialise(self)
-        return content if self.plugins else {name: content[name] for name in content if name != "plugins"}
+        unused = [*["plugins"] * (not self.plugins), *["ranks"] * (self.ranks == 1)]
+        return {name: value for name, value in content.items() if name not in unused}
 
 
 class RunResult(_Record):

@@ -1,10 +1,12 @@
 """One run, from its settings to ``result.json``."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from spcl.data import ImageData, SourceData
+from spcl.distributed import World
 from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
 from spcl.plugins import load_plugins
@@ -28,14 +30,18 @@ def execute(
     view: View | None = None,
     trackers: Sequence[Tracker] = (),
     data: ImageData | SourceData | None = None,
+    distributed: World | None = None,
 ) -> RunResult:
     """Train and evaluate as the settings say, write everything to the folder ``out`` and return the result.
 
-    The run can be interrupted after every step and resumed exactly. A complete run is not repeated: its result is
-    returned.
+    The run can be interrupted after every step and resumed exactly. A complete run is not repeated.
 
     ``data`` from Python replaces that which the settings name; they are then those of ``resolve_settings(…,
     data=data)``, and the same data is needed to resume.
+
+    With ``distributed``, the ranks of ``spcl.distributed.join_world()``, all of them make this call with the same
+    settings and data, share the work of every step, and return the result; the first one writes. Where the settings
+    leave CPU threads open, every rank has one.
 
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
@@ -44,20 +50,36 @@ def execute(
     """
     load_plugins(settings.plugins)
     check_data(settings, data)
-    folder, recorded = RunFolder(out), settings.model_dump(mode="json")
-    with folder.locked():
-        result, begun = folder.read_result(), folder.has_checkpoint()
-        if begun and result is None and not resume:
-            raise UnfinishedRunError(f"{out} holds an unfinished run; resume it, or choose another folder")
-        if begun or result is not None:
-            folder.check_settings(settings)
+    if distributed is not None:
+        settings = settings.model_copy(update={"threads": settings.threads or 1})
+        distributed.check_same("settings", settings.model_dump(mode="json"))
+    with ExitStack() as opened, _memory_errors():
+        prepare = partial(_prepare, settings, folder := RunFolder(out), resume, opened)
+        result = prepare() if distributed is None else distributed.from_first(prepare)
         if result is not None:
             return result
-        if not (begun and folder.settings.exists()):
-            write_json(folder.settings, recorded)
-        with _memory_errors():
-            made = [TRACKERS.make(tracker, out, flat_settings(recorded)) for tracker in settings.trackers]
-            return TrainingRun(settings, folder, view or SilentView(), [*trackers, *made], data).complete()
+        if distributed is not None and not distributed.is_first:
+            return TrainingRun(settings, folder, SilentView(), [], data, distributed).complete()
+        trackers = [*trackers, *_make_trackers(settings, out)]
+        return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
+
+
+def _prepare(settings: RunSettings, folder: RunFolder, resume: bool, opened: ExitStack) -> RunResult | None:
+    """Lock the folder; return the result of a complete run, or record the settings of a new one."""
+    opened.enter_context(folder.locked())
+    result, begun = folder.read_result(), folder.has_checkpoint()
+    if begun and result is None and not resume:
+        raise UnfinishedRunError(f"{folder.path} holds an unfinished run; resume it, or choose another folder")
+    if begun or result is not None:
+        folder.check_settings(settings)
+    if result is None and not (begun and folder.settings.exists()):
+        write_json(folder.settings, settings.model_dump(mode="json"))
+    return result
+
+
+def _make_trackers(settings: RunSettings, out: Path) -> list[Tracker]:
+    options = flat_settings(settings.model_dump(mode="json"))
+    return [TRACKERS.make(tracker, out, options) for tracker in settings.trackers]
 
 
 @contextmanager

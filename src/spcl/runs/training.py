@@ -13,14 +13,22 @@ from numpy.typing import NDArray
 
 from spcl.checkpoint import read_newest
 from spcl.data import ImageData, SourceData
+from spcl.distributed import World
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
 from spcl.runs.build import inputs_of, learner_parts, make_learner, pick_device
 from spcl.runs.environment import current_environment
-from spcl.runs.evaluation import Evaluation, average_accuracy, convolution_statistics, evaluate, forgetting
+from spcl.runs.evaluation import (
+    Evaluation,
+    average_accuracy,
+    convolution_statistics,
+    evaluate,
+    evaluate_on_ranks,
+    forgetting,
+)
 from spcl.runs.folder import RunFolder
-from spcl.runs.metrics import MetricsFile, Recorder
+from spcl.runs.metrics import MetricsFile, Recorder, SilentRecorder
 from spcl.runs.model import save_model
 from spcl.runs.problem import make_problem
 from spcl.runs.provenance import Provenance
@@ -66,6 +74,7 @@ class TrainingRun:
         view: receives its progress.
         trackers: receive its metrics.
         data: used instead of the data that the settings name, if given.
+        distributed: the ranks that make the run together, or None; the first one writes.
     """
 
     def __init__(
@@ -75,11 +84,14 @@ class TrainingRun:
         view: View,
         trackers: Sequence[Tracker],
         data: ImageData | SourceData | None = None,
+        distributed: World | None = None,
     ) -> None:
         self.settings = settings
         self.folder = folder
         self.view = view
         self.trackers = trackers
+        self.distributed = distributed
+        self.writes = distributed is None or distributed.is_first
         self.device = pick_device(settings.device)
         if threads := settings.threads or (1 if self.device.type == "cuda" else None):
             torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
@@ -87,8 +99,11 @@ class TrainingRun:
         self.provenance = Provenance(folder.path, settings, self.problem.data)
         self.progress = Progress()
         self.tables: dict[str, NDArray[np.int64]] = {}
-        self.learner = self._resume() if folder.has_checkpoint() else self._start()
-        self.recorder = Recorder(MetricsFile(folder.metrics, self.progress.metrics_position), trackers)
+        if distributed is not None:
+            distributed.check_same("data", self.provenance.fingerprint)
+        saved = self._saved() if distributed is None else distributed.from_first(self._saved)
+        self.learner = self._start() if saved is None else self._resume(saved)
+        self.recorder = self._make_recorder()
         self._saved_at = time.monotonic()
         self._pending_view: Callable[[], None] | None = None
 
@@ -104,23 +119,26 @@ class TrainingRun:
                 self._record_start()
             self._train()
             result = self._result()
-            if self.settings.keep_model:
-                save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
-            write_json(self.folder.result, result.model_dump(mode="json"))
-            for tracker in self.trackers:
-                with tracker_errors(tracker):
-                    tracker.result(result.accuracy, result.forgetting)
-            self.folder.remove_checkpoints()
+            if self.writes:
+                self._write(result)
             self.view.end(result)
             return result
 
     # -- start or resume
 
     def _start(self) -> Learner:
-        return make_learner(self.settings, self.problem.data, self.device, len(self.problem.stream))
+        steps = len(self.problem.stream)
+        return make_learner(self.settings, self.problem.data, self.device, steps, self.distributed)
 
-    def _resume(self) -> Learner:
-        saved = read_newest(self.folder.checkpoint)
+    def _saved(self) -> dict[str, Any] | None:
+        return read_newest(self.folder.checkpoint) if self.folder.has_checkpoint() else None
+
+    def _make_recorder(self) -> Recorder | SilentRecorder:
+        if not self.writes:
+            return SilentRecorder()
+        return Recorder(MetricsFile(self.folder.metrics, self.progress.metrics_position), self.trackers)
+
+    def _resume(self, saved: Mapping[str, Any]) -> Learner:
         if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
             self.provenance.load_state_dict(provenance)
         parts = learner_parts(self.settings, self.problem.data, self.device, len(self.problem.stream))
@@ -132,6 +150,7 @@ class TrainingRun:
             losses=make_losses(tasks, self.settings),
             stream=self.problem.stream,
             progress=self.progress,
+            distributed=self.distributed,
         )
 
     def _record_start(self) -> None:
@@ -152,7 +171,11 @@ class TrainingRun:
                 self._record(moment, report)
                 self._evaluate_if_due(moment, report)
                 self._show_later(moment, report)
-                self._save_if_due(stop.is_set())
+                self._save_if_due(self._is_any(stop.is_set()))
+
+    def _is_any(self, condition: bool) -> bool:
+        """Return whether the condition holds on any rank: a signal reaches them between different steps."""
+        return condition if self.distributed is None else self.distributed.any(condition)
 
     def _train_step(self, moment: Moment) -> StepReport:
         begin = time.perf_counter()
@@ -206,7 +229,10 @@ class TrainingRun:
         return list(self.learner.tasks) if due else []
 
     def _evaluation(self, tasks: list[str]) -> Evaluation:
-        return evaluate(self.learner, {task: self.problem.tests[task] for task in tasks}, self.problem.tasks)
+        tests = {task: self.problem.tests[task] for task in tasks}
+        if self.distributed is None:
+            return evaluate(self.learner, tests, self.problem.tasks)
+        return evaluate_on_ranks(self.distributed, self.learner, tests, self.problem.tasks)
 
     # -- save
 
@@ -224,6 +250,15 @@ class TrainingRun:
             raise InterruptedRunError(f"stopped after step {steps} and saved")
 
     # -- result
+
+    def _write(self, result: RunResult) -> None:
+        if self.settings.keep_model:
+            save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
+        write_json(self.folder.result, result.model_dump(mode="json"))
+        for tracker in self.trackers:
+            with tracker_errors(tracker):
+                tracker.result(result.accuracy, result.forgetting)
+        self.folder.remove_checkpoints()
 
     def _result(self) -> RunResult:
         final, at_end = self.progress.latest, self.progress.at_end
@@ -249,6 +284,6 @@ class TrainingRun:
             steps=self.learner.steps,
             fingerprint=self.provenance.fingerprint,
             timeline=self.problem.configuration.timeline.spans,
-            environment=current_environment(self.device),
+            environment=current_environment(self.device, 1 if self.distributed is None else self.distributed.size),
             seconds={"training": self.progress.trained_seconds},
         )

@@ -1,0 +1,288 @@
+"""Engine of which every rank computes the gradients of some tasks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from typing_extensions import override
+
+from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
+from spcl.batches import Inputs, leaves
+from spcl.distributed.dealing import deal
+from spcl.distributed.heads import HeadGradients
+from spcl.distributed.logits import shared_logits
+from spcl.distributed.random_numbers import RankRandomness
+from spcl.distributed.running_averages import RunningAverages
+from spcl.distributed.slices import Slices
+from spcl.distributed.world import World
+from spcl.engine.base import Engine, JointPassError
+from spcl.engine.eager import EagerEngine
+from spcl.engine.gradients import HEALTH, GradientMatrix
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.reduction import ReductionPlan
+from spcl.engine.snapshot import BufferSnapshot
+from spcl.engine.update import Update
+from spcl.errors import OtherRankError, SpclError, is_out_of_memory
+from spcl.methods.base import MEMORY, Method
+from spcl.transforms import Transform
+
+__all__ = ["DistributedEngine"]
+
+Array = NDArray[np.float64]
+
+
+class DistributedEngine(Engine):
+    r"""Computes what :class:`~spcl.engine.eager.EagerEngine` computes, every rank the gradients of some tasks.
+
+    All ranks have the same model, memory and batches. The T gradients of a step are dealt to the R ranks by the sizes
+    of their batches; a rank computes its own on whole batches, so that any loss and batch-norm stay as they are. Then
+    the ranks exchange rows for slices, so that each holds n/R columns of all T rows, sum up the Gramians of the slices,
+    weigh all the same T×T matrix, combine their slices and gather the update. A rank sends
+    :math:`\frac{R-1}{R} \left(\frac TR + 1\right) n` numbers, and few others.
+
+    Args:
+        model: the shared model.
+        method: how gradients become an update.
+        world: the ranks.
+    """
+
+    def __init__(self, model: SharedModel, method: Method, world: World) -> None:
+        self.model = model
+        self.method = method
+        self.world = world
+        self.local = EagerEngine(model, method)
+        self._averages = RunningAverages(world)
+        self._heads = HeadGradients(model, self.local.gradients, world)
+        self._random = RankRandomness(world, model.device)
+        self._use_slices()
+
+    def _use_slices(self) -> None:
+        own = self.local.gradients
+        self._slices = Slices(self.world, own.length, whole=self.method.elementwise)
+        columns = nn.Parameter(own.buffer.new_empty(self._slices.width))
+        self.gradients = GradientMatrix([columns] * bool(self._slices.width), like=own.buffer)
+
+    @override
+    def begin(self, plan: ReductionPlan) -> None:
+        self._plan = plan
+        self._error: Exception | None = None
+        self._averages.begin(self.model.modules())
+
+    @override
+    def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
+        return self.local.augment(transform, inputs)
+
+    # -- the gradients of this rank
+
+    @property
+    @override
+    def joins_batches(self) -> bool:
+        return self.local.joins_batches
+
+    @override
+    def backward_jointly(
+        self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
+    ) -> dict[str, Tensor] | None:
+        if not self.joins_batches:
+            return None
+        own, logits = self._deal(batches), None
+        with self._deferred_errors():
+            logits = self.local.backward_jointly(own, replays if self._has_memory else [])
+            if logits is None:
+                logits = self.local.backward(own)
+                for draw, samples in enumerate(replays if self._has_memory else []):
+                    self.local.backward_replay(samples, [group.x for group in samples], draw)
+        if self._error is not None and not isinstance(self._error, JointPassError):
+            self._error = JointPassError(str(self._error))  # passes of their own show which batch it is
+        return self._shared(batches, logits or {})
+
+    @override
+    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
+        own, logits = self._deal(batches), dict[str, Tensor]()
+        with self._deferred_errors():
+            logits = self.local.backward(own)
+        return self._shared(batches, logits)
+
+    @override
+    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
+        if not self._has_memory or self._error is not None:
+            return
+        with self._deferred_errors():
+            try:
+                self.local.backward_replay(samples, inputs, draw)
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, SpclError) or is_out_of_memory(error):
+                    raise
+                self.local.gradients.health[len(self._own) - 1, 0] = torch.nan  # the step is repeated without memory
+
+    def _deal(self, batches: Sequence[Samples]) -> list[Samples]:
+        """Deal the gradients to the ranks, begin with the own ones, and return their batches."""
+        self._check_batches(batches)
+        sizes = [len(group.y) for group in batches]
+        memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
+        self._blocks = deal([*sizes, *memory], self.world.size)
+        self._own = self._blocks[self.world.rank]
+        self._has_memory = bool(memory) and len(batches) in self._own
+        self.local.begin(self._local_plan(self._own))
+        self.local.gradients.keeps_factors = False  # rows are sent
+        if self.local.gradients.length != self._slices.length:
+            self._use_slices()
+        self.gradients.begin(self._plan, penalty=self.method.settings.alpha > 0.0)
+        return [batches[index] for index in self._own if index < len(batches)]
+
+    def _check_batches(self, batches: Sequence[Samples]) -> None:
+        """Raise an error on all ranks unless their batches have the same sizes, targets and first inputs."""
+        sums = [part.double().sum().cpu() for group in batches for part in (group.y, *_first_inputs(group.x))]
+        checksum = torch.stack([torch.tensor(float(len(group.y))) for group in batches] + sums).double()
+        weights = torch.arange(1.0, len(checksum) + 1, dtype=torch.float64)
+        found = self.world.gather((checksum.nan_to_num() * weights).sum().view(1).to(self.model.device))
+        if bool(((found - found[0]).abs() > 1e-9 * found.abs().max()).any()):  # sums of other processors may be rounded
+            raise SpclError(
+                f"the ranks have different batches of {', '.join(group.task.name for group in batches)}; give every "
+                f"rank the same batches, whose tasks are then split over the ranks"
+            )
+
+    def _rows_of(self, block: range) -> list[int]:
+        """Return the rows to which the gradients of a rank are added."""
+        return sorted({self._plan.target(index)[0] for index in block})
+
+    def _local_plan(self, block: range) -> ReductionPlan:
+        """Return the plan of some of the gradients alone; a rank without gradients holds a row for the update."""
+        rows, own = self._rows_of(block) or [0], list(block)
+        plan, names = self._plan, tuple(self._plan.names[index] for index in block)
+        accumulation = plan.accumulation[np.ix_(rows, own)]
+        kept = tuple(f"row {row}" for row in rows)
+        return ReductionPlan(names, kept, accumulation, np.eye(len(rows)), plan.is_separate, plan.is_weighted)
+
+    @contextmanager
+    def _deferred_errors(self) -> Iterator[None]:
+        """Keep an error until the ranks meet, since the others wait for this one; passes have their random numbers."""
+        try:
+            with self._random.of_rank():
+                yield
+        except Exception as error:
+            self._error = error
+
+    def _shared(self, batches: Sequence[Samples], own: dict[str, Tensor]) -> dict[str, Tensor]:
+        return shared_logits(self.world, self.model, batches, own) if self.method.stores_logits else {}
+
+    @override
+    def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
+        self._synchronise(self._numbers())
+        own, tasks = self.local.gradients, len(self._plan.names) - 1
+        total = own.buffer.new_zeros(own.length)
+        for place, row in enumerate(self._rows_of(self._own)):
+            if row != self._plan.rows - 1:  # that of memory
+                total += own.rows[place]
+        return dict(zip(own.parameters, own.views(self.world.sum(total) / tasks), strict=True))
+
+    @override
+    def penalty_gradient(self) -> None:
+        self.local.penalty_gradient()
+        mine = self._slices.columns(self.world.rank)
+        self.gradients.penalty_row.zero_()[: mine.stop - mine.start] = self.local.gradients.penalty_row[mine]
+
+    # -- where the ranks meet
+
+    @override
+    def gramian(self, needed: bool) -> tuple[Array | None, Array]:
+        numbers = self._numbers()
+        if self.gradients.length:
+            self._collect_rows()
+        if not needed:
+            return None, self._synchronise(numbers)
+        rows = self.gradients.rows_with_penalty
+        packed = self.world.sum(packed_gramian(rows, numbers))
+        products, summed = unpacked_gramian(packed, rows, self.world.sum)
+        return products, self._checked(torch.from_numpy(summed))
+
+    def _collect_rows(self) -> None:
+        rows_of = [self._rows_of(block) for block in self._blocks]
+        sent = self.local.gradients.rows[: len(rows_of[self.world.rank])]
+        mine, filled = self.gradients.rows, set[int]()
+        for rows, part in zip(rows_of, self._slices.collect(sent, [len(rows) for rows in rows_of]), strict=True):
+            mine[:, part.shape[1] :].zero_()  # the slice of the last rank may be shorter
+            for row, values in zip(rows, part, strict=True):
+                target = mine[row, : len(values)]
+                (target.add_ if row in filled else target.copy_)(values)
+            filled.update(rows)
+
+    def _numbers(self) -> Tensor:
+        """Return what this rank says of its gradients: their health, its passes, its heads, and whether it failed."""
+        health = torch.zeros(len(self._plan.names), HEALTH, dtype=torch.float64, device=self.model.device)
+        if self._error is None:
+            health[list(self._own)] = self.local.gradients.health[: len(self._own)]
+        counts = self._averages.counts()
+        by_rank = [0.0] * (len(counts) * self.world.size)
+        by_rank[self.world.rank * len(counts) : (self.world.rank + 1) * len(counts)] = counts
+        facts = [float(self._error is not None), float(self._random.was_used), *by_rank, *self._heads.present()]
+        return torch.cat([health.view(-1), torch.tensor(facts, dtype=torch.float64).to(health.device)])
+
+    def _synchronise(self, numbers: Tensor) -> Array:
+        return self._checked(self.world.sum(numbers).cpu())
+
+    def _checked(self, summed: Tensor) -> Array:
+        """Return the health of all gradients; merge running averages, or raise the error of any rank."""
+        count = len(self._plan.names) * HEALTH
+        health, facts = summed[:count], summed[count:]
+        failed, drew, rest = bool(facts[0]), bool(facts[1]), facts[2:]
+        if failed:
+            self._raise()
+        heads = len(self._heads.present())
+        counts = rest[: len(rest) - heads].view(self.world.size, -1)
+        self._averages.merge(counts)
+        self._averages.begin(self.model.modules())
+        self._heads.note(rest[len(rest) - heads :])
+        self._random.advance(drew)
+        found: Array = health.view(-1, HEALTH).numpy()
+        return found
+
+    def _raise(self) -> None:
+        """Raise the error of this rank, or that of another one."""
+        error = None if self._error is None else (type(self._error).__name__, str(self._error))
+        failures = {rank: each for rank, each in enumerate(self.world.gather_objects(error)) if each is not None}
+        rank, (_, text) = next(iter(failures.items()))
+        if all(name == JointPassError.__name__ for name, _ in failures.values()):
+            raise JointPassError(text)
+        if self._error is not None and not isinstance(self._error, JointPassError):
+            raise self._error
+        raise OtherRankError(f"rank {rank} stopped: {text}")
+
+    # -- the update
+
+    @override
+    def combine(self, weights: Array) -> None:
+        self.gradients.combine(weights)
+        self._join()
+
+    @override
+    def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
+        self.gradients.apply(rule, decoupled)
+        self._join()
+
+    def _join(self) -> None:
+        self.local.gradients.rows[0].copy_(self._slices.join(self.gradients.rows[0]))
+
+    @override
+    def is_update_finite(self) -> bool:
+        return self.local.is_update_finite()
+
+    @override
+    def assign_grads(self) -> None:
+        self._heads.sum()
+        self.local.assign_grads()
+
+    @override
+    def update(self, update: Update) -> None:
+        self.local.update(update)
+
+    @override
+    def snapshot(self) -> BufferSnapshot:
+        return self.local.snapshot()
+
+
+def _first_inputs(x: Inputs) -> list[Tensor]:
+    return [leaf[0] for leaf in leaves(x).values()]

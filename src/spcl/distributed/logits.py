@@ -1,0 +1,29 @@
+"""The logits of new samples, which every rank stores in its copy of the memory."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from spcl.distributed.world import World
+from spcl.engine.model import Samples, SharedModel
+
+__all__ = ["shared_logits"]
+
+
+def shared_logits(
+    world: World, model: SharedModel, batches: Sequence[Samples], own: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the logits of all classifiers' batches by task, given those of this rank."""
+    shapes = {group.task.name: _shape(model, group) for group in batches if group.task.classes is not None}
+    if not shapes:
+        return {}
+    zeros = {name: torch.zeros(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()}
+    total = world.sum(torch.cat([own.get(name, zeros[name]).reshape(-1) for name in shapes]))
+    parts = torch.split_with_sizes(total, [shape.numel() for shape in shapes.values()])
+    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def _shape(model: SharedModel, group: Samples) -> torch.Size:
+    tasks = model.classifiers if model.has_joint_logits else [group.task]
+    return torch.Size([len(group.y), sum(task.classes or 0 for task in tasks)])

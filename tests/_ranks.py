@@ -1,0 +1,197 @@
+"""Real processes that train together, on gloo; a process group is started once and then runs many cases."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+import warnings
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from method_runs import CLASSES, batch, tensors
+from spcl.distributed import World, join_world
+from spcl.learner import Learner, Scenario
+from spcl.memory import BalancedCoreset
+from spcl.methods import make_method
+from spcl.runs import RunSettings, execute
+
+SPANS = {"a": (0, 5), "b": (1, 19), "c": (6, 19)}
+STEPS = 20
+
+Case = Callable[[World | None], Any]
+
+
+class Ranks:
+    """Processes of one group, which call a function with their world and return what it gives or raises."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["_ranks"])  # PyTorch is imported once
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ends = [context.Pipe() for _ in range(size)]
+        self._pipes = [here for here, _ in ends]
+        self.processes = [
+            context.Process(target=_serve, args=(rank, size, port, there), daemon=True)
+            for rank, (_, there) in enumerate(ends)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def start(self, case: Case, size: int) -> None:
+        """Let the first ``size`` ranks call a function."""
+        for pipe in self._pipes:
+            pipe.send((case, size))
+
+    def results(self) -> list[Any]:
+        """Return what the ranks that took part have returned; errors as exceptions."""
+        answers = [pipe.recv() for pipe in self._pipes]
+        return [value for took_part, value in answers if took_part]
+
+    def call(self, case: Case, size: int) -> list[Any]:
+        self.start(case, size)
+        return self.results()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(20)
+
+
+def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    worlds = {size: join_world()}
+    for fewer in range(2, size):
+        group = dist.new_group(list(range(fewer)))
+        worlds[fewer] = World(group) if rank < fewer else None
+    while (given := pipe.recv()) is not None:
+        case, ranks = given
+        try:
+            pipe.send((rank < ranks, case(worlds[ranks]) if rank < ranks else None))
+        except Exception as error:
+            pipe.send((True, error if isinstance(error, ValueError) else RuntimeError(traceback.format_exc())))
+    os._exit(0)  # without waiting for the others
+
+
+def new_learner(
+    world: World | None,
+    name: str,
+    scenario: Scenario,
+    dropout: float = 0.0,
+    momentum: float | None = 0.3,
+    **settings: Any,
+) -> Learner:
+    return Learner(
+        new_backbone(dropout, momentum),
+        make_method(name, **settings),
+        memory=BalancedCoreset(12),
+        scenario=scenario,
+        memory_batch=6,
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5),
+        distributed=world,
+    )
+
+
+def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 5)]
+    return nn.Sequential(*(layer for layer in layers if dropout or not isinstance(layer, nn.Dropout)))
+
+
+def train(learner: Learner, first: int = 0, last: int = STEPS) -> Learner:
+    """Train on tasks that start and end, with memory."""
+    for step in range(first, last):
+        for task, (start, _) in SPANS.items():
+            if start == step:
+                learner.add_task(task, classes=CLASSES[task])
+        active = [task for task, (start, end) in SPANS.items() if start <= step <= end]
+        learner.step({task: batch(task, step) for task in active})
+        for task in active:
+            if SPANS[task][1] == step:
+                learner.finish_task(task)
+    return learner
+
+
+# -- cases, called with the world
+
+
+def trained(world: World | None, name: str, scenario: Scenario, **settings: Any) -> list[Any]:
+    """Return all tensors of a trained learner."""
+    return arrays(train(new_learner(world, name, scenario, **settings)))
+
+
+def arrays(learner: Learner) -> list[Any]:
+    return [tensor.numpy() for tensor in tensors(learner)]
+
+
+def saved(world: World | None, path: Path, pause: int) -> None:
+    train(new_learner(world, "soro", "class"), 0, pause).save(path)
+
+
+def resumed(world: World | None, path: Path, pause: int) -> list[Any]:
+    return arrays(train(Learner.load(path, backbone=new_backbone(), distributed=world), pause))
+
+
+def with_bad_batches(world: World | None, bad: bool) -> tuple[list[Any], list[str]]:
+    """Return the tensors, and the skipped tasks, of a learner to which a task that is not finite is given."""
+    learner = train(new_learner(world, "soro", "task"), 0, 4)
+    batches = {task: batch(task, 4) for task in ("a", "b")}
+    if bad:
+        batches["b"] = batches["b"][0] * torch.nan, batches["b"][1]
+    else:
+        del batches["b"]
+    report = learner.step(batches)
+    return arrays(learner), list(report.skipped)
+
+
+def after_error(world: World | None) -> tuple[str, list[Any]]:
+    """Return the error of a step in which the loss of one task raises, and the tensors after a further step."""
+    learner, broken = new_learner(world, "soro", "task"), [False]
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if broken[0]:
+            raise RuntimeError("a loss that fails")
+        return nn.functional.mse_loss(output, targets)
+
+    learner.add_task("a", classes=2)
+    learner.add_task("speed", head=nn.Linear(5, 1), loss=loss)
+    x, y = batch("a", 0)
+    batches = {"a": (x, y), "speed": (x, x[:, :1])}
+    learner.step(batches)
+    broken[0], message = True, "no error"
+    try:
+        learner.step(batches)
+    except ValueError as error:
+        message = str(error)
+    broken[0] = False
+    learner.step(batches)
+    return message, arrays(learner)
+
+
+def with_other_batches(world: World) -> None:
+    learner = new_learner(world, "er", "task")
+    learner.add_task("a", classes=2)
+    learner.step({"a": batch("a", world.rank)})
+
+
+def with_other_backbones(world: World) -> None:
+    learner = Learner(nn.Linear(6, 4 + world.rank), make_method("er"), distributed=world)
+    learner.add_task("a", classes=2)
+    learner.step({"a": batch("a", 0)})
+
+
+def run(world: World | None, settings: RunSettings, out: Path, seed_by_rank: bool = False) -> Any:
+    if seed_by_rank and world is not None:
+        settings = settings.model_copy(update={"seed": world.rank})
+    return execute(settings, out, resume=True, distributed=world).model_dump(exclude={"environment", "seconds"})

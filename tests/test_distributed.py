@@ -1,0 +1,205 @@
+"""One learner on several ranks, real processes on gloo: ranks equal to the bit, and to one process up to rounding."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import _ranks
+from _ranks import STEPS, Ranks
+from small_benchmark import small_settings
+from spcl.distributed import deal
+from spcl.errors import OtherRankError, SpclError
+from spcl.learner import Learner, Scenario
+from spcl.methods import METHODS, make_method
+
+CASES = [*product(METHODS, ["task", "class"])]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks(3)
+    yield ranks
+    ranks.close()
+
+
+def compare(found: list[Any], expected: list[Any]) -> None:
+    """Check that the ranks are equal to the bit, and to one process up to rounding."""
+    for each in found:
+        assert not isinstance(each, Exception), each
+        for one, other in zip(each, found[0], strict=True):
+            assert one.tobytes() == other.tobytes()
+    for one, other in zip(found[0], expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(other).max(initial=0.0)))
+
+
+@pytest.mark.parametrize(("method", "scenario"), CASES)
+def test_two_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scenario: Scenario) -> None:
+    case = partial(_ranks.trained, name=method, scenario=scenario)
+    ranks.start(case, 2)
+    expected = case(None)
+    compare(ranks.results(), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "scenario", "settings"),
+    [
+        ("soro", "class", {}),
+        ("soro", "task", {"momentum": None}),  # averages over all batches, in passes of their own
+        ("soro", "task", {"alpha": 0.1}),
+        ("soro", "task", {"weigh_heads": True}),
+        ("er", "class", {"alpha": 0.1, "decoupled": True}),
+        ("der++", "class", {}),
+        ("gmed", "class", {}),
+        ("graddrop", "task", {"alpha": 0.1}),
+    ],
+)
+def test_three_ranks_train_what_one_process_trains(
+    ranks: Ranks, method: str, scenario: Scenario, settings: dict[str, Any]
+) -> None:
+    case = partial(_ranks.trained, name=method, scenario=scenario, **settings)
+    compare(ranks.call(case, 3), case(None))
+
+
+def test_ranks_stay_equal_with_dropout(ranks: Ranks) -> None:
+    first, *others = ranks.call(partial(_ranks.trained, name="rlw", scenario="task", dropout=0.3), 3)
+    for other in others:
+        assert all(one.tobytes() == two.tobytes() for one, two in zip(first, other, strict=True))
+
+
+def test_a_checkpoint_of_three_ranks_loads_with_any_number(ranks: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    assert ranks.call(partial(_ranks.saved, path=path, pause=STEPS // 2), 3) == [None] * 3
+    resumed = partial(_ranks.resumed, path=path, pause=STEPS // 2)
+    expected = _ranks.trained(None, "soro", "class")
+    for found in (ranks.call(resumed, 3), ranks.call(resumed, 2), [resumed(None)]):
+        compare(found, expected)
+
+
+def test_a_task_that_is_not_finite_is_skipped_by_all_ranks(ranks: Ranks) -> None:
+    found = ranks.call(partial(_ranks.with_bad_batches, bad=True), 2)
+    expected, _ = _ranks.with_bad_batches(None, bad=False)
+    assert [skipped for _, skipped in found] == [["b"]] * 2
+    compare([tensors for tensors, _ in found], expected)
+
+
+def test_an_error_of_one_rank_is_raised_by_all_and_undone(ranks: Ranks) -> None:
+    found = ranks.call(_ranks.after_error, 2)
+    _, expected = _ranks.after_error(None)
+    assert all("a loss that fails" in message for message, _ in found)
+    compare([tensors for _, tensors in found], expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (_ranks.with_other_batches, "different batches of a; give every rank the same"),
+        (_ranks.with_other_backbones, r"different backbones: rank 0 has .*weight.*; start all of them with the same"),
+    ],
+)
+def test_a_wrong_world_is_refused_by_every_rank(ranks: Ranks, case: Any, message: str) -> None:
+    for error in ranks.call(case, 3):
+        assert isinstance(error, SpclError)
+        assert re.search(message, str(error))
+
+
+def test_a_backbone_in_ddp_is_refused() -> None:
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    with pytest.raises(SpclError, match="DistributedDataParallel; pass the module that it wraps"):
+        Learner(wrapped, make_method("er"))
+
+
+def test_a_world_needs_a_process_group() -> None:
+    with pytest.raises(SpclError, match="there is no process group; start the program by torchrun"):
+        _ranks.World()
+
+
+def test_blocks_of_gradients_are_those_of_least_largest_cost() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        costs, size = generator.integers(1, 9, int(generator.integers(1, 7))).tolist(), int(generator.integers(1, 4))
+        blocks = deal(costs, size)
+        assert [index for block in blocks for index in block] == list(range(len(costs)))
+        bounds = [sorted(cut) for cut in product(range(len(costs) + 1), repeat=size - 1)]
+        largest = [max(sum(costs[i:j]) for i, j in zip([0, *cut], [*cut, len(costs)], strict=True)) for cut in bounds]
+        assert max(sum(costs[index] for index in block) for block in blocks) == min(largest)
+
+
+# -- runs
+
+
+def test_a_run_of_ranks_is_that_of_one_process(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:
+    settings = small_settings(benchmark, method={"name": "soro"}, scenario="class")
+    found = ranks.call(partial(_ranks.run, settings=settings, out=tmp_path / "ranks"), 3)
+    expected = _ranks.run(None, settings, tmp_path / "one")
+    assert found[0]["tasks"] == expected["tasks"]
+    assert found[0]["confusion"] == expected["confusion"]
+    assert found[1] == found[0]
+    assert json.loads((tmp_path / "ranks" / "result.json").read_text())["environment"]["ranks"] == 3
+    assert ranks.call(partial(_ranks.run, settings=settings, out=tmp_path / "ranks"), 2) == found[:2]  # is complete
+
+
+def test_ranks_with_other_settings_are_refused(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:
+    case = partial(_ranks.run, settings=small_settings(benchmark), out=tmp_path / "run", seed_by_rank=True)
+    for error in ranks.call(case, 2):
+        assert "different settings: rank 0 has {'seed': 0}, rank 1 has {'seed': 1}" in str(error)
+
+
+def test_an_error_of_the_first_rank_ends_all(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    first, other = ranks.call(partial(_ranks.run, settings=small_settings(benchmark), out=tmp_path / "file"), 2)
+    assert isinstance(first, SpclError)
+    assert isinstance(other, OtherRankError)
+
+
+def test_a_run_whose_rank_was_killed_ends_and_is_resumed(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:
+    settings = small_settings(benchmark, checkpoint_seconds=0, epochs=5)
+    out, file = tmp_path / "run", tmp_path / "settings.json"
+    file.write_text(settings.model_dump_json())
+    arguments = ["--nproc-per-node=2", "--standalone", "-m", "spcl", "run", f"--settings={file}", f"--out={out}"]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    while not (out / "checkpoint.safetensors").exists():
+        assert launcher.poll() is None, launcher.stderr.read() if launcher.stderr else ""
+        time.sleep(0.02)
+    killed = time.monotonic()
+    os.kill(_rank(launcher.pid, 1), signal.SIGKILL)
+    _, errors = launcher.communicate(timeout=30)
+    assert time.monotonic() - killed < 20
+    assert launcher.returncode != 0
+    assert len(re.findall(r"^error: rank 0 of 2 has lost another rank", errors, re.MULTILINE)) == 1
+    assert not (out / "result.json").exists()
+    settings = settings.model_copy(update={"checkpoint_seconds": 60})
+    (found, _), expected = (
+        ranks.call(partial(_ranks.run, settings=settings, out=out), 2),
+        _ranks.run(None, settings, tmp_path / "one"),
+    )
+    assert not isinstance(found, Exception), found
+    assert found["tasks"] == expected["tasks"]
+
+
+def _rank(launcher: int, rank: int) -> int:
+    """Return the process of a rank, among the children of a launcher."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"\0RANK={rank}\0" in "\0" + Path(f"/proc/{child}/environ").read_text():
+            return int(child)
+    raise AssertionError("no such rank")
