@@ -22,15 +22,10 @@ from torch.nn.functional import cross_entropy
 from sources import CLASSES, NETWORKS, Batch, write_figure
 from spcl.learner import Learner
 from spcl.methods import ER, SORO, Method
+from step_gpu import GPU, Step, adam, captured
 
-GPU = torch.device("cuda")
 SAMPLES = {"MLP": 512, "CNN": 512, "transformer": 512, "ResNet-18": 512}
 STEPS = 10
-Step = Callable[[], object]
-
-
-def adam(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, fused=True, capturable=True)
 
 
 # -- the variants: a step for a network and the batches of the sources
@@ -51,19 +46,6 @@ def joint(backbone: nn.Module, given: Sequence[Batch], autocast: bool) -> Step:
         optimizer.step()
 
     return captured(step)
-
-
-def captured(step: Step) -> Step:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        step()
-    return graph.replay
 
 
 def learner(backbone: nn.Module, given: Sequence[Batch], autocast: bool, method: Method, one_pass: bool) -> Step:

@@ -219,6 +219,7 @@ def gradient(kind: str) -> Step:
 
 def captured(work: Step) -> Step:
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         work()
     torch.cuda.synchronize()

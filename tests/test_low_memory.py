@@ -312,29 +312,27 @@ def test_methods_that_add_gradients_hold_few_in_any_case() -> None:
     assert not isinstance(learner._engine, LowMemoryEngine)
 
 
+def assert_gradients_are_held(learners: tuple[Learner, Learner], sizes: tuple[int, ...], reason: str) -> None:
+    """Check that the first learner warns once, for this reason, and trains as the second, which may hold gradients."""
+    for learner in learners:
+        add_tasks(learner, len(sizes))
+    with pytest.warns(RuntimeWarning, match=reason) as caught:
+        train(learners[0], sizes)
+    assert len(caught) == 1
+    train(learners[1], sizes)
+    assert_equal_models(*learners)
+
+
 @pytest.mark.parametrize("method", [*(partial(make_method, name) for name in METHODS_FOR_ROWS), Agreement])
 def test_methods_that_need_the_gradients_themselves_get_them_and_say_so(method: Callable[[], Method]) -> None:
     learners = make_learners(lambda: mlp().double(), method, memory=True)
-    for learner in learners:
-        add_tasks(learner, 2)
     reason = r"the 3 gradients of a step take 0 MiB, but low_memory is not possible: .*(entry by entry|edits memory)"
-    with pytest.warns(RuntimeWarning, match=reason) as caught:
-        train(learners[0], (3, 3))
-    assert len(caught) == 1
-    train(learners[1], (3, 3))
-    assert_equal_models(*learners)
+    assert_gradients_are_held(learners, (3, 3), reason)
 
 
 def test_networks_that_cannot_share_a_pass_hold_gradients_and_say_why() -> None:
     learners = make_learners(lambda: CentredOverTheBatch(32, 4).double(), partial(make_method, "soro"))
-    for learner in learners:
-        add_tasks(learner, 2)
-    reason = r"2 gradients of a step are held \(0 MiB\): .*depend on the other"
-    with pytest.warns(RuntimeWarning, match=reason) as caught:
-        train(learners[0], (3, 4))
-    assert len(caught) == 1
-    train(learners[1], (3, 4))
-    assert_equal_models(*learners)
+    assert_gradients_are_held(learners, (3, 4), r"2 gradients of a step are held \(0 MiB\): .*depend on the other")
 
 
 @pytest.mark.parametrize("value", ["yes", None, 1])
