@@ -70,6 +70,7 @@ PACKAGES = {
     "trackers": "Trackers",
     "runs": "Runs",
     "grids": "Grids",
+    "distributed": "Several devices",
     "results": "Results",
     "checkpoint": "Checkpoints",
     "errors": "Errors",

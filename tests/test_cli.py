@@ -66,7 +66,10 @@ def test_a_run_ends_with_the_commands_that_show_it(benchmark: Path, tmp_path: Pa
     words = ["run", "--benchmark", str(benchmark), "--out", str(out), *SMALL]
     lines = CliRunner().invoke(app, words).output.splitlines()
     shows = [f"next: spcl table '{out}'", f"      spcl report '{out}'"]
-    uses = [f"      spcl predict '{out}' FILE", f"      spcl export '{out}' --out model.pt2"]
+    uses = [
+        f"      spcl predict '{out}' FILE --task task-0",
+        f"      spcl export '{out}' --task task-0 --out model.pt2",
+    ]
     assert lines[-4:] == shows + uses
     shutil.rmtree(out)
     assert CliRunner().invoke(app, [*words, "--no-model"]).output.splitlines()[-2:] == shows

@@ -474,13 +474,13 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
 
     plain = Console(file=io.StringIO(), width=60)
     with PlainGridView(plain) as view:
-        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 0)
-        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 7)
+        view.finished(job, state, "accuracy 81.23 %, F -3.00 %", 0)
+        view.finished(job, state, "accuracy 81.23 %, F -3.00 %", 7)
         view.failed(job, state, "[bold] reason", again=False)
         view.lost(job, state, "the node beta was lost", begun=True)
     assert plain.file.getvalue().splitlines() == [
-        " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, about 0:00:45 left",
-        " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, forgetting -3.00 %, "
+        " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, F -3.00 %, about 0:00:45 left",
+        " 4/10  task/er/config-0/seed-0: accuracy 81.23 %, F -3.00 %, "
         "tasks were skipped 7 times (loss or gradient not finite), about 0:00:45 left",
         " 4/10  task/er/config-0/seed-0: failed: [bold] reason",
         " 4/10  task/er/config-0/seed-0: lost, will go on from its last checkpoint: the node beta was lost",
@@ -489,9 +489,9 @@ def test_views_say_what_happens(tmp_path: Path) -> None:
     live = Console(file=io.StringIO(), width=120, force_terminal=True)
     with LiveGridView(live) as view:
         view.tick(state)
-        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 0)
+        view.finished(job, state, "accuracy 81.23 %, F -3.00 %", 0)
         assert "skipped" not in live.file.getvalue()
-        view.finished(job, state, "accuracy 81.23 %, forgetting -3.00 %", 7)
+        view.finished(job, state, "accuracy 81.23 %, F -3.00 %", 7)
         view.failed(job, state, "[bold] reason", again=True)
         view.lost(job, state, "the node beta was lost", begun=False)
     assert "seed-0: tasks were skipped 7 times" in live.file.getvalue()

@@ -14,7 +14,7 @@ Schedule: TypeAlias = Callable[[int], float]
 """The factor of the learning rate in a step, counted from 0; it depends on the step alone."""
 
 SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule", positional=1)
-"""Schedules by name: factories of the number of steps in the whole training, and options."""
+"""Schedules by name, each a factory that takes the number of steps in the whole training, and options."""
 
 
 @SCHEDULES.register("constant")

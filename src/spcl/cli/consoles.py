@@ -4,7 +4,7 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,16 @@ def plain_console(**options: Any) -> Console:
     return Console(markup=False, emoji=False, highlight=False, **options)
 
 
-def print_next(console: Console, out: Path, *, model: bool = False) -> None:
-    """Print the commands that show the runs in a folder, or that also use the model of a single run.
+def print_next(console: Console, out: Path, model: Sequence[str] | None = None) -> None:
+    """Print the commands that show the runs in a folder, or that also use the model of a single run, with its options.
 
     >>> print_next(plain_console(), Path("my runs"))
     next: spcl table 'my runs'
           spcl report 'my runs'
     """
-    uses = [("table",), ("report",), *((("predict", "FILE"), ("export", "--out", "model.pt2")) if model else ())]
+    uses: list[tuple[str, ...]] = [("table",), ("report",)]
+    if model is not None:
+        uses += [("predict", "FILE", *model), ("export", *model, "--out", "model.pt2")]
     commands = [shlex.join(["spcl", command, str(out), *more]) for command, *more in uses]
     console.print("next: " + "\n      ".join(commands), soft_wrap=True)
 

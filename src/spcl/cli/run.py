@@ -72,7 +72,8 @@ def run(
     if was_complete:
         console.print(f"this run was complete already: {result.summary}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
-    print_next(console, out, model=RunFolder(out).model.exists())
+    options = ("--task", next(iter(result.tasks))) if result.scenario == "task" else ()
+    print_next(console, out, options if RunFolder(out).model.exists() else None)
 
 
 def _resumed(out: Path, layers: Sequence[Mapping[str, Any]]) -> RunSettings:

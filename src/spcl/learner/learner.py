@@ -71,9 +71,10 @@ class Learner(TrainedModel):
         seed: of the initialisation of heads.
 
     Attributes:
-        model: the backbone and the heads.
+        model: the backbone and the heads; :meth:`module` makes an ``nn.Module`` of them.
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
-        memory, method, memory_batch, measure_stability, schedule, clip_norm, average, augment, updates: as given.
+        memory, method, memory_batch, measure_stability: as given.
+        schedule, clip_norm, average, augment, updates: as given.
         steps: the number of steps so far.
 
     >>> from spcl.methods import SORO
@@ -320,7 +321,9 @@ class Learner(TrainedModel):
         Args:
             checkpoint: the file, its content as of :func:`spcl.checkpoint.read_checkpoint`, or a :meth:`model_state`.
             backbone: a module of the same architecture, which gets the saved weights.
-            method, optimizer, memory: needed only if not of ``spcl.methods``, ``torch.optim`` and ``spcl.memory``.
+            method: needed only if it is not of ``spcl.methods``.
+            optimizer: needed only if it is not of ``torch.optim``.
+            memory: needed only if it is not of ``spcl.memory``.
             schedule, augment: needed if the learner had them, because functions are not saved.
             distributed: the ranks that train on, as many as one likes.
             heads: head and loss of every task that was added with its own, by name.

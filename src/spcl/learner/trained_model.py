@@ -101,7 +101,7 @@ class TrainedModel(Predictor):
 
     @property
     def low_memory(self) -> LowMemory:
-        """Whether gradients are not held; ``"auto"``: where they would not fit."""
+        """Whether gradients are not held, or ``"auto"`` if that is decided by whether they fit."""
         return self._low_memory.setting
 
     def _choose_engine(self, tasks: int, measured: bool) -> None:

@@ -14,7 +14,7 @@ __all__ = ["EpochCoreset"]
 
 
 class EpochCoreset(BalancedCoreset):
-    """A :class:`BalancedCoreset` whose samples are replayed in epochs: all once, in random order, before any twice.
+    """A balanced coreset whose samples are replayed in epochs: all once, in random order, before any twice.
 
     The last draw of an epoch gets the samples that are left, which may be few. A new epoch also begins whenever a task
     finishes.

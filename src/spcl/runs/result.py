@@ -171,9 +171,9 @@ class RunResult(_Record):
         """A and F as text.
 
         >>> RunResult(accuracy=70.0, forgetting=-5.0, tasks={}).summary
-        'accuracy 70.00 %, forgetting -5.00 %'
+        'accuracy 70.00 %, F -5.00 %'
         """
-        return f"{self.measure} {self.accuracy:.2f} %, forgetting {self.forgetting:+.2f} %"
+        return f"{self.measure} {self.accuracy:.2f} %, F {self.forgetting:+.2f} %"
 
     @field_validator("data", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from spcl.data.presets import PRESETS, Preset
 from spcl.methods.registry import method_class
 from spcl.registry import Named, Registry
 from spcl.runs.settings import LISTED, NAMED, RunSettings
@@ -78,6 +79,7 @@ def settings_page() -> str:
     parts = ["# Settings", COMMENT, INTRODUCTION]
     for title, settings in run_settings().items():
         parts += [f"## {title}", _table(settings)]
+    parts += ["## Defaults of the benchmarks", _presets()]
     parts.append("## Things by name")
     for setting, things in named_settings().items():
         parts.append(f"### {setting}")
@@ -87,9 +89,10 @@ def settings_page() -> str:
 
 INTRODUCTION = """\
 Every setting of a run, for `--set name=value`, for a settings file and for `spcl.runs.resolve_settings`. Defaults in
-the section on network and batch depend on the benchmark. The settings of a method are shown by `spcl settings METHOD`
-and in [methods.md](methods.md). A setting that names a thing takes its name alone, or its name and options:
-`optimizer=adamw`, `optimizer.weight_decay=0.01`, in a file `optimizer: {name: adamw, weight_decay: 0.01}`."""
+the section on network and batch [depend on the benchmark](#defaults-of-the-benchmarks). The settings of a method are
+shown by `spcl settings METHOD` and on the page on [methods](methods.md). A setting that names a thing takes its name
+alone, or its name and options: `optimizer=adamw`, `optimizer.weight_decay=0.01`, in a file `optimizer: {name: adamw,
+weight_decay: 0.01}`."""
 
 
 def _setting(name: str, field: FieldInfo) -> Setting:
@@ -139,6 +142,15 @@ def _options(setting: str, registry: Registry[Any], name: str) -> list[Setting]:
 def _table(settings: list[Setting]) -> str:
     rows = [f"| `{s.name}` | {s.values} | `{s.default}` | {s.meaning} |" for s in settings]
     return "\n".join(["| setting | values | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _presets() -> str:
+    rows = [
+        [name, *(str(value) for value in presets["default"].model_dump().values())] for name, presets in PRESETS.items()
+    ]
+    lines = [" | ".join(f"`{cell}`" for cell in row) for row in [["benchmark", *Preset.model_fields], *rows]]
+    lines.insert(1, " | ".join(["---"] * len(rows[0])))
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _line(name: str, summary: str, options: list[Setting]) -> str:

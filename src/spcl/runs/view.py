@@ -114,7 +114,8 @@ class PlainView:
     def end(self, result: RunResult) -> None:
         """Print accuracy, forgetting and training time."""
         self._console.print(
-            f"{result.scenario}-incremental: {result.summary}, {result.seconds['training']:.1f} s of training",
+            f"{result.scenario}-incremental: {result.summary} (below 0: forgotten), "
+            f"{result.seconds['training']:.1f} s of training",
             highlight=False,
         )
 

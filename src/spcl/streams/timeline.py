@@ -108,7 +108,7 @@ class Timeline:
 
     @property
     def memory_start(self) -> int:
-        """First step with replay: the one after the first end of a task."""
+        """First step with replay, the one after the first end of a task."""
         return min(last for _, last in self.spans) + 1
 
     def duration(self, task: int) -> int:
