@@ -46,18 +46,18 @@ class Ranks:
         for process in self.processes:
             process.start()
 
-    def start(self, case: Case, size: int) -> None:
+    def start(self, case: Case, size: int, split: str = "tasks") -> None:
         """Let the first ``size`` ranks call a function."""
         for pipe in self._pipes:
-            pipe.send((case, size))
+            pipe.send((case, size, split))
 
     def results(self) -> list[Any]:
         """Return what the ranks that took part have returned; errors as exceptions."""
         answers = [pipe.recv() for pipe in self._pipes]
         return [value for took_part, value in answers if took_part]
 
-    def call(self, case: Case, size: int) -> list[Any]:
-        self.start(case, size)
+    def call(self, case: Case, size: int, split: str = "tasks") -> list[Any]:
+        self.start(case, size, split)
         return self.results()
 
     def close(self) -> None:
@@ -71,14 +71,15 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    worlds = {size: join_world()}
-    for fewer in range(2, size):
-        group = dist.new_group(list(range(fewer)))
-        worlds[fewer] = World(group) if rank < fewer else None
+    join_world()
+    groups = {fewer: dist.new_group(list(range(fewer))) for fewer in range(2, size)} | {size: None}
+    worlds: dict[tuple[int, str], World] = {}
     while (given := pipe.recv()) is not None:
-        case, ranks = given
+        case, ranks, split = given
         try:
-            pipe.send((rank < ranks, case(worlds[ranks]) if rank < ranks else None))
+            if rank < ranks and (ranks, split) not in worlds:
+                worlds[ranks, split] = World(groups[ranks], split)
+            pipe.send((rank < ranks, case(worlds[ranks, split]) if rank < ranks else None))
         except Exception as error:
             pipe.send((True, error if isinstance(error, ValueError) else RuntimeError(traceback.format_exc())))
     os._exit(0)  # without waiting for the others
@@ -90,10 +91,11 @@ def new_learner(
     scenario: Scenario,
     dropout: float = 0.0,
     momentum: float | None = 0.3,
+    batch_norm: bool = True,
     **settings: Any,
 ) -> Learner:
     return Learner(
-        new_backbone(dropout, momentum),
+        new_backbone(dropout, momentum, batch_norm),
         make_method(name, **settings),
         memory=BalancedCoreset(12),
         scenario=scenario,
@@ -103,10 +105,10 @@ def new_learner(
     )
 
 
-def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3) -> nn.Module:
+def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3, batch_norm: bool = True) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 5)]
-    return nn.Sequential(*(layer for layer in layers if dropout or not isinstance(layer, nn.Dropout)))
+    norm = [nn.BatchNorm1d(8, momentum=momentum)] * batch_norm
+    return nn.Sequential(nn.Linear(6, 8), *norm, nn.ReLU(), *[nn.Dropout(dropout)] * bool(dropout), nn.Linear(8, 5))
 
 
 def train(learner: Learner, first: int = 0, last: int = STEPS) -> Learner:
