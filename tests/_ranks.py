@@ -18,6 +18,7 @@ from torch import nn
 from method_runs import CLASSES, batch, tensors
 from spcl.distributed import World, join_world
 from spcl.learner import Learner, Scenario
+from spcl.losses import CrossEntropy
 from spcl.memory import BalancedCoreset
 from spcl.methods import make_method
 from spcl.runs import RunSettings, execute
@@ -137,20 +138,23 @@ def arrays(learner: Learner) -> list[Any]:
     return [tensor.numpy() for tensor in tensors(learner)]
 
 
-def saved(world: World | None, path: Path, pause: int) -> None:
-    train(new_learner(world, "soro", "class"), 0, pause).save(path)
+def saved(world: World | None, path: Path, pause: int, batch_norm: bool = True) -> None:
+    train(new_learner(world, "soro", "class", batch_norm=batch_norm), 0, pause).save(path)
 
 
-def resumed(world: World | None, path: Path, pause: int) -> list[Any]:
-    return arrays(train(Learner.load(path, backbone=new_backbone(), distributed=world), pause))
+def resumed(world: World | None, path: Path, pause: int, batch_norm: bool = True) -> list[Any]:
+    backbone = new_backbone(batch_norm=batch_norm)
+    return arrays(train(Learner.load(path, backbone=backbone, distributed=world), pause))
 
 
-def with_bad_batches(world: World | None, bad: bool) -> tuple[list[Any], list[str]]:
-    """Return the tensors, and the skipped tasks, of a learner to which a task that is not finite is given."""
-    learner = train(new_learner(world, "soro", "task"), 0, 4)
+def with_bad_batches(
+    world: World | None, bad: bool, sample: int | None = None, batch_norm: bool = True
+) -> tuple[list[Any], list[str]]:
+    """Return tensors and skipped tasks of a learner to which a task is given of which samples are not finite."""
+    learner = train(new_learner(world, "soro", "task", batch_norm=batch_norm), 0, 4)
     batches = {task: batch(task, 4) for task in ("a", "b")}
     if bad:
-        batches["b"] = batches["b"][0] * torch.nan, batches["b"][1]
+        batches["b"][0][slice(None) if sample is None else sample] = torch.nan  # type: ignore[index]
     else:
         del batches["b"]
     report = learner.step(batches)
@@ -179,6 +183,102 @@ def after_error(world: World | None) -> tuple[str, list[Any]]:
     broken[0] = False
     learner.step(batches)
     return message, arrays(learner)
+
+
+def large_batches(step: int) -> dict[str, Any]:
+    """Return batches of 12 and 11 samples."""
+    generator = torch.Generator().manual_seed(step)
+    draw = partial(torch.randint, 2, generator=generator)
+    return {task: (torch.randn(size, 6, generator=generator), draw((size,))) for task, size in (("a", 12), ("b", 11))}
+
+
+def heads() -> dict[str, nn.Module]:
+    torch.manual_seed(1)
+    return {"a": nn.Linear(5, 2), "b": nn.Linear(5, 2)}
+
+
+def trained_on_large_batches(world: World, momentum: float | None) -> list[Any]:
+    """Return all tensors of a learner with batch-norm and no memory."""
+    optimizer = partial(torch.optim.SGD, lr=0.05)
+    learner = Learner(new_backbone(momentum=momentum), make_method("er"), optimizer=optimizer, distributed=world)
+    for task, head in heads().items():
+        learner.add_task(task, head=head, loss=nn.functional.cross_entropy)
+    for step in range(STEPS):
+        learner.step(large_batches(step))
+    return arrays(learner)
+
+
+def trained_by_shares(shares: int, momentum: float | None) -> list[Any]:
+    """Return what :func:`trained_on_large_batches` does, by a loop over shares, each with its own statistics."""
+    backbone, by_task = new_backbone(momentum=momentum), heads()
+    for step in range(STEPS):
+        backbone.zero_grad()
+        for task, (x, y) in large_batches(step).items():
+            by_task[task].zero_grad()
+            before, found = _buffers(backbone), []
+            for share in range(shares):
+                backbone.load_state_dict(before, strict=False)
+                loss = nn.functional.cross_entropy(by_task[task](backbone(x[share::shares])), y[share::shares])
+                (loss * len(y[share::shares]) / len(y)).backward()
+                found.append(_buffers(backbone))
+            mean = {name: sum(each[name] for each in found) / shares for name in before}
+            backbone.load_state_dict(mean, strict=False)
+        with torch.no_grad():
+            for module, factor in ((backbone, 0.5), *((head, 1.0) for head in by_task.values())):
+                for parameter in module.parameters():
+                    parameter -= 0.05 * factor * parameter.grad
+    return [tensor.numpy() for module in (backbone, *by_task.values()) for tensor in module.state_dict().values()]
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def trained_on_uneven_batches(world: World | None) -> list[Any]:
+    """Return all tensors of a learner whose batches have 7, 3 and 1 samples, and memory's 5."""
+    learner = new_learner(world, "soro", "class", batch_norm=False)
+    learner.memory_batch = 5
+    sizes = {"a": 7, "b": 3, "c": 1}
+    for task in sizes:
+        learner.add_task(task, classes=CLASSES[task])
+    for step in range(6):
+        joined = {task: [batch(task, step), batch(task, step + 100)] for task in sizes}
+        learner.step(
+            {
+                task: tuple(torch.cat(parts)[: sizes[task]] for parts in zip(*pair, strict=True))
+                for task, pair in joined.items()
+            }
+        )
+    return arrays(learner)
+
+
+def contrast(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return a loss that compares samples with each other."""
+    return torch.logsumexp(output @ output.T, dim=1).mean()
+
+
+def with_loss(world: World, kind: str) -> None:
+    """Train with a loss that is no mean over samples."""
+    learner = new_learner(world, "er", "task")
+    if kind == "weighted":
+        learner.add_task("a", classes=2, loss=CrossEntropy(class_weights=(1.0, 3.0)))
+    else:
+        summed = partial(nn.functional.cross_entropy, reduction="sum")
+        learner.add_task("a", head=nn.Linear(5, 2), loss=summed if kind == "sum" else contrast)
+    learner.step({"a": batch("a", 0)})
+
+
+def synchronised(world: World) -> tuple[list[int], str]:
+    """Return the ranks over which layers synchronise, and the error of a batch that is too small for them."""
+    backbone = nn.SyncBatchNorm.convert_sync_batchnorm(new_backbone())
+    learner = Learner(backbone, make_method("er"), distributed=world)
+    learner.add_task("a", classes=2)
+    message, (x, y) = "no error", batch("a", 0)
+    try:
+        learner.step({"a": (x[:3], y[:3])})
+    except ValueError as error:
+        message = str(error)
+    return dist.get_process_group_ranks(backbone[1].process_group), message
 
 
 def with_other_batches(world: World) -> None:

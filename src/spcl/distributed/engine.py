@@ -134,6 +134,8 @@ class DistributedEngine(Engine):
     def _deal(self, batches: Sequence[Samples]) -> list[Samples]:
         """Deal the gradients to the ranks, begin with the own ones, and return this rank's shares of their batches."""
         self._check_batches(batches)
+        for group in batches:
+            self._shares.check_sizes([group])
         sizes = [len(group.y) for group in batches]
         memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
         self._blocks = deal([*sizes, *memory], self.world.tasks.size)

@@ -68,8 +68,6 @@ class Shares:
         if self._group.size == 1:
             return list(samples)
         total = sum(len(group.y) for group in samples)
-        if self.must_be_everywhere:
-            self._check_everywhere(samples, total)
         chosen = self.of_batch(total)
         part, parts, start = len(range(total)[chosen]) / total, list[Samples](), 0
         for group in samples:
@@ -79,8 +77,11 @@ class Shares:
             start += len(group.y)
         return parts
 
-    def _check_everywhere(self, samples: Sequence[Samples], total: int) -> None:
-        kinds = len({sample_kind(group.x) for group in samples})
+    def check_sizes(self, samples: Sequence[Samples]) -> None:
+        """Raise an error if ranks have no share of a batch, but must."""
+        if not self.must_be_everywhere or self._group.size == 1:
+            return
+        total, kinds = sum(len(group.y) for group in samples), len({sample_kind(group.x) for group in samples})
         if total < FEWEST_SAMPLES * self._group.size or kinds > 1:
             raise SpclError(
                 f"a batch of {' and '.join(group.task.name for group in samples)} has {total} samples of {kinds} kinds, "
@@ -97,6 +98,7 @@ class Shares:
 
     def check_memory(self, samples: Sequence[Samples], draw: int) -> None:
         """Raise an error unless the loss of a replay batch, the first time, is a mean over samples."""
+        self.check_sizes(samples)
         self._check(MEMORY, draw, samples, lambda outputs: self._method.memory_loss(outputs, draw))
 
     def _check(
@@ -113,13 +115,13 @@ class Shares:
         with torch.no_grad(), self._model.evaluating():
             outputs = self._model.outputs([_every(group, slice(CHECKED_SAMPLES)) for group in samples])
             whole, mean = float(loss(outputs)), _mean_of_shares(outputs, loss)
-        if isfinite(whole):
-            self._checked.add((name, draw))
         if abs(whole - mean) > TOLERANCE * max(abs(whole), abs(mean), 1.0):  # not if any is NaN
             raise SpclError(
                 f"the loss of {name!r} is {whole:g} on a batch, but {mean:g} as the mean of the losses of its samples, "
                 f"so that ranks cannot split its batches; make it a mean over samples, or split tasks over the ranks"
             )
+        if isfinite(whole):
+            self._checked.add((name, draw))
 
 
 def _mean_of_shares(outputs: Sequence[Output], loss: Callable[[Sequence[Output]], Tensor]) -> float:

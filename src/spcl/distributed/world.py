@@ -168,10 +168,10 @@ class World(Group):
     """All ranks that train one model: groups of them have different tasks, the ranks of a group different samples.
 
     Rank r is the (r mod D)-th of the D ranks of task group r div D, as in a ``DeviceMesh`` with the dimensions
-    ``("task", "data")``. All ranks of all processes that make up the world must construct it together.
+    ``("task", "data")``. All ranks construct their worlds at the same time.
 
     Args:
-        group: by default all processes.
+        group: by default all processes; only these can be split both by tasks and by samples.
         split: ``"tasks"``: every rank computes the gradients of some tasks on whole batches; ``"data"``: every rank
             computes those of all tasks on a share of their batches; ``"2x4"``: 2 groups of ranks have different tasks,
             the 4 ranks of a group different shares.
@@ -189,16 +189,19 @@ class World(Group):
         super().__init__(group)
         groups, shares = mesh_shape(split, self.size)
         self.split = f"{groups}x{shares}"
-        task, data = divmod(self.rank, shares)
-        self.tasks = self._part(range(data, self.size, shares), timeout)
-        self.data = self._part(range(task * shares, (task + 1) * shares), timeout)
+        if groups > 1 and shares > 1 and group is not None:
+            raise SpclError(f"the split {split} needs all processes, but a process group of some is given; leave it out")
+        self.tasks = self._part([range(share, self.size, shares) for share in range(shares)], timeout)
+        self.data = self._part([range(first, first + shares) for first in range(0, self.size, shares)], timeout)
 
-    def _part(self, ranks: range, timeout: timedelta) -> Group:
-        """Return a group of some of the ranks, which all of them make at the same time."""
-        if len(ranks) == self.size:
+    def _part(self, parts: Sequence[range], timeout: timedelta) -> Group:
+        """Return the part of the ranks that this one is in; every rank makes all of them, in the same order."""
+        if len(parts) == 1:
             return Group(self.group)
-        members = [rank if self.group is None else dist.get_global_rank(self.group, rank) for rank in ranks]
-        return Group(dist.new_group(members, timeout=timeout, use_local_synchronization=True))
+        if len(parts) == self.size:
+            return Group(dist.new_group([dist.get_rank()], timeout=timeout, use_local_synchronization=True))
+        made = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
+        return Group(next(each for each, ranks in zip(made, parts, strict=True) if self.rank in ranks))
 
 
 def _first_line(error: BaseException) -> str:
