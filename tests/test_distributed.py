@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import _ranks
@@ -116,11 +117,20 @@ def test_a_wrong_world_is_refused_by_every_rank(ranks: Ranks, case: Any, message
         assert re.search(message, str(error))
 
 
-def test_a_backbone_in_ddp_is_refused() -> None:
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        (DistributedDataParallel, "DistributedDataParallel; pass the module that it wraps"),
+        (FullyShardedDataParallel, "FullyShardedDataParallel; pass the module that it wraps"),
+        (FSDPModule, "sharded by fully_shard, but every rank needs all of them"),
+    ],
+)
+def test_a_backbone_that_ranks_share_already_is_refused(wrapper: type, message: str) -> None:
+    kind = type("Wrapped", (wrapper, nn.Module), {})
+    wrapped = nn.Module.__new__(kind)
     nn.Module.__init__(wrapped)
-    with pytest.raises(SpclError, match="DistributedDataParallel; pass the module that it wraps"):
-        Learner(wrapped, make_method("er"))
+    with pytest.raises(SpclError, match=message):
+        Learner(nn.Sequential(wrapped), make_method("er"))
 
 
 def test_a_world_needs_a_process_group() -> None:

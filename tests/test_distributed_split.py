@@ -31,9 +31,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(("method", "scenario"), CASES)
-def test_ranks_that_split_batches_train_what_one_process_trains(
-    ranks: Ranks, method: str, scenario: Scenario
-) -> None:
+def test_ranks_that_split_batches_train_what_one_process_trains(ranks: Ranks, method: str, scenario: Scenario) -> None:
     case = partial(_ranks.trained, name=method, scenario=scenario, batch_norm=False)
     ranks.start(case, 2, "data")
     expected = case(None)

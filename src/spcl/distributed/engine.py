@@ -14,6 +14,7 @@ from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
 from spcl.batches import Inputs, leaves
 from spcl.distributed.dealing import deal
 from spcl.distributed.heads import HeadGradients
+from spcl.distributed.idle import IdleRanks
 from spcl.distributed.logits import shared_logits
 from spcl.distributed.random_numbers import RankRandomness
 from spcl.distributed.running_averages import RunningAverages
@@ -59,6 +60,7 @@ class DistributedEngine(Engine):
         self.world = world
         self.local = EagerEngine(model, method)
         self._shares = Shares(world.data, model, method)
+        self._idle = IdleRanks(world)
         self._averages = RunningAverages(world)
         self._heads = HeadGradients(model, self.local.gradients, world)
         self._random = RankRandomness(world, model.device)
@@ -138,6 +140,7 @@ class DistributedEngine(Engine):
             self._shares.check_sizes([group])
         sizes = [len(group.y) for group in batches]
         memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
+        self._idle.note(len(self._plan.names))
         self._blocks = deal([*sizes, *memory], self.world.tasks.size)
         block = self._blocks[self.world.tasks.rank]
         shares = {index: self._shares.own([batches[index]]) for index in block if index < len(batches)}

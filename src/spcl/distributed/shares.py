@@ -84,9 +84,9 @@ class Shares:
         total, kinds = sum(len(group.y) for group in samples), len({sample_kind(group.x) for group in samples})
         if total < FEWEST_SAMPLES * self._group.size or kinds > 1:
             raise SpclError(
-                f"a batch of {' and '.join(group.task.name for group in samples)} has {total} samples of {kinds} kinds, "
-                f"but SyncBatchNorm needs {FEWEST_SAMPLES} of one kind on each of {self._group.size} ranks; give larger "
-                f"batches, or split tasks over the ranks"
+                f"a batch of {' and '.join(group.task.name for group in samples)} has {total} samples of {kinds} "
+                f"kinds, but SyncBatchNorm needs {FEWEST_SAMPLES} of one kind on each of {self._group.size} ranks; "
+                f"give larger batches, or split tasks over the ranks"
             )
 
     # -- losses

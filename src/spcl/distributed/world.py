@@ -190,7 +190,9 @@ class World(Group):
         groups, shares = mesh_shape(split, self.size)
         self.split = f"{groups}x{shares}"
         if groups > 1 and shares > 1 and group is not None:
-            raise SpclError(f"the split {split} needs all processes, but a process group of some is given; leave it out")
+            raise SpclError(
+                f"the split {split} needs all processes, but a process group of some is given; leave it out"
+            )
         self.tasks = self._part([range(share, self.size, shares) for share in range(shares)], timeout)
         self.data = self._part([range(first, first + shares) for first in range(0, self.size, shares)], timeout)
 
