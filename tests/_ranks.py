@@ -293,6 +293,24 @@ def with_other_backbones(world: World) -> None:
     learner.step({"a": batch("a", 0)})
 
 
+def with_other_heads(world: World) -> None:
+    learner = new_learner(world, "er", "task")
+    torch.manual_seed(world.rank)
+    learner.add_task("a", head=nn.Linear(5, 2), loss=nn.functional.cross_entropy)
+    learner.step({"a": batch("a", 0)})
+
+
+def idle(world: World) -> str | None:
+    """Return the warning after many steps of a single task."""
+    learner = Learner(new_backbone(batch_norm=False), make_method("er"), distributed=world)
+    learner.add_task("a", classes=2)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(60):
+            learner.step({"a": batch("a", step)})
+    return str(found[0].message) if found else None
+
+
 def run(world: World | None, settings: RunSettings, out: Path, seed_by_rank: bool = False) -> Any:
     if seed_by_rank and world is not None:
         settings = settings.model_copy(update={"seed": world.rank})

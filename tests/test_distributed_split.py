@@ -1,5 +1,6 @@
 """Ranks that split batches, or tasks and batches: real processes on gloo, against one process and a naive loop."""
 
+import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import _ranks
 from _ranks import STEPS, Ranks
+from small_benchmark import small_settings
+from spcl.cli.app import app
 from spcl.distributed.shares import share_of
 from spcl.errors import SpclError
 from spcl.learner import Scenario
@@ -119,6 +123,35 @@ def test_layers_that_synchronise_do_so_over_the_ranks_that_split_a_batch(ranks: 
 def test_a_split_that_does_not_fit_the_ranks_is_refused(ranks: Ranks) -> None:
     for error in ranks.call(_ranks.trained, 4, "3x2"):
         assert "the split 3x2 is for 6 ranks, but there are 4" in str(error)
+
+
+def test_a_run_that_splits_batches_is_that_of_one_process(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:
+    settings = small_settings(benchmark, method={"name": "soro"}, scenario="class", backbone={"name": "mlp"})
+    found = ranks.call(partial(_ranks.run, settings=settings, out=tmp_path / "ranks"), 2, "data")
+    expected = _ranks.run(None, settings, tmp_path / "one")
+    assert found[0]["tasks"] == expected["tasks"]
+    assert found[1] == found[0]
+    environments = [json.loads((tmp_path / run / "result.json").read_text())["environment"] for run in ("ranks", "one")]
+    assert [each.get("split") for each in environments] == ["1x2", None]
+
+
+def test_a_split_without_other_processes_is_refused(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(app, ["run", "--split", "data", "--out", str(tmp_path / "run")])
+    assert str(outcome.exception) == "--split data is for several processes; start them by torchrun, or leave it out"
+
+
+def test_ranks_without_gradients_are_named_after_many_steps(ranks: Ranks) -> None:
+    first, *others = ranks.call(_ranks.idle, 3)
+    assert first == (
+        "2 of 3 task groups of ranks had no gradient to compute in 50 steps in a row; split the batches of tasks over "
+        "the ranks, with the split 'data'"
+    )
+    assert others == [None, None]
+
+
+def test_heads_that_differ_are_refused_by_every_rank(ranks: Ranks) -> None:
+    for error in ranks.call(_ranks.with_other_heads, 2):
+        assert "different heads: rank 0 has" in str(error)
 
 
 @given(st.integers(1, 9), st.integers(1, 30))

@@ -27,8 +27,8 @@ class IdleRanks:
         self._steps = self._steps + 1 if gradients < groups else 0
         if self._steps == STEPS and self._world.is_first:
             warnings.warn(
-                f"{groups - gradients} of {groups} ranks had nothing to do in {STEPS} steps in a row, since a step has "
-                f"{gradients} gradients; split the batches of tasks over the ranks, too, with the split 'data'",
+                f"{groups - gradients} of {groups} task groups of ranks had no gradient to compute in {STEPS} steps in "
+                f"a row; split the batches of tasks over the ranks, with the split 'data'",
                 RuntimeWarning,
                 stacklevel=2,
             )

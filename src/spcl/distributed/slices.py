@@ -71,7 +71,8 @@ class _Columns:
             return self._group.sum(rows)
         result = self._buffer("summed", len(rows) * self.width, rows).view(len(rows), self.width)
         at_once = max(MOST_NUMBERS // max(self._length, 1), 1)
-        for some, target in zip(rows.split(at_once), result.split(at_once), strict=True):
+        for start in range(0, len(rows), at_once):
+            some, target = rows[start : start + at_once], result[start : start + at_once]
             packed = self._buffer("packed", self._group.size * target.numel(), rows)
             for rank, part in enumerate(packed.view(self._group.size, *target.shape)):
                 columns = self.columns(rank)

@@ -123,7 +123,8 @@ class Group:
 
     def any(self, condition: bool) -> bool:
         """Return whether the condition holds on any rank."""
-        return bool(self.sum(torch.tensor(float(condition))))
+        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+        return bool(self.sum(torch.tensor(float(condition), device=device)))
 
     def from_first(self, compute: Callable[[], T]) -> T:
         """Return what the first rank computes; its error is raised on all ranks."""
@@ -190,9 +191,7 @@ class World(Group):
         groups, shares = mesh_shape(split, self.size)
         self.split = f"{groups}x{shares}"
         if groups > 1 and shares > 1 and group is not None:
-            raise SpclError(
-                f"the split {split} needs all processes, but a process group of some is given; leave it out"
-            )
+            raise SpclError(f"the split {split} is over all processes, but a process group is given; leave that out")
         self.tasks = self._part([range(share, self.size, shares) for share in range(shares)], timeout)
         self.data = self._part([range(first, first + shares) for first in range(0, self.size, shares)], timeout)
 
