@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -84,6 +85,16 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
         except Exception as error:
             pipe.send((True, error if isinstance(error, ValueError) else RuntimeError(traceback.format_exc())))
     os._exit(0)  # without waiting for the others
+
+
+def compare(found: list[Any], expected: list[Any]) -> None:
+    """Check that the ranks are equal to the bit, and to one process up to rounding."""
+    for each in found:
+        assert not isinstance(each, Exception), each
+        for one, other in zip(each, found[0], strict=True):
+            assert one.tobytes() == other.tobytes()
+    for one, other in zip(found[0], expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(other).max(initial=0.0)))
 
 
 def new_learner(
@@ -234,9 +245,9 @@ def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
-def trained_on_uneven_batches(world: World | None) -> list[Any]:
+def trained_on_uneven_batches(world: World | None, method: str) -> list[Any]:
     """Return all tensors of a learner whose batches have 7, 3 and 1 samples, and memory's 5."""
-    learner = new_learner(world, "soro", "class", batch_norm=False)
+    learner = new_learner(world, method, "class", batch_norm=False)
     learner.memory_batch = 5
     sizes = {"a": 7, "b": 3, "c": 1}
     for task in sizes:

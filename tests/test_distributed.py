@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import _ranks
-from _ranks import STEPS, Ranks
+from _ranks import STEPS, Ranks, compare
 from small_benchmark import small_settings
 from spcl.distributed import deal
 from spcl.errors import OtherRankError, SpclError
@@ -35,16 +35,6 @@ def ranks() -> Iterator[Ranks]:
     ranks = Ranks(3)
     yield ranks
     ranks.close()
-
-
-def compare(found: list[Any], expected: list[Any]) -> None:
-    """Check that the ranks are equal to the bit, and to one process up to rounding."""
-    for each in found:
-        assert not isinstance(each, Exception), each
-        for one, other in zip(each, found[0], strict=True):
-            assert one.tobytes() == other.tobytes()
-    for one, other in zip(found[0], expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(other).max(initial=0.0)))
 
 
 @pytest.mark.parametrize(("method", "scenario"), CASES)

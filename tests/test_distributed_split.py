@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import _ranks
-from _ranks import STEPS, Ranks
+from _ranks import STEPS, Ranks, compare
 from small_benchmark import small_settings
 from spcl.cli.app import app
 from spcl.distributed.shares import share_of
 from spcl.errors import SpclError
 from spcl.learner import Scenario
 from spcl.methods import METHODS
-from test_distributed import compare
 
 CASES = [*product(METHODS, ["task", "class"])]
 
@@ -71,8 +70,10 @@ def test_batch_norm_has_the_statistics_of_shares(ranks: Ranks, split: str, momen
 
 
 @pytest.mark.parametrize("split", ["data", "2x2"])
-def test_shares_may_be_unequal_or_empty(ranks: Ranks, split: str) -> None:
-    compare(ranks.call(_ranks.trained_on_uneven_batches, 4, split), _ranks.trained_on_uneven_batches(None))
+@pytest.mark.parametrize("method", ["soro", "der++"])
+def test_shares_may_be_unequal_or_empty(ranks: Ranks, split: str, method: str) -> None:
+    case = partial(_ranks.trained_on_uneven_batches, method=method)
+    compare(ranks.call(case, 4, split), case(None))
 
 
 def test_ranks_stay_equal_with_dropout_and_batch_norm(ranks: Ranks) -> None:
