@@ -76,6 +76,7 @@ class Group:
         self._first = 0 if group is None else dist.get_global_rank(group, 0)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self._place = f"{dist.get_rank()} of {dist.get_world_size()}"  # among all processes, for errors
 
     @property
     def is_first(self) -> bool:
@@ -160,7 +161,7 @@ class Group:
             yield
         except RuntimeError as error:
             raise LostRankError(
-                f"rank {self.rank} of {self.size} has lost another rank, which has ended or hangs "
+                f"rank {self._place} has lost another rank, which has ended or hangs "
                 f"({_first_line(error)}); start all ranks again to continue from the last checkpoint"
             ) from error
 
