@@ -2,7 +2,7 @@
 
 Every rank has one thread, and all are on this machine. ResNet-18 is trained with SORO on T tasks.
 Bytes are those that the kernel counts on ``lo``, headers included: with gloo all go there, beside those of other
-programs. The formula is (R−1)/R · (T/R + 1) · n numbers of 4 bytes for each of R ranks.
+programs. The formula is (R−1)/R · (T/P + 1) · n numbers of 4 bytes for each of R ranks in P task groups.
 
     python benchmarks/distributed.py [--rounds 3] [--steps 5] [--tasks 4] [--batch 16]
 """
@@ -27,7 +27,7 @@ from spcl.learner import Learner
 from spcl.methods import SORO
 from spcl.models import ResNet18
 
-RANKS = (1, 2)
+SPLITS = ("1x1", "2x1", "1x2", "2x2")
 TARGET = 1.1
 
 
@@ -69,20 +69,28 @@ def train(world: World | None, options: argparse.Namespace) -> dict[str, Any]:
     return found | {"seconds": median(times), "bytes": median(sizes)}
 
 
-def rank(index: int, size: int, port: int, options: argparse.Namespace, answers: Any) -> None:
+def shape(split: str) -> tuple[int, int]:
+    """The number of task groups and of all ranks."""
+    groups, shares = map(int, split.split("x"))
+    return groups, groups * shares
+
+
+def rank(index: int, split: str, port: int, options: argparse.Namespace, answers: Any) -> None:
+    _, size = shape(split)
     os.environ |= {"RANK": str(index), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    found = train(join_world(), options)
+    found = train(join_world(split), options)
     if index == 0:
         answers.put(found)
     leave_world()
 
 
-def on_ranks(size: int, options: argparse.Namespace) -> dict[str, Any]:
+def on_ranks(split: str, options: argparse.Namespace) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    torch.multiprocessing.spawn(rank, (size, port, options, answers), nprocs=size)  # type: ignore[no-untyped-call]
+    _, size = shape(split)
+    torch.multiprocessing.spawn(rank, (split, port, options, answers), nprocs=size)  # type: ignore[no-untyped-call]
     found: dict[str, Any] = answers.get()
     return found
 
@@ -92,16 +100,17 @@ def main() -> None:
     for name, default in {"rounds": 3, "steps": 5, "tasks": 4, "batch": 16}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    rounds = [{size: on_ranks(size, options) for size in RANKS} for _ in range(options.rounds)]
-    found = {size: {key: median(each[size][key] for each in rounds) for key in rounds[0][size]} for size in RANKS}
-    table = Table(title=f"{options.tasks} gradients of {found[1]['numbers']:,} numbers, gloo, 1 thread per rank")
-    for heading in ("ranks", "step", "speed-up", "sent per rank", "formula", "ratio", "target", "met"):
+    rounds = [{split: on_ranks(split, options) for split in SPLITS} for _ in range(options.rounds)]
+    found = {split: {key: median(each[split][key] for each in rounds) for key in rounds[0][split]} for split in SPLITS}
+    table = Table(title=f"{options.tasks} gradients of {found['1x1']['numbers']:,} numbers, gloo, 1 thread per rank")
+    for heading in ("split", "step", "speed-up", "sent per rank", "formula", "ratio", "target", "met"):
         table.add_column(heading, justify="right")
-    for size, values in found.items():
-        formula = (size - 1) / size * (options.tasks / size + 1) * 4 * values["numbers"]
+    for split, values in found.items():
+        groups, size = shape(split)
+        formula = (size - 1) / size * (options.tasks / groups + 1) * 4 * values["numbers"]
         sent = values["bytes"] / size
-        speed = f"{median(each[1]['seconds'] / each[size]['seconds'] for each in rounds):.2f}×"
-        row = [str(size), f"{1e3 * values['seconds']:.0f} ms", speed]
+        speed = f"{median(each['1x1']['seconds'] / each[split]['seconds'] for each in rounds):.2f}×"
+        row = [split, f"{1e3 * values['seconds']:.0f} ms", speed]
         if formula:
             row += [f"{sent / 2**20:.2f} MiB", f"{formula / 2**20:.2f} MiB", f"{sent / formula:.3f}"]
             row += [f"at most {TARGET}", "yes" if sent <= TARGET * formula else "no"]

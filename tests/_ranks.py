@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -18,6 +19,7 @@ from torch import nn
 from method_runs import CLASSES, batch, tensors
 from spcl.distributed import World, join_world
 from spcl.learner import Learner, Scenario
+from spcl.losses import CrossEntropy
 from spcl.memory import BalancedCoreset
 from spcl.methods import make_method
 from spcl.runs import RunSettings, execute
@@ -46,18 +48,18 @@ class Ranks:
         for process in self.processes:
             process.start()
 
-    def start(self, case: Case, size: int) -> None:
+    def start(self, case: Case, size: int, split: str = "tasks") -> None:
         """Let the first ``size`` ranks call a function."""
         for pipe in self._pipes:
-            pipe.send((case, size))
+            pipe.send((case, size, split))
 
     def results(self) -> list[Any]:
         """Return what the ranks that took part have returned; errors as exceptions."""
         answers = [pipe.recv() for pipe in self._pipes]
         return [value for took_part, value in answers if took_part]
 
-    def call(self, case: Case, size: int) -> list[Any]:
-        self.start(case, size)
+    def call(self, case: Case, size: int, split: str = "tasks") -> list[Any]:
+        self.start(case, size, split)
         return self.results()
 
     def close(self) -> None:
@@ -71,17 +73,28 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    worlds = {size: join_world()}
-    for fewer in range(2, size):
-        group = dist.new_group(list(range(fewer)))
-        worlds[fewer] = World(group) if rank < fewer else None
+    join_world()
+    groups = {fewer: dist.new_group(list(range(fewer))) for fewer in range(2, size)} | {size: None}
+    worlds: dict[tuple[int, str], World] = {}
     while (given := pipe.recv()) is not None:
-        case, ranks = given
+        case, ranks, split = given
         try:
-            pipe.send((rank < ranks, case(worlds[ranks]) if rank < ranks else None))
+            if rank < ranks and (ranks, split) not in worlds:
+                worlds[ranks, split] = World(groups[ranks], split)
+            pipe.send((rank < ranks, case(worlds[ranks, split]) if rank < ranks else None))
         except Exception as error:
             pipe.send((True, error if isinstance(error, ValueError) else RuntimeError(traceback.format_exc())))
     os._exit(0)  # without waiting for the others
+
+
+def compare(found: list[Any], expected: list[Any]) -> None:
+    """Check that the ranks are equal to the bit, and to one process up to rounding."""
+    for each in found:
+        assert not isinstance(each, Exception), each
+        for one, other in zip(each, found[0], strict=True):
+            assert one.tobytes() == other.tobytes()
+    for one, other in zip(found[0], expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(other).max(initial=0.0)))
 
 
 def new_learner(
@@ -90,10 +103,11 @@ def new_learner(
     scenario: Scenario,
     dropout: float = 0.0,
     momentum: float | None = 0.3,
+    batch_norm: bool = True,
     **settings: Any,
 ) -> Learner:
     return Learner(
-        new_backbone(dropout, momentum),
+        new_backbone(dropout, momentum, batch_norm),
         make_method(name, **settings),
         memory=BalancedCoreset(12),
         scenario=scenario,
@@ -103,10 +117,10 @@ def new_learner(
     )
 
 
-def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3) -> nn.Module:
+def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3, batch_norm: bool = True) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 5)]
-    return nn.Sequential(*(layer for layer in layers if dropout or not isinstance(layer, nn.Dropout)))
+    norm = [nn.BatchNorm1d(8, momentum=momentum)] * batch_norm
+    return nn.Sequential(nn.Linear(6, 8), *norm, nn.ReLU(), *[nn.Dropout(dropout)] * bool(dropout), nn.Linear(8, 5))
 
 
 def train(learner: Learner, first: int = 0, last: int = STEPS) -> Learner:
@@ -135,20 +149,23 @@ def arrays(learner: Learner) -> list[Any]:
     return [tensor.numpy() for tensor in tensors(learner)]
 
 
-def saved(world: World | None, path: Path, pause: int) -> None:
-    train(new_learner(world, "soro", "class"), 0, pause).save(path)
+def saved(world: World | None, path: Path, pause: int, batch_norm: bool = True) -> None:
+    train(new_learner(world, "soro", "class", batch_norm=batch_norm), 0, pause).save(path)
 
 
-def resumed(world: World | None, path: Path, pause: int) -> list[Any]:
-    return arrays(train(Learner.load(path, backbone=new_backbone(), distributed=world), pause))
+def resumed(world: World | None, path: Path, pause: int, batch_norm: bool = True) -> list[Any]:
+    backbone = new_backbone(batch_norm=batch_norm)
+    return arrays(train(Learner.load(path, backbone=backbone, distributed=world), pause))
 
 
-def with_bad_batches(world: World | None, bad: bool) -> tuple[list[Any], list[str]]:
-    """Return the tensors, and the skipped tasks, of a learner to which a task that is not finite is given."""
-    learner = train(new_learner(world, "soro", "task"), 0, 4)
+def with_bad_batches(
+    world: World | None, bad: bool, sample: int | None = None, batch_norm: bool = True
+) -> tuple[list[Any], list[str]]:
+    """Return tensors and skipped tasks of a learner to which a task is given of which samples are not finite."""
+    learner = train(new_learner(world, "soro", "task", batch_norm=batch_norm), 0, 4)
     batches = {task: batch(task, 4) for task in ("a", "b")}
     if bad:
-        batches["b"] = batches["b"][0] * torch.nan, batches["b"][1]
+        batches["b"][0][slice(None) if sample is None else sample] = torch.nan  # type: ignore[index]
     else:
         del batches["b"]
     report = learner.step(batches)
@@ -179,6 +196,102 @@ def after_error(world: World | None) -> tuple[str, list[Any]]:
     return message, arrays(learner)
 
 
+def large_batches(step: int) -> dict[str, Any]:
+    """Return batches of 12 and 11 samples."""
+    generator = torch.Generator().manual_seed(step)
+    draw = partial(torch.randint, 2, generator=generator)
+    return {task: (torch.randn(size, 6, generator=generator), draw((size,))) for task, size in (("a", 12), ("b", 11))}
+
+
+def heads() -> dict[str, nn.Module]:
+    torch.manual_seed(1)
+    return {"a": nn.Linear(5, 2), "b": nn.Linear(5, 2)}
+
+
+def trained_on_large_batches(world: World, momentum: float | None) -> list[Any]:
+    """Return all tensors of a learner with batch-norm and no memory."""
+    optimizer = partial(torch.optim.SGD, lr=0.05)
+    learner = Learner(new_backbone(momentum=momentum), make_method("er"), optimizer=optimizer, distributed=world)
+    for task, head in heads().items():
+        learner.add_task(task, head=head, loss=nn.functional.cross_entropy)
+    for step in range(STEPS):
+        learner.step(large_batches(step))
+    return arrays(learner)
+
+
+def trained_by_shares(shares: int, momentum: float | None) -> list[Any]:
+    """Return what :func:`trained_on_large_batches` does, by a loop over shares, each with its own statistics."""
+    backbone, by_task = new_backbone(momentum=momentum), heads()
+    for step in range(STEPS):
+        backbone.zero_grad()
+        for task, (x, y) in large_batches(step).items():
+            by_task[task].zero_grad()
+            before, found = _buffers(backbone), []
+            for share in range(shares):
+                backbone.load_state_dict(before, strict=False)
+                loss = nn.functional.cross_entropy(by_task[task](backbone(x[share::shares])), y[share::shares])
+                (loss * len(y[share::shares]) / len(y)).backward()
+                found.append(_buffers(backbone))
+            mean = {name: sum(each[name] for each in found) / shares for name in before}
+            backbone.load_state_dict(mean, strict=False)
+        with torch.no_grad():
+            for module, factor in ((backbone, 0.5), *((head, 1.0) for head in by_task.values())):
+                for parameter in module.parameters():
+                    parameter -= 0.05 * factor * parameter.grad
+    return [tensor.numpy() for module in (backbone, *by_task.values()) for tensor in module.state_dict().values()]
+
+
+def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def trained_on_uneven_batches(world: World | None, method: str) -> list[Any]:
+    """Return all tensors of a learner whose batches have 7, 3 and 1 samples, and memory's 5."""
+    learner = new_learner(world, method, "class", batch_norm=False)
+    learner.memory_batch = 5
+    sizes = {"a": 7, "b": 3, "c": 1}
+    for task in sizes:
+        learner.add_task(task, classes=CLASSES[task])
+    for step in range(6):
+        joined = {task: [batch(task, step), batch(task, step + 100)] for task in sizes}
+        learner.step(
+            {
+                task: tuple(torch.cat(parts)[: sizes[task]] for parts in zip(*pair, strict=True))
+                for task, pair in joined.items()
+            }
+        )
+    return arrays(learner)
+
+
+def contrast(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return a loss that compares samples with each other."""
+    return torch.logsumexp(output @ output.T, dim=1).mean()
+
+
+def with_loss(world: World, kind: str) -> None:
+    """Train with a loss that is no mean over samples."""
+    learner = new_learner(world, "er", "task")
+    if kind == "weighted":
+        learner.add_task("a", classes=2, loss=CrossEntropy(class_weights=(1.0, 3.0)))
+    else:
+        summed = partial(nn.functional.cross_entropy, reduction="sum")
+        learner.add_task("a", head=nn.Linear(5, 2), loss=summed if kind == "sum" else contrast)
+    learner.step({"a": batch("a", 0)})
+
+
+def synchronised(world: World) -> tuple[list[int], str]:
+    """Return the ranks over which layers synchronise, and the error of a batch that is too small for them."""
+    backbone = nn.SyncBatchNorm.convert_sync_batchnorm(new_backbone())
+    learner = Learner(backbone, make_method("er"), distributed=world)
+    learner.add_task("a", classes=2)
+    message, (x, y) = "no error", batch("a", 0)
+    try:
+        learner.step({"a": (x[:3], y[:3])})
+    except ValueError as error:
+        message = str(error)
+    return dist.get_process_group_ranks(backbone[1].process_group), message
+
+
 def with_other_batches(world: World) -> None:
     learner = new_learner(world, "er", "task")
     learner.add_task("a", classes=2)
@@ -189,6 +302,24 @@ def with_other_backbones(world: World) -> None:
     learner = Learner(nn.Linear(6, 4 + world.rank), make_method("er"), distributed=world)
     learner.add_task("a", classes=2)
     learner.step({"a": batch("a", 0)})
+
+
+def with_other_heads(world: World) -> None:
+    learner = new_learner(world, "er", "task")
+    torch.manual_seed(world.rank)
+    learner.add_task("a", head=nn.Linear(5, 2), loss=nn.functional.cross_entropy)
+    learner.step({"a": batch("a", 0)})
+
+
+def idle(world: World) -> str | None:
+    """Return the warning after many steps of a single task."""
+    learner = Learner(new_backbone(batch_norm=False), make_method("er"), distributed=world)
+    learner.add_task("a", classes=2)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for step in range(60):
+            learner.step({"a": batch("a", step)})
+    return str(found[0].message) if found else None
 
 
 def run(world: World | None, settings: RunSettings, out: Path, seed_by_rank: bool = False) -> Any:

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import _ranks
-from _ranks import STEPS, Ranks
+from _ranks import STEPS, Ranks, compare
 from small_benchmark import small_settings
 from spcl.distributed import deal
 from spcl.errors import OtherRankError, SpclError
@@ -34,16 +35,6 @@ def ranks() -> Iterator[Ranks]:
     ranks = Ranks(3)
     yield ranks
     ranks.close()
-
-
-def compare(found: list[Any], expected: list[Any]) -> None:
-    """Check that the ranks are equal to the bit, and to one process up to rounding."""
-    for each in found:
-        assert not isinstance(each, Exception), each
-        for one, other in zip(each, found[0], strict=True):
-            assert one.tobytes() == other.tobytes()
-    for one, other in zip(found[0], expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6 * max(1.0, np.abs(other).max(initial=0.0)))
 
 
 @pytest.mark.parametrize(("method", "scenario"), CASES)
@@ -116,11 +107,20 @@ def test_a_wrong_world_is_refused_by_every_rank(ranks: Ranks, case: Any, message
         assert re.search(message, str(error))
 
 
-def test_a_backbone_in_ddp_is_refused() -> None:
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        (DistributedDataParallel, "DistributedDataParallel; pass the module that it wraps"),
+        (FullyShardedDataParallel, "FullyShardedDataParallel; pass the module that it wraps"),
+        (FSDPModule, "sharded by fully_shard, but every rank needs all of them"),
+    ],
+)
+def test_a_backbone_that_ranks_share_already_is_refused(wrapper: type, message: str) -> None:
+    kind = type("Wrapped", (wrapper, nn.Module), {})
+    wrapped = nn.Module.__new__(kind)
     nn.Module.__init__(wrapped)
-    with pytest.raises(SpclError, match="DistributedDataParallel; pass the module that it wraps"):
-        Learner(wrapped, make_method("er"))
+    with pytest.raises(SpclError, match=message):
+        Learner(nn.Sequential(wrapped), make_method("er"))
 
 
 def test_a_world_needs_a_process_group() -> None:

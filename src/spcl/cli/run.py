@@ -48,12 +48,21 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and memory.")] = None,
     paradigm: Annotated[str | None, typer.Option(help="parallel, joint (MTL) or serial (SCL).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run exactly.")] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Under torchrun, what its processes split: tasks (the default), data (batches), or both, e.g. 2x4: 2 "
+            "groups with different tasks, in each 4 processes with different samples."
+        ),
+    ] = None,
 ) -> None:
     """Train and evaluate one method on one configuration of a benchmark.
 
     Under torchrun, all of its processes share the work of every step: torchrun --nproc-per-node 4 -m spcl run …
     """
-    world = join_world()
+    world = join_world(split or "tasks")
+    if split is not None and world is None:
+        raise SpclError(f"--split {split} is for several processes; start them by torchrun, or leave it out")
     file, given, assigned = flags.layers()
     given |= settings_from(scenario=scenario, config=config, seed=seed, paradigm=paradigm, method=method)
     layers = [file, given, assigned]

@@ -1,4 +1,4 @@
-"""One model trained by several processes on torch.distributed: tasks are split over them, results stay the same."""
+"""One model trained by several processes on torch.distributed: they split tasks, or the batches of tasks."""
 
 from spcl.distributed.dealing import deal
 from spcl.distributed.engine import DistributedEngine

@@ -1,7 +1,8 @@
-"""Engine of which every rank computes the gradients of some tasks."""
+"""Engine of which every rank computes the gradients of some tasks, or of shares of their batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,10 +14,13 @@ from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
 from spcl.batches import Inputs, leaves
 from spcl.distributed.dealing import deal
 from spcl.distributed.heads import HeadGradients
+from spcl.distributed.idle import IdleRanks
 from spcl.distributed.logits import shared_logits
 from spcl.distributed.random_numbers import RankRandomness
 from spcl.distributed.running_averages import RunningAverages
+from spcl.distributed.shares import Shares
 from spcl.distributed.slices import Slices
+from spcl.distributed.sync_batch_norm import synchronise_batch_norm
 from spcl.distributed.world import World
 from spcl.engine.base import Engine, JointPassError
 from spcl.engine.eager import EagerEngine
@@ -35,13 +39,14 @@ Array = NDArray[np.float64]
 
 
 class DistributedEngine(Engine):
-    r"""Computes what :class:`~spcl.engine.eager.EagerEngine` computes, every rank the gradients of some tasks.
+    r"""Computes what :class:`~spcl.engine.eager.EagerEngine` computes, every rank a part of the gradients.
 
-    All ranks have the same model, memory and batches. The T gradients of a step are dealt to the R ranks by the sizes
-    of their batches; a rank computes its own on whole batches, so that any loss and batch-norm stay as they are. Then
-    the ranks exchange rows for slices, so that each holds n/R columns of all T rows, sum up the Gramians of the slices,
-    weigh all the same T×T matrix, combine their slices and gather the update. A rank sends
-    :math:`\frac{R-1}{R} \left(\frac TR + 1\right) n` numbers, and few others.
+    All ranks have the same model, memory and batches. The T gradients of a step are dealt to the P task groups by the
+    sizes of their batches. With one rank in each, it computes its own on whole batches, so that any loss and batch-norm
+    stay as they are; with several, each computes them on its :class:`~spcl.distributed.shares.Shares`. Then the R ranks
+    sum up and exchange rows for slices, so that each holds n/R columns of all T rows, sum up the Gramians of the
+    slices, weigh all the same T×T matrix, combine their slices and gather the update. A rank sends
+    :math:`\frac{R-1}{R} \left(\frac TP + 1\right) n` numbers, and few others.
 
     Args:
         model: the shared model.
@@ -54,6 +59,8 @@ class DistributedEngine(Engine):
         self.method = method
         self.world = world
         self.local = EagerEngine(model, method)
+        self._shares = Shares(world.data, model, method)
+        self._idle = IdleRanks(world)
         self._averages = RunningAverages(world)
         self._heads = HeadGradients(model, self.local.gradients, world)
         self._random = RankRandomness(world, model.device)
@@ -70,6 +77,7 @@ class DistributedEngine(Engine):
         self._plan = plan
         self._error: Exception | None = None
         self._averages.begin(self.model.modules())
+        self._shares.must_be_everywhere = synchronise_batch_norm(self.model.modules(), self.world.data)
 
     @override
     def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
@@ -90,10 +98,13 @@ class DistributedEngine(Engine):
             return None
         own, logits = self._deal(batches), None
         with self._deferred_errors():
-            logits = self.local.backward_jointly(own, replays if self._has_memory else [])
+            self._check_losses(batches, replays)
+            shares = [self._shares.own(samples) for samples in replays] if self._has_memory else []
+            shares = shares if all(shares) else []
+            logits = self.local.backward_jointly(own, shares)
             if logits is None:
                 logits = self.local.backward(own)
-                for draw, samples in enumerate(replays if self._has_memory else []):
+                for draw, samples in enumerate(shares):
                     self.local.backward_replay(samples, [group.x for group in samples], draw)
         if self._error is not None and not isinstance(self._error, JointPassError):
             self._error = JointPassError(str(self._error))  # passes of their own show which batch it is
@@ -103,6 +114,7 @@ class DistributedEngine(Engine):
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
         own, logits = self._deal(batches), dict[str, Tensor]()
         with self._deferred_errors():
+            self._check_losses(batches, [])
             logits = self.local.backward(own)
         return self._shared(batches, logits)
 
@@ -110,28 +122,49 @@ class DistributedEngine(Engine):
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
         if not self._has_memory or self._error is not None:
             return
+        samples = [replace(group, x=x) for group, x in zip(samples, inputs, strict=True)]
         with self._deferred_errors():
+            self._shares.check_memory(samples, draw)
             try:
-                self.local.backward_replay(samples, inputs, draw)
+                if own := self._shares.own(samples):
+                    self.local.backward_replay(own, [group.x for group in own], draw)
             except (RuntimeError, ValueError) as error:
                 if isinstance(error, SpclError) or is_out_of_memory(error):
                     raise
                 self.local.gradients.health[len(self._own) - 1, 0] = torch.nan  # the step is repeated without memory
 
     def _deal(self, batches: Sequence[Samples]) -> list[Samples]:
-        """Deal the gradients to the ranks, begin with the own ones, and return their batches."""
+        """Deal the gradients to the ranks, begin with the own ones, and return this rank's shares of their batches."""
         self._check_batches(batches)
+        for group in batches:
+            self._shares.check_sizes([group])
         sizes = [len(group.y) for group in batches]
         memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
-        self._blocks = deal([*sizes, *memory], self.world.size)
-        self._own = self._blocks[self.world.rank]
-        self._has_memory = bool(memory) and len(batches) in self._own
-        self.local.begin(self._local_plan(self._own))
-        self.local.gradients.keeps_factors = False  # rows are sent
+        self._idle.note(len(self._plan.names))
+        self._blocks = deal([*sizes, *memory], self.world.tasks.size)
+        block = self._blocks[self.world.tasks.rank]
+        shares = {index: self._shares.own([batches[index]]) for index in block if index < len(batches)}
+        self._has_memory = bool(memory) and len(batches) in block
+        self._own = [index for index in block if index == len(batches) or shares[index]]
+        self._begin_local()
         if self.local.gradients.length != self._slices.length:
             self._use_slices()
         self.gradients.begin(self._plan, penalty=self.method.settings.alpha > 0.0)
-        return [batches[index] for index in self._own if index < len(batches)]
+        return [samples for share in shares.values() for samples in share]
+
+    def _begin_local(self) -> None:
+        rows, gradients = self._rows_of(self._block), self.local.gradients
+        self.local.begin(self._local_plan(rows))
+        gradients.keeps_factors = False  # rows are sent
+        gradients.health.zero_()
+        trained = {self._plan.target(index)[0] for index in self._own if self._plan.names[index] != MEMORY}
+        gradients.clear([place for place, row in enumerate(rows) if row not in trained])  # there may be no samples
+
+    def _check_losses(self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]) -> None:
+        """Raise an error unless the losses can be computed by shares, where batches are split."""
+        self._shares.check_tasks([batches[index] for index in self._block if index < len(batches)])
+        for draw, samples in enumerate(replays if self._has_memory else []):
+            self._shares.check_memory(samples, draw)
 
     def _check_batches(self, batches: Sequence[Samples]) -> None:
         """Raise an error on all ranks unless their batches have the same sizes, targets and first inputs."""
@@ -142,18 +175,22 @@ class DistributedEngine(Engine):
         if bool(((found - found[0]).abs() > 1e-9 * found.abs().max()).any()):  # sums of other processors may be rounded
             raise SpclError(
                 f"the ranks have different batches of {', '.join(group.task.name for group in batches)}; give every "
-                f"rank the same batches, whose tasks are then split over the ranks"
+                f"rank the same batches, which are then split over the ranks"
             )
 
+    @property
+    def _block(self) -> range:
+        """The gradients of this rank's task group."""
+        return self._blocks[self.world.tasks.rank]
+
     def _rows_of(self, block: range) -> list[int]:
-        """Return the rows to which the gradients of a rank are added."""
+        """Return the rows to which the gradients of a task group are added."""
         return sorted({self._plan.target(index)[0] for index in block})
 
-    def _local_plan(self, block: range) -> ReductionPlan:
-        """Return the plan of some of the gradients alone; a rank without gradients holds a row for the update."""
-        rows, own = self._rows_of(block) or [0], list(block)
-        plan, names = self._plan, tuple(self._plan.names[index] for index in block)
-        accumulation = plan.accumulation[np.ix_(rows, own)]
+    def _local_plan(self, rows: list[int]) -> ReductionPlan:
+        """Return the plan of this rank's gradients alone; a rank without gradients holds a row for the update."""
+        plan, names, rows = self._plan, tuple(self._plan.names[index] for index in self._own), rows or [0]
+        accumulation = plan.accumulation[np.ix_(rows, self._own)]
         kept = tuple(f"row {row}" for row in rows)
         return ReductionPlan(names, kept, accumulation, np.eye(len(rows)), plan.is_separate, plan.is_weighted)
 
@@ -167,14 +204,16 @@ class DistributedEngine(Engine):
             self._error = error
 
     def _shared(self, batches: Sequence[Samples], own: dict[str, Tensor]) -> dict[str, Tensor]:
-        return shared_logits(self.world, self.model, batches, own) if self.method.stores_logits else {}
+        if not self.method.stores_logits:
+            return {}
+        return shared_logits(self.world, self._shares, self.model, batches, own)
 
     @override
     def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
         self._synchronise(self._numbers())
         own, tasks = self.local.gradients, len(self._plan.names) - 1
         total = own.buffer.new_zeros(own.length)
-        for place, row in enumerate(self._rows_of(self._own)):
+        for place, row in enumerate(self._rows_of(self._block)):
             if row != self._plan.rows - 1:  # that of memory
                 total += own.rows[place]
         return dict(zip(own.parameters, own.views(self.world.sum(total) / tasks), strict=True))
@@ -182,7 +221,7 @@ class DistributedEngine(Engine):
     @override
     def penalty_gradient(self) -> None:
         self.local.penalty_gradient()
-        mine = self._slices.columns(self.world.rank)
+        mine = self._slices.columns
         self.gradients.penalty_row.zero_()[: mine.stop - mine.start] = self.local.gradients.penalty_row[mine]
 
     # -- where the ranks meet
@@ -201,7 +240,7 @@ class DistributedEngine(Engine):
 
     def _collect_rows(self) -> None:
         rows_of = [self._rows_of(block) for block in self._blocks]
-        sent = self.local.gradients.rows[: len(rows_of[self.world.rank])]
+        sent = self.local.gradients.rows[: len(self._rows_of(self._block))]
         mine, filled = self.gradients.rows, set[int]()
         for rows, part in zip(rows_of, self._slices.collect(sent, [len(rows) for rows in rows_of]), strict=True):
             mine[:, part.shape[1] :].zero_()  # the slice of the last rank may be shorter
@@ -214,7 +253,7 @@ class DistributedEngine(Engine):
         """Return what this rank says of its gradients: their health, its passes, its heads, and whether it failed."""
         health = torch.zeros(len(self._plan.names), HEALTH, dtype=torch.float64, device=self.model.device)
         if self._error is None:
-            health[list(self._own)] = self.local.gradients.health[: len(self._own)]
+            health[self._own] = self.local.gradients.health[: len(self._own)]
         counts = self._averages.counts()
         by_rank = [0.0] * (len(counts) * self.world.size)
         by_rank[self.world.rank * len(counts) : (self.world.rank + 1) * len(counts)] = counts

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from spcl.distributed.shares import Shares
 from spcl.distributed.world import World
 from spcl.engine.model import Samples, SharedModel
 
@@ -12,14 +13,16 @@ __all__ = ["shared_logits"]
 
 
 def shared_logits(
-    world: World, model: SharedModel, batches: Sequence[Samples], own: Mapping[str, Tensor]
+    world: World, shares: Shares, model: SharedModel, batches: Sequence[Samples], own: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the logits of all classifiers' batches by task, given those of this rank."""
+    """Return the logits of all classifiers' batches by task, given those of this rank's shares."""
     shapes = {group.task.name: _shape(model, group) for group in batches if group.task.classes is not None}
     if not shapes:
         return {}
-    zeros = {name: torch.zeros(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()}
-    total = world.sum(torch.cat([own.get(name, zeros[name]).reshape(-1) for name in shapes]))
+    logits = {name: torch.zeros(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()}
+    for name in shapes.keys() & own.keys():
+        logits[name][shares.of_batch(len(logits[name]))] = own[name]
+    total = world.sum(torch.cat([each.view(-1) for each in logits.values()]))
     parts = torch.split_with_sizes(total, [shape.numel() for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 

@@ -15,14 +15,15 @@ class RunningAverages:
     r"""The running averages of batch-norm layers, which every rank updates by the batches of its own tasks.
 
     An update with the statistics s and the momentum m is :math:`r \leftarrow (1 - m)\, r + m\, s`. After k updates on a
-    rank and K on all, of which :math:`k'` come after those of this rank, one process has
+    rank, and :math:`k'` on the ranks with later tasks, one process has
 
-    .. math:: (1 - m)^K r_0 + \sum_\text{ranks} (1 - m)^{k'} \left(r - (1 - m)^k r_0\right).
+    .. math:: r_0 + \sum_\text{ranks} (1 - m)^{k'} \left(r - r_0\right).
 
-    Without momentum the average is over all batches.
+    Without momentum the average is over all batches. Where ranks split batches, statistics are those of a rank's share,
+    and the mean over the ranks is taken of what they add.
 
     Args:
-        world: the ranks, in the order in which one process would make their passes.
+        world: the ranks, of which task groups are in the order in which one process would make their passes.
     """
 
     def __init__(self, world: World) -> None:
@@ -47,30 +48,34 @@ class RunningAverages:
         """Merge the updates of all ranks, given their :meth:`counts`, one row per rank."""
         if not self._layers or not bool(counts.any()):
             return
-        changes = []
-        for column, layer in enumerate(self._layers):
-            before, count = self._before[column]
-            own, later = float(counts[self._world.rank, column]), float(counts[self._world.rank + 1 :, column].sum())
-            total = float(counts[:, column].sum())
-            if layer.momentum is None:
-                change = ((count + own) * _averages(layer) - count * before) / max(count + total, 1.0)
-            else:
-                left = (1.0 - layer.momentum) ** own
-                change = (1.0 - layer.momentum) ** later * (_averages(layer) - left * before)
-            changes.append(change.flatten())
+        by_group = counts.view(self._world.tasks.size, self._world.data.size, -1)
+        changes = [
+            (self._part(by_group[:, :, column], layer, count) * (_averages(layer) - before)).flatten()
+            for column, (layer, (before, count)) in enumerate(zip(self._layers, self._before, strict=True))
+        ]
         parts = torch.split_with_sizes(self._world.sum(torch.cat(changes)), [len(each) for each in changes])
-        for column, (layer, change) in enumerate(zip(self._layers, parts, strict=True)):
-            self._assign(layer, *self._before[column], change, float(counts[:, column].sum()))
+        passes = by_group.amax(dim=1).sum(dim=0).tolist()
+        for layer, (before, count), change, added in zip(self._layers, self._before, parts, passes, strict=True):
+            _assign(layer, before + change.view_as(before), count + int(added))
 
-    def _assign(self, layer: _BatchNorm, before: Tensor, count: int, change: Tensor, total: float) -> None:
-        left = count / max(count + total, 1.0) if layer.momentum is None else (1.0 - layer.momentum) ** total
-        mean, variance = left * before + change.view_as(before)
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        layer.running_mean.copy_(mean)
-        layer.running_var.copy_(variance)
-        if layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.fill_(count + int(total))
+    def _part(self, counts: Tensor, layer: _BatchNorm, count: int) -> float:
+        """Return how much the change that this rank has made counts, given the updates by task group and rank."""
+        group, rank = self._world.tasks.rank, self._world.data.rank
+        passes, own, together = counts.amax(dim=1), float(counts[group, rank]), float(counts[group].sum())
+        if not own:
+            return 0.0
+        if layer.momentum is None:
+            return (count + own) / (count + float(passes.sum())) * float(passes[group]) / together
+        return float((1.0 - layer.momentum) ** float(passes[group + 1 :].sum())) * own / together
+
+
+def _assign(layer: _BatchNorm, averages: Tensor, count: int) -> None:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    layer.running_mean.copy_(averages[0])
+    layer.running_var.copy_(averages[1])
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked.fill_(count)
 
 
 def _averages(layer: _BatchNorm) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spcl.distributed.mesh import mesh_shape
 from spcl.errors import LostRankError, OtherRankError, SpclError
 
-__all__ = ["World", "join_world", "leave_world"]
+__all__ = ["Group", "World", "join_world", "leave_world"]
 
 T = TypeVar("T")
 
@@ -20,10 +21,14 @@ TIMEOUT = timedelta(seconds=300)
 """How long a rank waits for one that hangs; one that has died is noticed at once."""
 
 
-def join_world(timeout: timedelta = TIMEOUT) -> "World | None":
+def join_world(split: str = "tasks", timeout: timedelta = TIMEOUT) -> "World | None":
     """Return the ranks that ``torchrun`` started this process with, or None where it is the only one.
 
     They talk by NCCL where there are GPUs, of which each rank takes that of its local rank, and else by gloo.
+
+    Args:
+        split: what is split over the ranks, see :class:`World`.
+        timeout: how long a rank waits for another one that hangs.
     """
     if not dist.is_available() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return None
@@ -35,7 +40,7 @@ def join_world(timeout: timedelta = TIMEOUT) -> "World | None":
             dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo", timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise SpclError(f"the ranks do not find each other: {_first_line(error)}; start all by torchrun") from error
-    return World()
+    return World(split=split, timeout=timeout)
 
 
 def leave_world() -> None:
@@ -46,9 +51,10 @@ def leave_world() -> None:
 
 
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name up to PyTorch 2.12
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # likewise
 
 
-class World:
+class Group:
     """The ranks of a process group of :mod:`torch.distributed`.
 
     Args:
@@ -57,6 +63,7 @@ class World:
     Attributes:
         rank: the number of this process.
         size: how many there are.
+        group: the process group; None for that of all processes.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -65,10 +72,11 @@ class World:
                 "training is to be distributed, but there is no process group; start the program by torchrun and call "
                 "torch.distributed.init_process_group(), or leave distributed out"
             )
-        self._group = group
+        self.group = group
         self._first = 0 if group is None else dist.get_global_rank(group, 0)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self._place = f"{dist.get_rank()} of {dist.get_world_size()}"  # among all processes, for errors
 
     @property
     def is_first(self) -> bool:
@@ -80,19 +88,29 @@ class World:
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the ranks, in place; every rank gets the same bits."""
         with self._errors():
-            dist.all_reduce(tensor, group=self._group)
+            dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def exchange(self, into: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
         """Send consecutive parts of a vector, of these lengths, one to every rank; write what the ranks sent here."""
         with self._errors():
-            dist.all_to_all_single(into, parts, list(received), list(sent), group=self._group)
+            dist.all_to_all_single(into, parts, list(received), list(sent), group=self.group)
+
+    def reduce_scatter(self, into: Tensor, parts: Tensor) -> None:
+        """Sum vectors of as many equally long parts as there are ranks; write this rank's part of the sum."""
+        if parts.is_cuda:
+            with self._errors():
+                _REDUCE_SCATTER(into, parts, group=self.group)
+            return
+        received, lengths = torch.empty_like(parts), [len(into)] * self.size  # gloo's own sends all of the sum
+        self.exchange(received, parts, lengths, lengths)
+        torch.sum(received.view(self.size, -1), dim=0, out=into)
 
     def gather(self, part: Tensor, into: Tensor | None = None) -> Tensor:
         """Return the equally long vectors of all ranks, one after the other."""
         result = part.new_empty(self.size * len(part)) if into is None else into
         with self._errors():
-            _ALL_GATHER(result, part, group=self._group)
+            _ALL_GATHER(result, part, group=self.group)
         return result
 
     # -- plain data
@@ -101,12 +119,13 @@ class World:
         """Return the values of all ranks."""
         values: list[Any] = [None] * self.size
         with self._errors():
-            dist.all_gather_object(values, value, group=self._group)
+            dist.all_gather_object(values, value, group=self.group)
         return values
 
     def any(self, condition: bool) -> bool:
         """Return whether the condition holds on any rank."""
-        return bool(self.sum(torch.tensor(float(condition))))
+        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+        return bool(self.sum(torch.tensor(float(condition), device=device)))
 
     def from_first(self, compute: Callable[[], T]) -> T:
         """Return what the first rank computes; its error is raised on all ranks."""
@@ -118,7 +137,7 @@ class World:
             except Exception as error:
                 failure, answer[1] = error, _first_line(error)
         with self._errors():
-            dist.broadcast_object_list(answer, self._first, group=self._group)
+            dist.broadcast_object_list(answer, self._first, group=self.group)
         if failure is not None:
             raise failure
         if answer[1] is not None:
@@ -142,9 +161,49 @@ class World:
             yield
         except RuntimeError as error:
             raise LostRankError(
-                f"rank {self.rank} of {self.size} has lost another rank, which has ended or hangs "
+                f"rank {self._place} has lost another rank, which has ended or hangs "
                 f"({_first_line(error)}); start all ranks again to continue from the last checkpoint"
             ) from error
+
+
+class World(Group):
+    """All ranks that train one model: groups of them have different tasks, the ranks of a group different samples.
+
+    Rank r is the (r mod D)-th of the D ranks of task group r div D, as in a ``DeviceMesh`` with the dimensions
+    ``("task", "data")``. All ranks construct their worlds at the same time.
+
+    Args:
+        group: by default all processes; only these can be split both by tasks and by samples.
+        split: ``"tasks"``: every rank computes the gradients of some tasks on whole batches; ``"data"``: every rank
+            computes those of all tasks on a share of their batches; ``"2x4"``: 2 groups of ranks have different tasks,
+            the 4 ranks of a group different shares.
+        timeout: how long a rank waits for another one that hangs.
+
+    Attributes:
+        split: the number of task groups and of the ranks in each, ``"4x1"`` for 4 ranks with different tasks.
+        tasks: the ranks with the same shares as this one, of other tasks.
+        data: the ranks with the same tasks as this one, and other shares.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, split: str = "tasks", timeout: timedelta = TIMEOUT
+    ) -> None:
+        super().__init__(group)
+        groups, shares = mesh_shape(split, self.size)
+        self.split = f"{groups}x{shares}"
+        if groups > 1 and shares > 1 and group is not None:
+            raise SpclError(f"the split {split} is over all processes, but a process group is given; leave that out")
+        self.tasks = self._part([range(share, self.size, shares) for share in range(shares)], timeout)
+        self.data = self._part([range(first, first + shares) for first in range(0, self.size, shares)], timeout)
+
+    def _part(self, parts: Sequence[range], timeout: timedelta) -> Group:
+        """Return the part of the ranks that this one is in; every rank makes all of them, in the same order."""
+        if len(parts) == 1:
+            return Group(self.group)
+        if len(parts) == self.size:
+            return Group(dist.new_group([dist.get_rank()], timeout=timeout, use_local_synchronization=True))
+        made = [dist.new_group(list(ranks), timeout=timeout) for ranks in parts]
+        return Group(next(each for each, ranks in zip(made, parts, strict=True) if self.rank in ranks))
 
 
 def _first_line(error: BaseException) -> str:

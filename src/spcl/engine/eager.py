@@ -92,7 +92,7 @@ class EagerEngine(Engine):
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
-        loss = self.method.memory_loss(self._forward(samples, inputs), draw)
+        loss = _counted(self.method.memory_loss(self._forward(samples, inputs), draw), samples[0])
         with self._gradient(len(self.gradients.plan.names) - 1, loss, samples, add=draw > 0):
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -146,7 +146,7 @@ class EagerEngine(Engine):
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
         """Compute the gradient of one task's loss; return its logits."""
         (output,) = self._forward([samples], [samples.x])
-        loss = self.method.task_loss(output)
+        loss = _counted(self.method.task_loss(output), samples)
         with self._gradient(index, loss, [samples]):
             loss.backward()  # type: ignore[no-untyped-call]
         return output.value.detach()
@@ -174,6 +174,10 @@ class EagerEngine(Engine):
 
     def _copy_buffers(self) -> None:
         self._snapshot.copy()
+
+
+def _counted(loss: Tensor, samples: Samples) -> Tensor:
+    return loss if samples.share == 1.0 else samples.share * loss
 
 
 def penalised_layers(method: Method) -> LayerChoice:

@@ -40,6 +40,11 @@ class JointBatch:
         """The number of samples."""
         return sum(len(group.y) for group in self.samples)
 
+    @property
+    def share(self) -> float:
+        """The part of a batch that it is, where ranks split batches."""
+        return self.samples[0].share
+
     def loss(self, method: Method, outputs: Sequence[Output]) -> Tensor:
         """Return the method's loss on the batch."""
         return method.task_loss(outputs[0]) if self.draw is None else method.memory_loss(outputs, self.draw)
@@ -74,6 +79,12 @@ class JointPass:
 
     def forward(self, method: Method) -> None:
         """Compute the method's losses."""
+        self._compute_losses(method)
+        shares = [batch.share for batch in self._batches]
+        if set(shares) != {1.0}:
+            self.losses = self.losses * self.losses.new_tensor(shares)
+
+    def _compute_losses(self, method: Method) -> None:
         layouts = self._layouts()
         own = [batch.samples[0] for batch in self._batches if batch.draw is None]
         is_plain = len(layouts) == 1 and not self._model.has_joint_logits and method.has_plain_task_loss()

@@ -22,12 +22,21 @@ Scenario = Literal["task", "class"]
 
 @dataclass(frozen=True)
 class Samples:
-    """A batch of one task: inputs, targets and, if replayed, stored logits."""
+    """A batch of one task: inputs, targets and, if replayed, stored logits.
+
+    Attributes:
+        task: the task.
+        x: the inputs.
+        y: the targets.
+        stored: the logits that memory has stored with the samples, or None.
+        share: which part of a batch these samples are, where ranks split it; the loss on them counts as much.
+    """
 
     task: Task
     x: Inputs
     y: Tensor
     stored: Tensor | None = None
+    share: float = 1.0
 
 
 class SharedModel:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from spcl.batches import BatchLike, as_batch
 from spcl.engine.model import Samples, SharedModel
@@ -14,6 +13,9 @@ from spcl.methods.base import MEMORY, Method
 from spcl.methods.tasks import Task, check_all_labels, describe_samples
 
 __all__ = ["Admission", "check_arguments", "check_method", "check_new_task", "find_task", "samples_of"]
+
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+"""By name, since importing the second one takes longer than importing PyTorch."""
 
 
 class Admission:
@@ -94,10 +96,7 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
     """Validate the constructor arguments of a learner."""
     if not isinstance(backbone, nn.Module):
         raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
-    if isinstance(backbone, DistributedDataParallel):
-        raise SpclError(
-            "the backbone is wrapped in DistributedDataParallel; pass the module that it wraps, and distributed="
-        )
+    _check_whole(backbone)
     for name, parameter in backbone.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise SpclError(
@@ -110,6 +109,18 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
         raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
     if memory is not None and memory.buffers:
         raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
+
+
+def _check_whole(backbone: nn.Module) -> None:
+    """Refuse a backbone that averages gradients over ranks itself, or of whose parameters a rank holds only shards."""
+    for kind in {parent.__name__ for module in backbone.modules() for parent in type(module).__mro__}:
+        if kind in WRAPPERS:
+            raise SpclError(f"the backbone is wrapped in {kind}; pass the module that it wraps, and distributed=")
+        if kind == "FSDPModule":
+            raise SpclError(
+                "the backbone's parameters are sharded by fully_shard, but every rank needs all of them; pass the "
+                "backbone as it was before, and distributed="
+            )
 
 
 def check_method(method: object) -> None:

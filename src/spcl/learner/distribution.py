@@ -2,7 +2,7 @@
 
 import zlib
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from spcl.distributed import World
 from spcl.engine.model import SharedModel
@@ -14,7 +14,7 @@ __all__ = ["RankCheck"]
 
 
 class RankCheck:
-    """Refuses, before the first step, ranks that have different models or methods.
+    """Refuses, before a step, ranks that have different backbones, methods or new heads.
 
     Args:
         world: the ranks.
@@ -29,15 +29,23 @@ class RankCheck:
             )
         self._world = world
         self._is_done = False
+        self._heads: set[str] = set()
 
     def check(self, model: SharedModel, method: Method) -> None:
-        """Raise an error on all ranks unless they have the same model and method; once is enough."""
-        if self._is_done:
-            return
-        weights = {name: _checksum(tensor) for name, tensor in model.backbone.state_dict().items()}
-        self._world.check_same("backbones", weights)
-        self._world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
-        self._is_done = True
+        """Raise an error on all ranks unless they have the same model and method; once is enough for each part."""
+        if not self._is_done:
+            self._world.check_same("backbones", _checksums(model.backbone))
+            self._world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
+            self._is_done = True
+        heads = {task.name: task.head for task in model.tasks.values() if task.head is not None}
+        new = {name: _checksums(head) for name, head in heads.items() if name not in self._heads}
+        if new:
+            self._world.check_same("heads", new)
+            self._heads |= new.keys()
+
+
+def _checksums(module: nn.Module) -> dict[str, int]:
+    return {name: _checksum(tensor) for name, tensor in module.state_dict().items()}
 
 
 def _checksum(tensor: Tensor) -> int:

@@ -8,14 +8,15 @@ from pathlib import Path
 import torch
 
 import spcl
+from spcl.distributed import World
 from spcl.registry import installed_plugins
 from spcl.runs.result import Environment
 
 __all__ = ["current_environment"]
 
 
-def current_environment(device: torch.device, ranks: int = 1) -> Environment:
-    """Describe the environment of a run on this device, or on those of so many ranks."""
+def current_environment(device: torch.device, world: World | None = None) -> Environment:
+    """Describe the environment of a run on this device, or on those of all ranks."""
     return Environment(
         spcl=spcl.__version__,
         torch=torch.__version__,
@@ -24,7 +25,8 @@ def current_environment(device: torch.device, ranks: int = 1) -> Environment:
         threads=torch.get_num_threads(),
         git=_git_commit(),
         plugins=installed_plugins(),
-        ranks=ranks,
+        ranks=1 if world is None else world.size,
+        split=None if world is None else world.split,
     )
 
 

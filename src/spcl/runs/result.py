@@ -86,7 +86,7 @@ class Environment(_Record):
     """Versions and hardware that a run was made with.
 
     ``plugins`` are the installed packages that added plug-ins by entry points, with their versions; ``ranks`` is the
-    number of processes that made the run together.
+    number of processes that made the run together, ``split`` that of their task groups and of the ranks in each.
 
     >>> Environment(spcl="1.0", plugins={"my-things": "0.3"}).model_dump(exclude_none=True)
     {'spcl': '1.0', 'plugins': {'my-things': '0.3'}}
@@ -100,12 +100,13 @@ class Environment(_Record):
     git: str | None = None
     plugins: dict[str, str] = Field(default_factory=dict)
     ranks: int = 1
+    split: str | None = None
 
     @model_serializer(mode="wrap")
     def _without_no_plugins(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Name plug-ins and the number of ranks only where there are any, as in records of earlier versions."""
         content: dict[str, Any] = serialise(self)
-        unused = [*["plugins"] * (not self.plugins), *["ranks"] * (self.ranks == 1)]
+        unused = [*["plugins"] * (not self.plugins), *["ranks", "split"] * (self.ranks == 1)]
         return {name: value for name, value in content.items() if name not in unused}
 
 

@@ -284,6 +284,6 @@ class TrainingRun:
             steps=self.learner.steps,
             fingerprint=self.provenance.fingerprint,
             timeline=self.problem.configuration.timeline.spans,
-            environment=current_environment(self.device, 1 if self.distributed is None else self.distributed.size),
+            environment=current_environment(self.device, self.distributed),
             seconds={"training": self.progress.trained_seconds},
         )
