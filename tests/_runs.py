@@ -106,3 +106,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing happens"
         time.sleep(0.01)
+
+
+def rank_process(parent: int, rank: int) -> int:
+    """The process of a rank of several, among the children of the one that started them."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+        if f"RANK={rank}" in variables and "WORLD_SIZE=1" not in variables:
+            return int(child)
+    raise AssertionError(f"{parent} has started no rank {rank}")

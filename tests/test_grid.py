@@ -31,11 +31,11 @@ from spcl.grids import (
     parse_numbers,
     parse_sweep,
     plan_grid,
+    processes,
     run_grid,
     run_jobs,
     threads_per_job,
 )
-from spcl.grids import pool as pool_module
 from spcl.grids.view import grid_picture
 from spcl.methods import METHODS
 from spcl.results.records import read_runs
@@ -379,7 +379,7 @@ def test_a_grid_names_the_next_commands(benchmark: Path, tmp_path: Path) -> None
 
 
 def test_a_grid_out_of_memory_names_the_flag(benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "PROGRAM", OUT_OF_MEMORY + pool_module.PROGRAM)
+    monkeypatch.setattr(processes, "PROGRAM", OUT_OF_MEMORY + processes.PROGRAM)
     words = [*command_line(benchmark, tmp_path, jobs=1), "--methods", "er", "--scenarios", "task", "--configs", "0"]
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code == 1

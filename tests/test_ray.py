@@ -23,6 +23,7 @@ from spcl.grids import (
     GridState,
     Job,
     RayPool,
+    Running,
     SilentGridView,
     Tuning,
     WorkerPool,
@@ -123,6 +124,15 @@ def undisturbed(benchmark: Path, pool: WorkerPool, tmp_path_factory: pytest.Temp
     """The runs of the local engine."""
     out = tmp_path_factory.mktemp("local")
     assert not run_jobs(plan(benchmark, out), pool, SilentGridView()).failed
+    return out
+
+
+@pytest.fixture(scope="module")
+def undisturbed_ranks(benchmark: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes each, of the local engine."""
+    out = tmp_path_factory.mktemp("ranks")
+    with WorkerPool(1, processes_per_run=2) as pool:
+        assert not run_jobs(plan(benchmark, out)[:2], pool, SilentGridView()).failed
     return out
 
 
@@ -227,6 +237,43 @@ def test_files_that_settings_name_are_copied_where_they_are_missing(tmp_path: Pa
     for path in (copied.plugins[0].name, str(copied.protocol)):
         assert Path(path).read_text() == f"content of {Path(path).name}"
     assert first_difference(settings.model_dump(), copied.model_dump()) is None  # it is still the same run
+
+
+def test_a_run_of_ranks_on_two_nodes_survives_the_loss_of_a_rank_and_of_a_node(
+    benchmark: Path, cluster: Any, undisturbed_ranks: Path, tmp_path: Path
+) -> None:
+    """Every node has one CPU, so that the ranks of a run are on two nodes."""
+    from ray.util import placement_group_table
+
+    alpha, beta = cluster.list_all_nodes()
+    killed: list[str] = []
+    nodes: set[tuple[int, int]] = set()
+
+    def kill(state: GridState) -> None:
+        (running,) = state.running.values() or [Running()]
+        if running.step and len(killed) < 2:
+            nodes.add((len(workers(alpha)), len(workers(beta))))
+            killed.append(next(iter(state.running)))
+            for process in workers(alpha) if len(killed) == 1 else [raylet(beta), *workers(beta)]:
+                os.kill(process, signal.SIGKILL)
+            if len(killed) == 2:
+                cluster.worker_nodes.remove(beta)
+                cluster.add_node(num_cpus=1, node_name="beta")
+
+    jobs = plan(benchmark, tmp_path, checkpoint_seconds=0.0)[:2]
+    view = RecordingView(kill)
+    with RayPool(cluster.address, processes_per_run=2) as pool:
+        state = run_jobs(jobs, pool, view)
+        groups = placement_group_table().values()
+    assert (state.failed, state.done) == ({}, 2)
+    assert nodes == {(1, 1)}
+    ((_, reason, again),) = view.failures
+    assert re.fullmatch(r"the worker process of rank [01] died \(often: out of memory\) \(on alpha\)", reason)
+    assert again
+    ((_, reason, begun),) = view.losses
+    assert (reason, begun) == ("the node beta was lost", True)
+    assert {group["state"] for group in groups} == {"REMOVED"}
+    assert_same_runs(tmp_path, undisturbed_ranks, 2)
 
 
 def test_tuning_on_a_cluster_finds_what_it_finds_here(
