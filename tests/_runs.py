@@ -82,8 +82,9 @@ def write_grid(
                 write_run(path, method=method, config=config, seed=seed, accuracy=value, **settings)
 
 
-def run_command(arguments: list[str], log: Path) -> None:
+def run_command(arguments: list[str], log: Path, environment: Mapping[str, str]) -> None:
     """The command's process: what it prints goes to a file."""
+    os.environ.update(environment)
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -92,11 +93,11 @@ def run_command(arguments: list[str], log: Path) -> None:
     main()
 
 
-def start_command(arguments: list[str], log: Path) -> BaseProcess:
-    """A process that has all modules loaded already, so that it can be killed often."""
+def start_command(arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """A process that has all modules loaded already, so that it can be killed often; with further variables."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid"])
-    process = context.Process(target=run_command, args=(arguments, log), daemon=True)
+    process = context.Process(target=run_command, args=(arguments, log, dict(environment or {})), daemon=True)
     process.start()
     return process
 
