@@ -96,7 +96,7 @@ def run_command(arguments: list[str], log: Path, environment: Mapping[str, str])
 def start_command(arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
     """A process that has all modules loaded already, so that it can be killed often; with further variables."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid"])
+    context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid", "torch._dynamo"])  # which optimisers import
     process = context.Process(target=run_command, args=(arguments, log, dict(environment or {})), daemon=True)
     process.start()
     return process
