@@ -30,7 +30,7 @@ class Ranks:
         self.processes: list[BaseProcess] = []
         for rank, (words, log) in enumerate(zip(commands, self.logs, strict=True)):
             log.write_text("")
-            environment = rank_environment(rank, len(commands), endpoint, local_rank=rank)
+            environment = rank_environment(rank, len(commands), endpoint)
             self.processes.append(start_command(words, log, environment))
 
     def statuses(self) -> list[int | None]:

@@ -356,7 +356,7 @@ def test_what_would_differ_from_node_to_node_is_an_error(benchmark: Path, ray_po
             run_jobs(plan(benchmark, tmp_path, **settings), ray_pool, SilentGridView())
     with (
         RayPool(gpus_per_run=2.0) as pool,
-        pytest.raises(SpclError, match="a run needs 1 CPUs and 2 GPUs, which no node of the cluster has"),
+        pytest.raises(SpclError, match="a run needs 1 CPUs and 2 GPUs, for which the cluster has no room"),
     ):
         run_jobs(plan(benchmark, tmp_path), pool, SilentGridView())
 

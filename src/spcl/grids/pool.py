@@ -9,7 +9,7 @@ import torch
 from spcl.errors import SpclError
 from spcl.grids.base import Message, failure
 from spcl.grids.plan import Job
-from spcl.grids.processes import Sent, Worker
+from spcl.grids.processes import Inbox, Worker
 
 __all__ = ["WorkerPool", "threads_per_job"]
 
@@ -34,7 +34,7 @@ class WorkerPool:
         self._size = size
         self._processes = processes_per_run
         self._workers: list[Worker] = []
-        self._inbox: SimpleQueue[Sent] = SimpleQueue()
+        self._inbox: Inbox = SimpleQueue()
         self._failed_starts = 0
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -54,12 +55,15 @@ class Worker:
                 {
                     "OMP_NUM_THREADS": str(threads),
                     **os.environ,
-                    **rank_environment(rank, processes, endpoint, local_rank=rank),
+                    **rank_environment(rank, processes, endpoint),
                 },
-                lambda values, rank=rank: inbox.put(Sent(self, rank, values)),
+                partial(self._forward, inbox, rank),
             )
             for rank in range(processes)
         ]
+
+    def _forward(self, inbox: Inbox, rank: int, values: dict[str, Any]) -> None:
+        inbox.put(Sent(self, rank, values))
 
     @property
     def is_several(self) -> bool:

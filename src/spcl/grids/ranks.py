@@ -16,12 +16,22 @@ def free_port() -> int:
     return port
 
 
-def rank_environment(rank: int, size: int, endpoint: Endpoint, local_rank: int) -> dict[str, str]:
+def rank_environment(rank: int, size: int, endpoint: Endpoint, *, on_this_machine: bool = True) -> dict[str, str]:
     """Return the environment in which a process is one of ``size`` ranks.
 
-    >>> rank_environment(1, 2, ("alpha", 29500), local_rank=1)["MASTER_ADDR"]
-    'alpha'
+    They are all on one machine, or else each sees no GPUs but its own.
+
+    >>> rank_environment(1, 2, ("alpha", 29500), on_this_machine=False)["LOCAL_RANK"]
+    '0'
     """
     address, port = endpoint
-    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "MASTER_ADDR": address, "MASTER_PORT": port}
+    local_rank, local_size = (rank, size) if on_this_machine else (0, 1)
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
     return {name: str(value) for name, value in values.items()}

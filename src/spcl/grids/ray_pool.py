@@ -126,10 +126,10 @@ class RayPool:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not needs.fit(nodes):
             found = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-            times = f"{needs.processes} times " if needs.processes > 1 else ""
+            run = "a run" if needs.processes == 1 else f"each of the {needs.processes} processes of a run"
             raise SpclError(
-                f"a run needs {times}{needs.cpus:g} CPUs and {needs.gpus:g} GPUs, which no node of the cluster has "
-                f"(they have {found}); plan it with fewer threads, or with a smaller part of a GPU"
+                f"{run} needs {needs.cpus:g} CPUs and {needs.gpus:g} GPUs, for which the cluster has no room (its "
+                f"nodes have {found}); plan it with fewer threads, processes or GPUs"
             )
 
     def next_message(self, timeout: float) -> Message | None:
@@ -149,11 +149,14 @@ class RayPool:
                 self._messages.append(message)
             return
         for number, rank, sent in self._queue.get_nowait_batch(min(LAST_STEPS, self._queue.qsize())):
-            if run := self._runs.get(number):
-                run.nodes[rank] = sent["node"]
-                if sent["event"] != BEGUN:
-                    run.is_training = True
-                    self._messages.append(Message.of(run.job, sent))
+            if number in self._runs:
+                self._receive(self._runs[number], rank, sent)
+
+    def _receive(self, run: RayRun, rank: int, sent: dict[str, Any]) -> None:
+        run.nodes[rank] = sent["node"]
+        if sent["event"] != BEGUN:
+            run.is_training = True
+            self._messages.append(Message.of(run.job, sent))
 
     def _end(self, run: RayRun, rank: int) -> Message | None:
         """Return how a run ended, if the end of this rank says it."""
@@ -192,7 +195,8 @@ class RayPool:
             except SpclError as error:
                 sent = failure(str(error), user_error=True)
         if sent["event"] == "interrupted":  # by its node, which is drained or shut down
-            return Message(job, "lost", {"reason": f"the node {node} stopped it"})
+            where = f"the node {node}" if len(run.tasks) == 1 else "one of its nodes"
+            return Message(job, "lost", {"reason": f"{where} stopped it"})
         if sent["event"] == "done":
             _remove_markers(job, f"{MARKER}*")  # those of grids that were killed, too
         for name in sent.keys() & {"summary", "reason"}:

@@ -83,7 +83,7 @@ def find_endpoint() -> Endpoint:
 
 
 def _join(rank: int, ranks: int, endpoint: Endpoint) -> World | None:
-    os.environ |= rank_environment(rank, ranks, endpoint, local_rank=0)  # Ray shows a process its own GPUs alone
+    os.environ |= rank_environment(rank, ranks, endpoint, on_this_machine=False)  # Ray shows each its own GPUs
     return join_world()
 
 
