@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from _runs import PATIENCE, metrics_in, rank_process, results_in, start_command, wait_for
 from spcl.errors import SpclError
@@ -89,6 +90,26 @@ def test_ctrl_c_saves_a_run_of_ranks_which_is_then_continued(
     assert json.loads(checkpoint.with_name("settings.json").read_text())["threads"] == 1
     assert run_jobs(plan(benchmark, out), ranks, SilentGridView()).done == 2
     assert_same_runs(out, undisturbed)
+
+
+def test_ranks_leave_a_run_to_another_process_and_stay_ready(
+    benchmark: Path, ranks: WorkerPool, undisturbed: Path, tmp_path: Path
+) -> None:
+    first, _ = jobs = plan(benchmark, tmp_path)
+    first.out.mkdir(parents=True)
+    lock = FileLock(first.out / ".lock")
+    lock.acquire()
+    seen: list[int] = []
+
+    class ReleasingView(SilentGridView):
+        def tick(self, state: GridState) -> None:
+            seen.append(rank_process(os.getpid(), 1))
+            if state.busy:
+                lock.release()
+
+    assert run_jobs(jobs, ranks, ReleasingView()).done == 2
+    assert len(set(seen)) == 1
+    assert_same_runs(tmp_path, undisturbed)
 
 
 def test_ranks_do_not_share_a_gpu() -> None:
