@@ -56,7 +56,7 @@ def make_run(order: Order, queue: Any, rank: int = 0, endpoint: Endpoint | None 
     def send(event: str, **values: Any) -> None:
         queue.actor.put.remote((order.number, rank, {"event": event, **values, "node": node}))  # does not wait
 
-    send(BEGUN)
+    queue.put((order.number, rank, {"event": BEGUN, "node": node}))
     given = RunSettings.model_validate(order.settings)
     settings = with_local_sources(given, order.sources)
     is_shared = rank > 0 or (Path(order.out) / order.marker).exists()
