@@ -192,7 +192,7 @@ def test_a_run_that_always_crashes_is_given_up_and_harms_no_other(
     def kill(state: GridState) -> None:
         for worker in pool._workers:
             if worker.job is not None and worker.job.name == victim and state.running[victim].steps:
-                worker.process.kill()
+                worker.kill()
 
     view = RecordingView(kill)
     jobs = plan(benchmark, tmp_path)

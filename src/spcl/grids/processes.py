@@ -86,10 +86,14 @@ class Worker:
         """Wait for a process to exit, and return its status; the first one is that which saves the run."""
         return self._ranks[rank].wait()
 
-    def end(self) -> None:
-        """Kill the processes that have not exited, and wait for all."""
+    def kill(self) -> None:
+        """Kill the processes that have not exited."""
         for process in self._ranks:
             process.kill()
+
+    def end(self) -> None:
+        """Kill the processes that have not exited, and wait for all."""
+        self.kill()
         for process in self._ranks:
             process.end()
 
