@@ -143,13 +143,14 @@ class RayPool:
             time.sleep(timeout)
             return
         ended, _ = self._ray.wait([task for run in self._runs.values() for task in run.waiting], timeout=timeout)
+        if ended:
+            run = next(run for run in self._runs.values() if ended[0] in run.waiting)
+            if message := self._end(run, run.tasks.index(ended[0])):
+                self._messages.append(message)
+            return
         for number, rank, sent in self._queue.get_nowait_batch(min(LAST_STEPS, self._queue.qsize())):
             if number in self._runs:
                 self._receive(self._runs[number], rank, sent)
-        for task in ended:
-            run = next(run for run in self._runs.values() if task in run.waiting)
-            if message := self._end(run, run.tasks.index(task)):
-                self._messages.append(message)
 
     def _receive(self, run: RayRun, rank: int, sent: dict[str, Any]) -> None:
         run.nodes[rank] = sent["node"]

@@ -20,7 +20,7 @@ from spcl.runs import RunFolder, RunSettings
 __all__ = ["BEGUN", "Order", "find_endpoint", "make_run"]
 
 BEGUN = "begun"
-"""The event of a rank that has begun, of which the pool learns the node."""
+"""The event of one of several ranks that has begun, from which the pool learns its node."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def make_run(order: Order, queue: Any, rank: int = 0, endpoint: Endpoint | None 
     def send(event: str, **values: Any) -> None:
         queue.actor.put.remote((order.number, rank, {"event": event, **values, "node": node}))  # does not wait
 
-    queue.put((order.number, rank, {"event": BEGUN, "node": node}))
+    if endpoint is not None:
+        queue.put((order.number, rank, {"event": BEGUN, "node": node}))  # waits, so that it is known before any step
     given = RunSettings.model_validate(order.settings)
     settings = with_local_sources(given, order.sources)
     is_shared = rank > 0 or (Path(order.out) / order.marker).exists()
