@@ -82,8 +82,9 @@ def write_grid(
                 write_run(path, method=method, config=config, seed=seed, accuracy=value, **settings)
 
 
-def run_command(arguments: list[str], log: Path) -> None:
+def run_command(arguments: list[str], log: Path, environment: Mapping[str, str]) -> None:
     """The command's process: what it prints goes to a file."""
+    os.environ.update(environment)
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -92,11 +93,11 @@ def run_command(arguments: list[str], log: Path) -> None:
     main()
 
 
-def start_command(arguments: list[str], log: Path) -> BaseProcess:
-    """A process that has all modules loaded already, so that it can be killed often."""
+def start_command(arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """A process that has all modules loaded already, so that it can be killed often; with further variables."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid"])
-    process = context.Process(target=run_command, args=(arguments, log), daemon=True)
+    context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid", "torch._dynamo"])  # which optimisers import
+    process = context.Process(target=run_command, args=(arguments, log, dict(environment or {})), daemon=True)
     process.start()
     return process
 
@@ -106,3 +107,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end, "nothing happens"
         time.sleep(0.01)
+
+
+def rank_process(parent: int, rank: int) -> int:
+    """The process of a rank of several, among the children of the one that started them."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+        if f"RANK={rank}" in variables and "WORLD_SIZE=1" not in variables:
+            return int(child)
+    raise AssertionError(f"{parent} has started no rank {rank}")

@@ -31,11 +31,11 @@ from spcl.grids import (
     parse_numbers,
     parse_sweep,
     plan_grid,
+    processes,
     run_grid,
     run_jobs,
     threads_per_job,
 )
-from spcl.grids import pool as pool_module
 from spcl.grids.view import grid_picture
 from spcl.methods import METHODS
 from spcl.results.records import read_runs
@@ -192,7 +192,7 @@ def test_a_run_that_always_crashes_is_given_up_and_harms_no_other(
     def kill(state: GridState) -> None:
         for worker in pool._workers:
             if worker.job is not None and worker.job.name == victim and state.running[victim].steps:
-                worker.process.kill()
+                worker.kill()
 
     view = RecordingView(kill)
     jobs = plan(benchmark, tmp_path)
@@ -379,7 +379,7 @@ def test_a_grid_names_the_next_commands(benchmark: Path, tmp_path: Path) -> None
 
 
 def test_a_grid_out_of_memory_names_the_flag(benchmark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "PROGRAM", OUT_OF_MEMORY + pool_module.PROGRAM)
+    monkeypatch.setattr(processes, "PROGRAM", OUT_OF_MEMORY + processes.PROGRAM)
     words = [*command_line(benchmark, tmp_path, jobs=1), "--methods", "er", "--scenarios", "task", "--configs", "0"]
     outcome = CliRunner().invoke(app, words)
     assert outcome.exit_code == 1

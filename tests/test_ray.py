@@ -1,7 +1,6 @@
 """Grids on a Ray cluster: the runs of the local engine, however often workers, nodes and drivers are lost."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from _runs import PATIENCE, metrics_in, results_in, run_command, wait_for
+from _runs import PATIENCE, metrics_in, results_in, start_command, wait_for
 from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.grids import (
@@ -229,6 +228,43 @@ def test_files_that_settings_name_are_copied_where_they_are_missing(tmp_path: Pa
     assert first_difference(settings.model_dump(), copied.model_dump()) is None  # it is still the same run
 
 
+def test_a_run_of_ranks_on_two_nodes_survives_the_loss_of_a_rank_and_of_a_node(
+    benchmark: Path, cluster: Any, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Every node has one CPU, so that the two ranks are on two nodes."""
+    from ray.util import placement_group_table
+
+    alpha, beta = cluster.list_all_nodes()
+    steps: list[int] = []
+
+    def kill(state: GridState) -> None:
+        step = max((running.step for running in state.running.values()), default=0)
+        if len(steps) < 2 and step > max(steps, default=0):
+            steps.append(step)
+            assert (len(workers(alpha)), len(workers(beta))) == (1, 1)
+            for process in workers(alpha) if len(steps) == 1 else [raylet(beta), *workers(beta)]:
+                os.kill(process, signal.SIGKILL)
+            if len(steps) == 2:
+                cluster.worker_nodes.remove(beta)
+                cluster.add_node(num_cpus=1, node_name="beta")
+
+    jobs = plan(benchmark, tmp_path, configs=(0,), checkpoint_seconds=0.0)[:1]
+    view = RecordingView(kill)
+    with RayPool(cluster.address, processes_per_run=2) as pool:
+        state = run_jobs(jobs, pool, view)
+        groups = placement_group_table().values()
+    assert (state.failed, state.done, len(steps)) == ({}, 1, 2)
+    ((_, reason, again),) = view.failures
+    assert re.fullmatch(r"the worker process of rank [01] died \(often: out of memory\) \(on alpha\)", reason)
+    assert again
+    assert [loss[1:] for loss in view.losses] == [("the node beta was lost", True)]
+    assert {group["state"] for group in groups} == {"REMOVED"}
+    ((name, found),) = results_in(tmp_path).items()
+    assert [found[key] for key in ("tasks", "confusion")] == [
+        results_in(undisturbed)[name][key] for key in ("tasks", "confusion")
+    ]
+
+
 def test_tuning_on_a_cluster_finds_what_it_finds_here(
     benchmark: Path, ray_pool: RayPool, pool: WorkerPool, tmp_path: Path
 ) -> None:
@@ -262,19 +298,8 @@ def test_runs_share_gpus_as_told(benchmark: Path, cluster: Any, ray_pool: RayPoo
 
 
 def start(arguments: list[str], log: Path) -> BaseProcess:
-    """A command with this process's environment, which the server that forks it may not have."""
-    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
-    environment = {name: os.environ[name] for name in names}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["spcl.cli.run", "spcl.cli.grid"])
-    process = context.Process(target=run_with, args=(environment, arguments, log), daemon=True)
-    process.start()
-    return process
-
-
-def run_with(environment: dict[str, str], arguments: list[str], log: Path) -> None:
-    os.environ.update(environment)
-    run_command(arguments, log)
+    """A command with this process's token, which the server that forks it may not have."""
+    return start_command(arguments, log, {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")})
 
 
 def command_line(benchmark: Path, out: Path, address: str) -> list[str]:
@@ -331,7 +356,7 @@ def test_what_would_differ_from_node_to_node_is_an_error(benchmark: Path, ray_po
             run_jobs(plan(benchmark, tmp_path, **settings), ray_pool, SilentGridView())
     with (
         RayPool(gpus_per_run=2.0) as pool,
-        pytest.raises(SpclError, match="a run needs 1 CPUs and 2 GPUs, which no node of the cluster has"),
+        pytest.raises(SpclError, match="a run needs 1 CPUs and 2 GPUs, for which the cluster has no room"),
     ):
         run_jobs(plan(benchmark, tmp_path), pool, SilentGridView())
 

@@ -29,21 +29,33 @@ class EngineFlags:
     address: Annotated[
         str | None, typer.Option(help="With Ray: host:port of the cluster; found, or started here, if not given.")
     ] = None
+    processes_per_run: Annotated[
+        int,
+        typer.Option(min=1, help="Processes that make every run together, each with the run's threads and a GPU."),
+    ] = 1
     gpus_per_run: Annotated[
-        float, typer.Option(min=0.0, help="With Ray: GPUs of every run; 0.25 lets four runs share one.")
+        float,
+        typer.Option(
+            min=0.0, help="With Ray: GPUs of every run, or of each of its processes; 0.25 lets four runs share one."
+        ),
     ] = 0.0
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that runs have by default on this engine."""
         if self.engine == "local":
-            return {"threads": threads_per_job(self.jobs or 1)}
+            return {"threads": threads_per_job((self.jobs or 1) * self.processes_per_run)}
         return {"threads": 1} if self.gpus_per_run else {"threads": 1, "device": "cpu"}
 
     def pool(self) -> Pool:
         """Make the pool."""
         if self.engine == "ray":
-            return RayPool(self.address, gpus_per_run=self.gpus_per_run, size=self.jobs)
+            return RayPool(
+                self.address,
+                gpus_per_run=self.gpus_per_run,
+                size=self.jobs,
+                processes_per_run=self.processes_per_run,
+            )
         for flag, given in {"--address": self.address, "--gpus-per-run": self.gpus_per_run}.items():
             if given:
                 raise SpclError(f"{flag} {given} is of use on a cluster only; add --engine ray, or leave it out")
-        return WorkerPool(self.jobs or 1)
+        return WorkerPool(self.jobs or 1, self.processes_per_run)

@@ -24,7 +24,7 @@ TIMEOUT = timedelta(seconds=300)
 def join_world(split: str = "tasks", timeout: timedelta = TIMEOUT) -> "World | None":
     """Return the ranks that ``torchrun`` started this process with, or None where it is the only one.
 
-    They talk by NCCL where there are GPUs, of which each rank takes that of its local rank, and else by gloo.
+    They talk by NCCL where every rank of this machine has a GPU, that of its local rank, and else by gloo.
 
     Args:
         split: what is split over the ranks, see :class:`World`.
@@ -33,7 +33,7 @@ def join_world(split: str = "tasks", timeout: timedelta = TIMEOUT) -> "World | N
     if not dist.is_available() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return None
     if not dist.is_initialized():
-        has_gpu = torch.cuda.is_available()
+        has_gpu = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if has_gpu:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         try:
@@ -82,6 +82,14 @@ class Group:
     def is_first(self) -> bool:
         """Whether this is the rank that writes files and shows progress."""
         return self.rank == 0
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise an error if the ranks cannot exchange tensors of this device."""
+        if device.type == "cuda" and "cuda:gloo" in dist.get_backend_config():
+            raise SpclError(
+                f"the {self.size} ranks are to train on device = {device.type}, but there is no GPU for each of them; "
+                f"start fewer, or train on device = cpu"
+            )
 
     # -- tensors
 

@@ -5,7 +5,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Self
 
@@ -14,8 +13,10 @@ from spcl.files import user_errors
 from spcl.grids.base import Message, failure
 from spcl.grids.cluster import connected, import_ray
 from spcl.grids.plan import Job
-from spcl.grids.ray_worker import Order, make_run
+from spcl.grids.ray_run import Needs, RayRun
+from spcl.grids.ray_worker import BEGUN, Order
 from spcl.grids.transfer import source_files, write_files
+from spcl.grids.worker import is_report
 from spcl.runs import FolderInUseError
 
 __all__ = ["RayPool"]
@@ -25,16 +26,6 @@ LAST_STEPS = 1000
 """The most messages about steps that are read at once."""
 
 
-@dataclass
-class _Run:
-    """A run that the cluster makes or will make: what it needs, and its node once it has begun."""
-
-    job: Job
-    number: int
-    needs: Mapping[str, float]
-    node: str | None = None
-
-
 class RayPool:
     """Runs on a Ray cluster, which may have nodes that come and go.
 
@@ -42,17 +33,34 @@ class RayPool:
     folder of a run resume it from its last checkpoint; others start from the beginning and send its files when it is
     complete. Leaving the ``with`` block lets the runs save themselves and waits for them; Ctrl-C meanwhile kills them.
 
+    With several ``processes_per_run``, these make each run together, as the ranks that ``torchrun`` would start, each
+    with so many CPUs and GPUs of its own. They start at the same time, on one node if it has room for all of them, else
+    on several.
+
     Args:
         address: ``host:port`` of the cluster; without it that of ``$RAY_ADDRESS``, one that runs on this machine, or a
             new one of this machine alone.
-        gpus_per_run: GPUs of a run; ``0.25`` lets four runs share one.
+        gpus_per_run: GPUs of a run, or of each of its processes; ``0.25`` lets four runs share one.
         size: the most runs at once; as many as the cluster's CPUs and GPUs are enough for if not given.
+        processes_per_run: how many processes make a run.
     """
 
-    def __init__(self, address: str | None = None, *, gpus_per_run: float = 0.0, size: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        gpus_per_run: float = 0.0,
+        size: int | None = None,
+        processes_per_run: int = 1,
+    ) -> None:
         self._ray = import_ray()
-        self._address, self._gpus, self._size = address, gpus_per_run, size
-        self._runs: dict[Any, _Run] = {}
+        self._address, self._gpus, self._size, self._processes = address, gpus_per_run, size, processes_per_run
+        if processes_per_run > 1 and gpus_per_run != int(gpus_per_run):
+            raise SpclError(
+                f"{processes_per_run} processes cannot share a GPU, but each has {gpus_per_run:g} of one; give each a "
+                f"whole GPU, or make runs of one process"
+            )
+        self._runs: dict[int, RayRun] = {}
         self._messages: deque[Message] = deque()
         self._numbers = count()
         self._marker = f"{MARKER}{secrets.token_hex(4)}"
@@ -62,8 +70,6 @@ class RayPool:
             stack.enter_context(connected(self._address))
             self._queue = self._start_queue()
             stack.callback(self._queue.shutdown)
-            # A worker with a GPU makes one run, Ray's default: it could not change to another GPU.
-            self._task = self._ray.remote(num_gpus=self._gpus, max_retries=0)(make_run)
             self._connection = stack.pop_all()
         return self
 
@@ -85,7 +91,7 @@ class RayPool:
             return len(self._runs) < self._size
         used: Counter[str] = Counter()
         for run in self._runs.values():
-            used.update(run.needs)
+            used.update(run.needs.total)
         there = self._ray.cluster_resources()
         return all(amount < there.get(name, 0) for name, amount in used.items())
 
@@ -96,34 +102,34 @@ class RayPool:
             SpclError: if the run would not be the same on every node, or no node is large enough for the first one.
         """
         _check_same_everywhere(job, self._gpus)
-        run = _Run(job, next(self._numbers), _needs(job, self._gpus))
-        if run.number == 0:
-            self._check_nodes(run)
+        needs, number = Needs(self._processes, float(job.settings.threads or 1), self._gpus), next(self._numbers)
+        if number == 0:
+            self._check_nodes(needs)
         try:
-            order = self._order(run)
+            order = self._order(job, number)
         except SpclError as error:
             self._messages.append(Message.of(job, failure(str(error), user_error=True)))
             return
-        task = self._task.options(num_cpus=run.needs["CPU"], name=job.name)
-        self._runs[task.remote(order, self._queue)] = run
+        self._runs[number] = RayRun.submit(job, order, needs, self._queue)
 
-    def _order(self, run: _Run) -> Order:
-        job = run.job
+    def _order(self, job: Job, number: int) -> Order:
         out = job.out.absolute()
         with user_errors(out):
             out.mkdir(parents=True, exist_ok=True)
             (out / self._marker).touch()
             sources = source_files(job.settings)
-        return Order(run.number, job.settings.model_dump(mode="json"), str(out), self._marker, sources)
+        settings = job.settings.model_dump(mode="json")
+        return Order(number, settings, str(out), self._marker, sources, self._processes)
 
-    def _check_nodes(self, run: _Run) -> None:
-        """Raise an error if the run fits no node: Ray would wait for one for ever."""
+    def _check_nodes(self, needs: Needs) -> None:
+        """Raise an error if a run does not fit the cluster: Ray would wait for other nodes for ever."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if not any(all(node.get(name, 0.0) >= amount for name, amount in run.needs.items()) for node in nodes):
+        if not needs.fit(nodes):
             found = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+            run = "a run" if needs.processes == 1 else f"each of the {needs.processes} processes of a run"
             raise SpclError(
-                f"a run needs {run.needs['CPU']:g} CPUs and {self._gpus:g} GPUs, which no node of the cluster has "
-                f"(they have {found}); plan it with fewer threads, or with a smaller part of a GPU"
+                f"{run} needs {needs.cpus:g} CPUs and {needs.gpus:g} GPUs, for which the cluster has no room (its "
+                f"nodes have {found}); plan it with fewer threads, processes or GPUs"
             )
 
     def next_message(self, timeout: float) -> Message | None:
@@ -136,32 +142,51 @@ class RayPool:
         if not self._runs:
             time.sleep(timeout)
             return
-        ended, _ = self._ray.wait(list(self._runs), timeout=timeout)
+        ended, _ = self._ray.wait([task for run in self._runs.values() for task in run.waiting], timeout=timeout)
         if ended:
-            self._messages.append(self._end(ended[0]))
+            run = next(run for run in self._runs.values() if ended[0] in run.waiting)
+            if message := self._end(run, run.tasks.index(ended[0])):
+                self._messages.append(message)
             return
-        by_number = {run.number: run for run in self._runs.values()}
-        for number, sent in self._queue.get_nowait_batch(min(LAST_STEPS, self._queue.qsize())):
-            if run := by_number.get(number):
-                run.node = sent["node"]
-                self._messages.append(Message.of(run.job, sent))
+        for number, rank, sent in self._queue.get_nowait_batch(min(LAST_STEPS, self._queue.qsize())):
+            if number in self._runs:
+                self._receive(self._runs[number], rank, sent)
 
-    def _end(self, reference: Any) -> Message:
-        """Return how a run ended, that is, what its task returned or why there is no result."""
-        run = self._runs.pop(reference)
+    def _receive(self, run: RayRun, rank: int, sent: dict[str, Any]) -> None:
+        run.nodes[rank] = sent["node"]
+        if sent["event"] != BEGUN:
+            run.is_training = True
+            self._messages.append(Message.of(run.job, sent))
+
+    def _end(self, run: RayRun, rank: int) -> Message | None:
+        """Return how a run ended, if the end of this rank says it."""
+        run.waiting.remove(run.tasks[rank])
+        message = self._message(run, rank)
+        if message is None and run.waiting:
+            return None
+        del self._runs[run.number]
         _remove_markers(run.job, self._marker)
-        errors = self._ray.exceptions
+        message = message or Message.of(run.job, failure("its processes ended without a result"))
+        run.end(is_well=message.event in ("done", "busy"))
+        return message
+
+    def _message(self, run: RayRun, rank: int) -> Message | None:
+        """Return what the task of a rank returned, or why there is no result; None if others say how the run ended."""
+        errors, node = self._ray.exceptions, run.nodes.get(rank)
         try:
-            return self._ended(run.job, **self._ray.get(reference))
+            sent = self._ray.get(run.tasks[rank])
+            return self._ended(run, **sent) if is_report(sent, rank == 0) else None
         except (errors.NodeDiedError, errors.ObjectLostError):
-            return Message(run.job, "lost", {"reason": f"the node {run.node or 'of the run'} was lost"})
+            return Message(run.job, "lost", {"reason": f"the node {node or 'of the run'} was lost"})
         except errors.RayError as error:
             crashed = isinstance(error, errors.WorkerCrashedError | errors.OutOfMemoryError)
-            reason = "the worker process died (often: out of memory)" if crashed else str(error).splitlines()[-1]
-            sent = failure(_on(run.node, reason), str(error), out_of_memory=isinstance(error, errors.OutOfMemoryError))
+            which = f"the worker process{f' of rank {rank}' if len(run.tasks) > 1 else ''}"
+            reason = f"{which} died (often: out of memory)" if crashed else str(error).splitlines()[-1]
+            sent = failure(_on(node, reason), str(error), out_of_memory=isinstance(error, errors.OutOfMemoryError))
             return Message.of(run.job, sent)
 
-    def _ended(self, job: Job, node: str, files: Mapping[str, bytes] | None = None, **sent: Any) -> Message:
+    def _ended(self, run: RayRun, node: str, files: Mapping[str, bytes] | None = None, **sent: Any) -> Message:
+        job = run.job
         if files is not None:
             try:
                 write_files(job.out, files)
@@ -170,7 +195,8 @@ class RayPool:
             except SpclError as error:
                 sent = failure(str(error), user_error=True)
         if sent["event"] == "interrupted":  # by its node, which is drained or shut down
-            return Message(job, "lost", {"reason": f"the node {node} stopped it"})
+            where = f"the node {node}" if len(run.tasks) == 1 else "one of its nodes"
+            return Message(job, "lost", {"reason": f"{where} stopped it"})
         if sent["event"] == "done":
             _remove_markers(job, f"{MARKER}*")  # those of grids that were killed, too
         for name in sent.keys() & {"summary", "reason"}:
@@ -179,17 +205,18 @@ class RayPool:
 
     def close(self) -> None:
         """Let every run save itself, and wait for it."""
-        references = list(self._runs)
+        runs = list(self._runs.values())
         try:
-            for reference in references:
-                self._ray.cancel(reference)
-            if references:
-                self._ray.wait(references, num_returns=len(references))
-            for reference in references:
-                self._end(reference)
+            for run in runs:
+                run.stop()
+            first = {run.tasks[0]: run for run in runs if run.tasks[0] in run.waiting}  # those that write
+            if first:
+                self._ray.wait(list(first), num_returns=len(first))
+            for run in first.values():
+                self._end(run, 0)
         finally:
-            for reference in self._runs:
-                self._ray.cancel(reference, force=True)
+            for run in self._runs.values():
+                run.kill()
             self._runs.clear()
 
 
@@ -208,10 +235,6 @@ def _remove_markers(job: Job, pattern: str) -> None:
     with suppress(OSError):
         for path in job.out.glob(pattern):
             path.unlink(missing_ok=True)
-
-
-def _needs(job: Job, gpus: float) -> dict[str, float]:
-    return {"CPU": float(job.settings.threads or 1)} | ({"GPU": gpus} if gpus else {})
 
 
 def _on(node: str | None, text: str) -> str:

@@ -1,5 +1,6 @@
-"""The task of a Ray worker: one run."""
+"""The task of a Ray worker: one run, or one of its ranks."""
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -7,12 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spcl.distributed import World, join_world, leave_world
+from spcl.errors import SpclError
 from spcl.files import write_json
+from spcl.grids.base import failure
+from spcl.grids.ranks import Endpoint, free_port, rank_environment
 from spcl.grids.transfer import read_files, with_local_sources
 from spcl.grids.worker import attempt
 from spcl.runs import RunFolder, RunSettings
 
-__all__ = ["Order", "make_run"]
+__all__ = ["BEGUN", "Order", "find_endpoint", "make_run"]
+
+BEGUN = "begun"
+"""The event of one of several ranks that has begun, from which the pool learns its node."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Order:
         out: its folder.
         marker: a file in the folder, which a machine that shares the folder sees.
         sources: the files that its settings name, for machines that do not have them.
+        ranks: how many processes make it together.
     """
 
     number: int
@@ -32,29 +41,51 @@ class Order:
     out: str
     marker: str
     sources: Mapping[str, bytes]
+    ranks: int = 1
 
 
-def make_run(order: Order, queue: Any) -> dict[str, Any]:
+def make_run(order: Order, queue: Any, rank: int = 0, endpoint: Endpoint | None = None) -> dict[str, Any]:
     """Make the run on this node, put its steps into the queue, and return the message of how it ended.
 
     Where the node does not share the run's folder, the run starts from the beginning in a folder of its own, and the
-    message of a complete run holds its files.
+    message of a complete run holds its files. With the ``endpoint`` of several ranks, this process is one of them, and
+    makes this run alone; the first one writes.
     """
     node = _node_name()
 
     def send(event: str, **values: Any) -> None:
-        queue.actor.put.remote((order.number, {"event": event, **values, "node": node}))  # does not wait, unlike put()
+        queue.actor.put.remote((order.number, rank, {"event": event, **values, "node": node}))  # does not wait
 
+    if endpoint is not None:
+        queue.put((order.number, rank, {"event": BEGUN, "node": node}))  # waits, so that it is known before any step
     given = RunSettings.model_validate(order.settings)
     settings = with_local_sources(given, order.sources)
-    is_shared = (Path(order.out) / order.marker).exists()
+    is_shared = rank > 0 or (Path(order.out) / order.marker).exists()
+    try:
+        world = None if endpoint is None else _join(rank, order.ranks, endpoint)
+    except SpclError as error:
+        return {**failure(str(error)), "node": node}
     with nullcontext(order.out) if is_shared else tempfile.TemporaryDirectory(prefix="spcl-run-") as out:
-        ended = attempt(settings, Path(out), send)
-        if ended["event"] == "done" and settings != given:
+        ended = attempt(settings, Path(out), send, world)
+        if rank == 0 and ended["event"] == "done" and settings != given:
             write_json(RunFolder(Path(out)).settings, order.settings)
         if ended["event"] == "done" and not is_shared:
             ended["files"] = read_files(Path(out))
+    if ended["event"] == "done":
+        leave_world()
     return {**ended, "node": node}
+
+
+def find_endpoint() -> Endpoint:
+    """Return where ranks find the one that will run on this node."""
+    from ray.util import get_node_ip_address
+
+    return str(get_node_ip_address()), free_port()
+
+
+def _join(rank: int, ranks: int, endpoint: Endpoint) -> World | None:
+    os.environ |= rank_environment(rank, ranks, endpoint, on_this_machine=False)  # Ray shows each its own GPUs
+    return join_world()
 
 
 def _node_name() -> str:

@@ -1,7 +1,8 @@
 """The program of a worker process: runs the jobs that it reads from standard input, and reports on standard output.
 
 Both are lines of JSON. At the end of input, because there are no more jobs or because the parent process has died, the
-worker saves the run it is making and exits.
+worker saves the run it is making and exits. Where its environment says that it is one of several ranks, all of them
+read the same jobs and make each run together; the first one reports, and others report only that they failed.
 """
 
 import faulthandler
@@ -21,7 +22,8 @@ from typing import Any
 
 import torch
 
-from spcl.errors import OutOfMemoryError, SpclError
+from spcl.distributed import World, join_world
+from spcl.errors import LostRankError, OtherRankError, OutOfMemoryError, SpclError
 from spcl.grids.base import failure
 from spcl.learner import StepReport
 from spcl.runs import (
@@ -34,9 +36,12 @@ from spcl.runs import (
     execute,
 )
 
-__all__ = ["Send", "attempt", "main"]
+__all__ = ["Send", "attempt", "is_report", "main"]
 
 REPORT_SECONDS = 0.2
+LOST_RANK_SECONDS = 30.0
+"""How long a rank that has lost another one leaves it to those who watch that one to say why."""
+STOPPED_BY_OTHER = "stopped by another rank"
 
 Send = Callable[..., None]
 
@@ -47,11 +52,14 @@ def main() -> None:
     send = _take_over_stdout()
     orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
+    world = join_world()
+    is_first = world is None or world.is_first
     send("ready")
     while (order := orders.get()) is not None:
-        ended = attempt(RunSettings.model_validate(order["settings"]), Path(order["out"]), send)
-        send(**ended)
-        if ended["event"] == "interrupted":
+        ended = attempt(RunSettings.model_validate(order["settings"]), Path(order["out"]), send, world)
+        if is_report(ended, is_first):
+            send(**ended)
+        if is_first and ended["event"] == "interrupted":
             sys.exit(0)
 
 
@@ -77,25 +85,35 @@ def _read_orders(orders: "SimpleQueue[dict[str, Any] | None]") -> None:
         signal.raise_signal(signal.SIGTERM)  # a run in progress saves itself; without one this ends the process
 
 
-def attempt(settings: RunSettings, out: Path, send: Send) -> dict[str, Any]:
+def attempt(settings: RunSettings, out: Path, send: Send, world: World | None = None) -> dict[str, Any]:
     """Make or resume a run, send its steps, and return the message of how it ended; free what memory it used."""
-    ended = _attempt(settings, out, send)
+    ended = _attempt(settings, out, send, world)
     if ended["event"] != "done":
         gc.collect()  # the traceback of a failed run may still hold its tensors
     torch.cuda.empty_cache()  # other processes share the GPU
     return ended
 
 
-def _attempt(settings: RunSettings, out: Path, send: Send) -> dict[str, Any]:
+def is_report(ended: Mapping[str, Any], is_first: bool) -> bool:
+    """Return whether a message of one of the ranks of a run says how the run ended."""
+    return ended["event"] == "failed" or (is_first and ended["event"] != STOPPED_BY_OTHER)
+
+
+def _attempt(settings: RunSettings, out: Path, send: Send, world: World | None) -> dict[str, Any]:
     try:
         folder = RunFolder(out)
         if folder.settings.exists() and folder.read_settings() is None:
             raise SpclError(f"{folder.settings} is damaged; remove the folder to repeat the run")
-        result = execute(settings, out, resume=True, view=_ReportingView(send))
+        result = execute(settings, out, resume=True, view=_ReportingView(send), distributed=world)
     except InterruptedRunError as error:
         return {"event": "interrupted", "reason": str(error)}
     except FolderInUseError:
         return {"event": "busy"}
+    except OtherRankError:
+        return {"event": STOPPED_BY_OTHER}
+    except LostRankError as error:
+        time.sleep(LOST_RANK_SECONDS)  # that rank's end is noticed by then: it is the better reason, and ends this one
+        return failure(str(error))
     except SpclError as error:
         out_of_memory = isinstance(error, OutOfMemoryError)  # not a user error: other processes may free memory later
         return failure(str(error), user_error=not out_of_memory, out_of_memory=out_of_memory)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spcl.data import ImageData, SourceData
 from spcl.distributed import World
@@ -11,7 +12,7 @@ from spcl.errors import OutOfMemoryError, is_out_of_memory
 from spcl.files import write_json
 from spcl.plugins import load_plugins
 from spcl.runs.folder import RunFolder, UnfinishedRunError
-from spcl.runs.identity import flat_settings
+from spcl.runs.identity import BOOKKEEPING, decisive_settings, flat_settings
 from spcl.runs.loading import check_data
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings
@@ -52,7 +53,7 @@ def execute(
     check_data(settings, data)
     if distributed is not None:
         settings = settings.model_copy(update={"threads": settings.threads or 1})
-        distributed.check_same("settings", settings.model_dump(mode="json"))
+        distributed.check_same("settings", _common_settings(settings))
     with ExitStack() as opened, _memory_errors():
         prepare = partial(_prepare, settings, folder := RunFolder(out), resume, opened)
         result = prepare() if distributed is None else distributed.from_first(prepare)
@@ -62,6 +63,12 @@ def execute(
             return TrainingRun(settings, folder, SilentView(), [], data, distributed).complete()
         trackers = [*trackers, *_make_trackers(settings, out)]
         return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
+
+
+def _common_settings(settings: RunSettings) -> dict[str, Any]:
+    """Return what must be the same on all ranks: all settings, but files by name alone, since machines may differ."""
+    content = settings.model_dump(mode="json")
+    return decisive_settings(content) | {name: content[name] for name in BOOKKEEPING - {"data_dir"}}
 
 
 def _prepare(settings: RunSettings, folder: RunFolder, resume: bool, opened: ExitStack) -> RunResult | None:

@@ -93,6 +93,8 @@ class TrainingRun:
         self.distributed = distributed
         self.writes = distributed is None or distributed.is_first
         self.device = pick_device(settings.device)
+        if distributed is not None:
+            distributed.check_device(self.device)
         if threads := settings.threads or (1 if self.device.type == "cuda" else None):
             torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
         self.problem = make_problem(settings, self.device, data)
