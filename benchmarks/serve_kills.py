@@ -27,13 +27,13 @@ from torch import Tensor
 from spcl.checkpoint import read_newest
 from spcl.learner import Learner
 from spcl.runs.build import learner_parts
-from spcl.serve import ServeSettings, Service
+from spcl.serve import Event, ServeSettings, Service, StepEvent
 from spcl.sources import HubError, Publisher, RedisHub
 
 TASKS = ("left", "ring", "upper")
 LEARNER = {"backbone": {"name": "mlp", "hidden": [16]}, "memory_budget": 60, "threads": 1}
 CAPACITY = 60
-LIVES = (0.05, 0.9)  # seconds
+STARTING, LEARNING = (0.0, 0.5), (0.0, 0.6)  # seconds that a life goes on after its beginning, or its first step
 
 
 def batch(task: str, number: int) -> tuple[Tensor, Tensor]:
@@ -118,9 +118,26 @@ def publish(url: str, prefix: str, enough: Callable[[int], bool]) -> int:
 
 
 def serve(settings: ServeSettings) -> None:
-    """Serve until every task has ended."""
-    service = Service(settings, on_event=lambda _: service.stop() if ended(service) else None)
-    service.run()
+    """Serve until every task has ended; every step adds a byte to a file."""
+    with steps_file(settings).open("ab", buffering=0) as steps:
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, StepEvent):
+                steps.write(b".")
+            elif ended(service):
+                service.stop()
+
+        service = Service(settings, on_event=on_event)
+        service.run()
+
+
+def steps_file(settings: ServeSettings) -> Path:
+    return settings.state.with_suffix(".steps")
+
+
+def steps_taken(settings: ServeSettings) -> int:
+    path = steps_file(settings)
+    return path.stat().st_size if path.exists() else 0
 
 
 def ended(service: Service) -> bool:
@@ -147,17 +164,28 @@ def disturbed(folder: Path, redis: Redis, kills: int, redis_kills: int, seed: in
     with forked(publishing):
         for turn in range(kills):
             with forked(lambda: serve(settings)) as process:
-                time.sleep(chance.uniform(*LIVES))
+                live(settings, chance)
                 if turn in redis_turns:
                     redis.kill()
                     time.sleep(chance.uniform(0.05, 0.3))
                     redis.start()
-                    time.sleep(chance.uniform(*LIVES))
+                    live(settings, chance)
                 os.kill(process, signal.SIGKILL)
         stop.touch()
         with forked(lambda: serve(settings)):
             pass
     return int(count.read_text())
+
+
+def live(settings: ServeSettings, chance: random.Random) -> None:
+    """Wait for a random time: one time in five from now on, else from the next step on."""
+    if chance.random() < 0.2:
+        time.sleep(chance.uniform(*STARTING))
+        return
+    before = steps_taken(settings)
+    while steps_taken(settings) == before:
+        time.sleep(0.005)
+    time.sleep(chance.uniform(*LEARNING))
 
 
 def undisturbed(folder: Path, redis: Redis, rounds: int) -> None:
@@ -217,6 +245,7 @@ def main() -> int:
         folder = Path(name)
         redis, begin = Redis(folder), time.monotonic()
         try:
+            plain_loop(settings_of(folder, redis, "none"), 2, folder / "none")  # forks then have all modules loaded
             rounds = disturbed(folder, redis, arguments.kills, arguments.redis_kills, arguments.seed)
             undisturbed(folder, redis, rounds)
         finally:
@@ -224,14 +253,18 @@ def main() -> int:
         plain_loop(settings_of(folder, redis, "undisturbed"), rounds, folder / "plain")
         services = [folder / each / "learner.safetensors" for each in ("disturbed", "undisturbed")]
         states = [read_newest(path) for path in (*services, folder / "plain")]
-        return report(arguments, rounds, states, time.monotonic() - begin)
+        steps = steps_taken(settings_of(folder, redis, "disturbed"))
+        print(f"{arguments.kills} SIGKILLs of the service, {arguments.redis_kills} of Redis, seed {arguments.seed}:")
+        print(f"{len(TASKS)} tasks of {rounds} batches, {time.monotonic() - begin:.0f} s;", end=" ")
+        print(f"{steps} steps, of which {steps - rounds} were not in a checkpoint when the service was killed")
+        return report(rounds, states)
 
 
 def learned(state: dict[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in LEARNED} | {"random": state["random"]["torch"]}
 
 
-def report(arguments: argparse.Namespace, rounds: int, states: list[dict[str, Any]], seconds: float) -> int:
+def report(rounds: int, states: list[dict[str, Any]]) -> int:
     killed, quiet, plain = states
     stream, service = killed["sources"]["stream"], killed["sources"]["service"]
     last = f"{rounds + 1}-0"  # after the announcement, which is 1-0
@@ -244,8 +277,6 @@ def report(arguments: argparse.Namespace, rounds: int, states: list[dict[str, An
         "equal to the undisturbed service": not differences(learned(killed), learned(quiet)),
         "equal to a plain loop over Learner.step": not differences(learned(killed), learned(plain)),
     }
-    kills = f"{arguments.kills} SIGKILLs of the service, {arguments.redis_kills} of Redis, seed {arguments.seed}"
-    print(f"{kills}: {len(TASKS)} tasks of {rounds} batches, {seconds:.0f} s")
     for text, holds in checks.items():
         print(f"  {text:<45} {'yes' if holds else 'NO'}")
     return 0 if all(checks.values()) else 1
