@@ -61,6 +61,7 @@ PACKAGES = {
     "stability": "Stability",
     "memory": "Memory",
     "streams": "Streams",
+    "sources": "Sources",
     "models": "Backbones",
     "losses": "Losses",
     "schedules": "Schedules",
@@ -72,6 +73,7 @@ PACKAGES = {
     "grids": "Grids",
     "distributed": "Several devices",
     "results": "Results",
+    "serve": "Serve",
     "checkpoint": "Checkpoints",
     "errors": "Errors",
 }
