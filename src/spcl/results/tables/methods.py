@@ -11,6 +11,8 @@ def display_name(label: str) -> str:
 
     >>> display_name("soro+dbt"), display_name("pcgrad (alpha=0.1)"), display_name("torchjd:UPGrad")
     ('SORO+DBT', 'PCGrad (alpha=0.1)', 'torchjd:UPGrad')
+    >>> display_name("soro + logits")
+    'SORO + logits'
     """
     name, space, rest = label.partition(" ")
     if name not in METHODS:
@@ -22,9 +24,10 @@ def display_name(label: str) -> str:
 def family_of(method: str) -> str:
     """Return ``MTL``, ``SCL`` or ``PCL`` as in the paper's tables; ``TorchJD`` for the aggregators of that library.
 
-    >>> family_of("er"), family_of("torchjd:UPGrad"), family_of("mine")
-    ('SCL', 'TorchJD', 'other')
+    >>> family_of("er"), family_of("er + logits"), family_of("torchjd:UPGrad"), family_of("mine")
+    ('SCL', 'SCL', 'TorchJD', 'other')
     """
+    method = method.partition(" ")[0]
     if method in METHODS:
         return METHODS[method].family
     return "TorchJD" if method.startswith("torchjd:") else "other"
@@ -36,9 +39,9 @@ def method_order(method: str) -> tuple[int, int, str]:
     >>> sorted(["soro", "torchjd:UPGrad", "er", "mgda"], key=method_order)
     ['mgda', 'er', 'soro', 'torchjd:UPGrad']
     """
-    family, known = family_of(method), paper_methods()
+    family, known, name = family_of(method), paper_methods(), method.partition(" ")[0]
     return (
         list(FAMILIES).index(family) if family in FAMILIES else len(FAMILIES),
-        known.index(method) if method in known else len(known),
+        known.index(name) if name in known else len(known),
         method,
     )
