@@ -74,20 +74,16 @@ def test_named_methods_are_points_of_the_space(scenario: Scenario) -> None:
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.usefixtures("double")
 @scenarios
 def test_the_graph_engine_runs_stored_logits_eagerly_with_the_reason(scenario: Scenario) -> None:
-    eager, graphs = (
-        method_runs.new_learner(SORO(replay_loss="logits"), scenario, BalancedCoreset(12)) for _ in range(2)
-    )
+    eager, graphs = (learner_with(SORO(replay_loss="logits"), scenario, BalancedCoreset(10)) for _ in range(2))
     engine = CudaGraphEngine(graphs.model, graphs.method)
     graphs._use_engine(engine)
-    for learner in (eager, graphs):
-        torch.manual_seed(1)
-        method_runs.run(learner, 0)
+    for _ in range(2):
+        torch.testing.assert_close(step_taken(graphs, BATCHES), step_taken(eager, BATCHES))
     assert engine.fallback_reason is not None
     assert engine.fallback_reason.startswith("heads or losses are not those of plain classifiers")
-    for mine, theirs in zip(weights(eager), weights(graphs), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("replayed", ["logits", "edited"])
