@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.aggregation.gramians import host_gramian
-from spcl.aggregation.soro_solver import right_singular
+from spcl.aggregation.soro_solver import checked_preference, right_singular
 from spcl.errors import SpclError
 
 __all__ = ["ConditionSolution", "nearest_interval", "penalised_interval", "solve_condition"]
@@ -21,7 +21,7 @@ class ConditionSolution:
     """Result of :func:`solve_condition`; Ĝ = G M itself is never formed.
 
     Attributes:
-        weights: M 1, one weight per task: the update is the sum of Ĝ's columns.
+        weights: M W, one weight per task: the update is G (M W).
         adjusted: ĜᵀĜ, the Gramian of the adjusted gradients.
         interval: the interval that the singular values of G are clipped to.
     """
@@ -32,7 +32,12 @@ class ConditionSolution:
 
 
 def solve_condition(
-    gramian: Tensor, *, max_condition: float | None = None, lambda_: float | None = None, cutoff: float = 2.0**-52
+    gramian: Tensor,
+    *,
+    max_condition: float | None = None,
+    lambda_: float | None = None,
+    cutoff: float = 2.0**-52,
+    preference: Tensor | None = None,
 ) -> ConditionSolution:
     r"""Return the gradients nearest to G of a bounded, or penalised, condition number κ, from :math:`C = G^\top G`.
 
@@ -51,6 +56,7 @@ def solve_condition(
         max_condition: κ_max, at least 1; give this or λ.
         lambda_: λ, positive.
         cutoff: eigenvalues of C up to this times T times the largest count as zero.
+        preference: W, one number per task; all ones by default, so that the update is the sum of Ĝ's columns.
 
     >>> C = torch.tensor([[16.0, 0.0], [0.0, 1.0]])       # norms 4 and 1, so that κ is 4
     >>> solution = solve_condition(C, max_condition=2.0)
@@ -66,7 +72,8 @@ def solve_condition(
         return ConditionSolution(torch.zeros(len(V), dtype=torch.float64), torch.from_numpy(V @ V.T), (0.0, 0.0))
     interval = penalised_interval(S, lambda_) if lambda_ is not None else nearest_interval(S, max_condition or 1.0)
     clipped = np.clip(S, *interval)
-    weights, adjusted = (V * (clipped / S)) @ V.sum(axis=0), (V * clipped**2) @ V.T
+    wanted = V.sum(axis=0) if preference is None else V.T @ checked_preference(preference, len(V))
+    weights, adjusted = (V * (clipped / S)) @ wanted, (V * clipped**2) @ V.T
     return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), interval)
 
 

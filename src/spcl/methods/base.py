@@ -79,11 +79,14 @@ class Gradients:
         losses: their losses; NaN with ``reduction = "sum"``, whose weights are computed before the losses are known.
         gramian: their inner products, float64 on the CPU; None with ``reduction = "sum"``, and where a method with
             ``uses_gramian = False`` is trained without measuring stability.
+        classes: how many classes each gradient is of, those that memory replays for its own; a task without classes
+            counts as one.
     """
 
     names: tuple[str, ...]
     losses: np.ndarray[tuple[int], np.dtype[np.float64]]
     gramian: Tensor | None
+    classes: tuple[int, ...] = ()
 
     def known_gramian(self) -> Tensor:
         """Return the Gramian, for methods that always have one."""

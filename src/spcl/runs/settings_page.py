@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -108,6 +108,8 @@ def _setting(name: str, field: FieldInfo) -> Setting:
 def _values(annotation: Any) -> str:
     if annotation == Named:
         return "name, or name and options"
+    if get_origin(annotation) is Annotated:
+        return _values(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):
