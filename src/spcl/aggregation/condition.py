@@ -68,13 +68,17 @@ def solve_condition(
     if (max_condition is None) == (lambda_ is None):
         raise SpclError(f"max_condition is {max_condition} and lambda_ {lambda_}; give one of them")
     S, V = right_singular(host_gramian(gramian), cutoff)
-    if not len(S):
-        return ConditionSolution(torch.zeros(len(V), dtype=torch.float64), torch.from_numpy(V @ V.T), (0.0, 0.0))
-    interval = penalised_interval(S, lambda_) if lambda_ is not None else nearest_interval(S, max_condition or 1.0)
+    W = V.sum(axis=0) if preference is None else V.T @ checked_preference(preference, len(V))
+    interval = _interval(S, max_condition, lambda_)
     clipped = np.clip(S, *interval)
-    wanted = V.sum(axis=0) if preference is None else V.T @ checked_preference(preference, len(V))
-    weights, adjusted = (V * (clipped / S)) @ wanted, (V * clipped**2) @ V.T
+    weights, adjusted = (V * (clipped / S)) @ W, (V * clipped**2) @ V.T
     return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), interval)
+
+
+def _interval(S: Array, max_condition: float | None, lambda_: float | None) -> tuple[float, float]:
+    if not len(S):
+        return 0.0, 0.0
+    return nearest_interval(S, max_condition or 1.0) if lambda_ is None else penalised_interval(S, lambda_)
 
 
 def nearest_interval(singular: Array, max_condition: float) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Gradients of bounded condition number, whatever their norms."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -54,22 +55,26 @@ def solve_scale_free(
     """
     C = host_gramian(gramian)
     W = checked_preference(preference, len(C))
-    norms = np.sqrt(C.diagonal().clip(min=0.0))
-    kept = np.flatnonzero(norms)
-    weights, adjusted = np.zeros(len(C)), np.zeros_like(C)
-    if not len(kept):
-        return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), (0.0, 0.0))
-    norms = norms[kept]
-    cosines = C[np.ix_(kept, kept)] / np.outer(norms, norms)
+    kept = np.flatnonzero(C.diagonal() > 0.0)
+    weights, adjusted, interval = np.zeros(len(C)), np.zeros_like(C), (0.0, 0.0)
+    if len(kept):
+        weights[kept], adjusted[np.ix_(kept, kept)], interval = _solve(
+            C[np.ix_(kept, kept)], W[kept], max_condition, scale
+        )
+    return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), interval)
+
+
+def _solve(C: Array, W: Array, max_condition: float, scale: NormScale) -> tuple[Array, Array, tuple[float, float]]:
+    """Return weights, Gramian and interval of the adjusted gradients, of which none is zero."""
+    norms = np.sqrt(C.diagonal())
+    cosines = C / np.outer(norms, norms)
     solution = solve_condition(
-        torch.from_numpy(cosines), max_condition=max_condition, cutoff=ROUNDING, preference=torch.from_numpy(W[kept])
+        torch.from_numpy(cosines), max_condition=max_condition, cutoff=ROUNDING, preference=torch.from_numpy(W)
     )
-    unit = solution.weights.numpy()
-    factor = _preserving(cosines, unit, norms * W[kept]) if scale == "norm" else SCALES[scale](norms)
-    weights[kept] = factor * unit / norms
-    adjusted[np.ix_(kept, kept)] = factor**2 * solution.adjusted.numpy()
+    unit: Array = solution.weights.numpy()
+    factor = _preserving(cosines, unit, norms * W) if scale == "norm" else SCALES[scale](norms)
     low, high = solution.interval
-    return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), (factor * low, factor * high))
+    return factor * unit / norms, factor**2 * solution.adjusted.numpy(), (factor * low, factor * high)
 
 
 SCALES: Mapping[str, Callable[[Array], float]] = {
@@ -82,5 +87,5 @@ SCALES: Mapping[str, Callable[[Array], float]] = {
 
 def _preserving(cosines: Array, weights: Array, wanted: Array) -> float:
     """Return the factor that gives the sum of unit gradients with these weights the norm of that with those wanted."""
-    length, norm = (float(np.sqrt(max(each @ cosines @ each, 0.0))) for each in (wanted, weights))
+    length, norm = (math.sqrt(max(float(each @ cosines @ each), 0.0)) for each in (wanted, weights))
     return length / norm if norm > 0.0 else 0.0

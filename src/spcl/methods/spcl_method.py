@@ -45,7 +45,7 @@ class SPCL(Method):
     name = "spcl"
     family = "PCL"
     summary = "unit gradients of bounded condition number, times a typical norm, added up"
-    reference = "after Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
+    reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
     Settings = SPCLSettings
     settings: SPCLSettings
 
