@@ -50,16 +50,19 @@ class RunRecord:
 
     @property
     def recipe(self) -> str:
-        """The method, with its loss on memory where that is not the method's own.
+        """The method, with a + for the preset ``plus``, and its loss on memory where that is not the method's own.
 
         >>> RunRecord(Path("x"), {"method": {"name": "soro", "replay_loss": "logits"}}, None).recipe
         'soro + logits'
         >>> RunRecord(Path("x"), {"method": {"name": "der++", "replay_loss": "logits"}}, None).recipe
         'der++'
+        >>> RunRecord(Path("x"), {"method": {"name": "soro"}, "preset": "plus"}, None).recipe
+        'soro+'
         """
+        name = self.method + "+" * (self.settings.get("preset") == "plus")
         usual = usual_replay_loss(self.method)
         replay_loss = self.settings["method"].get("replay_loss", usual)
-        return self.method if replay_loss == usual else f"{self.method} + {replay_loss}"
+        return name if replay_loss == usual else f"{name} + {replay_loss}"
 
     @property
     def scenario(self) -> str:
@@ -83,7 +86,7 @@ class RunRecord:
 
     @property
     def preset(self) -> str:
-        """``default``, ``paper`` or ``released``."""
+        """``default``, ``plus``, ``paper`` or ``released``."""
         return str(self.settings["preset"])
 
     @property

@@ -65,7 +65,8 @@ class _ProblemSettings(BaseModel):
     )
     preset: PresetName = Field(
         "default",
-        description="default; paper: batch-norm's momentum as published; released: all that the published code does",
+        description="default; plus: more samples of memory, updates, augmentation and averaged weights; paper: "
+        "batch-norm's momentum as published; released: all that the published code does",
     )
     scenario: Scenario = Field("task", description="task- or class-incremental")
     method: dict[str, Any] = Field(default={"name": "soro"}, description="its name, and its own settings")

@@ -33,8 +33,9 @@ class AdjustedHead(nn.Module):
 
 @PREDICTORS.register("adjusted")
 class AdjustedLogits(ClassPredictor):
-    r"""The trained heads, less the logarithm of how frequent a class was in training lately:
-    :math:`\arg\max_c\, z_c(x) - \tau \log \pi_c`.
+    r"""The trained heads, less the logarithm of how frequent a class was in training lately.
+
+    .. math:: \arg\max_c\, z_c(x) - \tau \log \pi_c
 
     The frequency :math:`\pi_c` is the share of a class among the samples of a step, new ones and those to be expected
     from memory, averaged over steps by :math:`\pi \leftarrow d\, \pi + (1 - d)\, \pi_{step}` with the decay d. So

@@ -17,8 +17,9 @@ __all__ = ["BalancedHeads"]
 @PREDICTORS.register("balanced-heads")
 @dataclass(frozen=True)
 class BalancedHeads(ClassPredictor):
-    r"""Copies of the heads, fine-tuned on all of memory by ``steps`` of Adam while the backbone stays:
-    :math:`\min \tfrac1C \sum_c \mathbb E_{x \in c}[-\log p_c(x)]`.
+    r"""Copies of the heads, fine-tuned on all of memory by ``steps`` of Adam while the backbone stays.
+
+    .. math:: \min \tfrac1C \sum_c \mathbb E_{x \in c}[-\log p_c(x)]
 
     Every class counts alike, whatever the number of its samples. Class-incrementally, p is the softmax over the classes
     of all tasks that have samples in memory, else over those of the sample's task.

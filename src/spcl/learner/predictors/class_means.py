@@ -38,8 +38,9 @@ class ClassMeanHead(nn.Module):
 
 @PREDICTORS.register("class-means")
 class ClassMeans(ClassPredictor):
-    r"""The nearest mean of the normalised features of a class's samples in memory, as in iCaRL:
-    :math:`\arg\max_c \cos(f(x), \mu_c)`.
+    r"""The nearest mean of the normalised features of a class's samples in memory, as in iCaRL.
+
+    .. math:: \arg\max_c \cos(f(x), \mu_c)
 
     Rebuffi et al., *iCaRL: Incremental Classifier and Representation Learning*, CVPR 2017, algorithm 1. Features of
     unit norm are nearest to the mean of unit norm with which they have the largest cosine.
