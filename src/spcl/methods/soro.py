@@ -22,7 +22,7 @@ class SORO(SOROPresets, Method):
     The adjusted gradients have norms near 1. The scale s, which the paper does not mention, is that of the code its
     authors published: the smallest singular value of G, of those that are not zero up to rounding, so that the update
     shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's. W
-    is all ones, as in the paper, unless ``memory_share`` is given (:func:`spcl.methods.preference`).
+    is all ones, as in the paper, unless ``memory_share`` is given (:func:`spcl.methods.preference.preference`).
 
     ``SORO.paper()`` is the paper to the letter, with s = 1. ``SORO.released()`` has all settings of the published SPCL
     code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5, and a
