@@ -240,7 +240,7 @@ def test_methods_are_ordered_by_family_as_in_the_tables() -> None:
     assert list(BUILT_IN) == [
         *("mgda", "dwa", "graddrop", "pcgrad", "rlw", "normsum", "scaledsum"),
         *("a-gem", "gmed", "er", "mega", "mdmtr", "der++"),
-        *("maxdo", "emgd", "procrustes", "soro", "soro+dbt", "soro-kappa"),
+        *("maxdo", "emgd", "procrustes", "soro", "soro+dbt", "soro-kappa", "spcl"),
     ]
 
 

@@ -142,7 +142,7 @@ def test_costs_follow_from_what_a_method_declares() -> None:
     costs = {name: cost_of(make_method(name)) for name in METHODS}
     assert {name for name, cost in costs.items() if cost.gradients == "T + 1"} == {
         *("mgda", "graddrop", "pcgrad", "maxdo", "emgd", "soro"),
-        *("normsum", "scaledsum", "procrustes", "soro-kappa"),
+        *("normsum", "scaledsum", "procrustes", "soro-kappa", "spcl"),
     }
     assert costs["soro+dbt"].gradients == "T + 2"
     assert cost_of(make_method("er", alpha=0.1)).gradients == "3"

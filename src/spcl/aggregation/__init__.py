@@ -7,6 +7,7 @@ from spcl.aggregation.gramians import gramian, host_gramian
 from spcl.aggregation.maxdo import MaxDOWeighting
 from spcl.aggregation.maxdo_descent import maxdo_descent_weights
 from spcl.aggregation.min_norm import min_norm_weights
+from spcl.aggregation.scale_free import NormScale, solve_scale_free
 from spcl.aggregation.soro import SORO, SOROWeighting
 from spcl.aggregation.soro_settings import SOROPresets, SOROSettings
 from spcl.aggregation.soro_solver import SOROSolution, solve_soro
@@ -16,6 +17,7 @@ __all__ = [
     "AGEMWeighting",
     "ConditionSolution",
     "MaxDOWeighting",
+    "NormScale",
     "SOROPresets",
     "SOROSettings",
     "SOROSolution",
@@ -26,5 +28,6 @@ __all__ = [
     "maxdo_descent_weights",
     "min_norm_weights",
     "solve_condition",
+    "solve_scale_free",
     "solve_soro",
 ]

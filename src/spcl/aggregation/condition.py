@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.aggregation.gramians import host_gramian
-from spcl.aggregation.soro_solver import right_singular
+from spcl.aggregation.soro_solver import checked_preference, right_singular
 from spcl.errors import SpclError
 
 __all__ = ["ConditionSolution", "nearest_interval", "penalised_interval", "solve_condition"]
@@ -21,7 +21,7 @@ class ConditionSolution:
     """Result of :func:`solve_condition`; Ĝ = G M itself is never formed.
 
     Attributes:
-        weights: M 1, one weight per task: the update is the sum of Ĝ's columns.
+        weights: M W, one weight per task: the update is G (M W).
         adjusted: ĜᵀĜ, the Gramian of the adjusted gradients.
         interval: the interval that the singular values of G are clipped to.
     """
@@ -32,7 +32,12 @@ class ConditionSolution:
 
 
 def solve_condition(
-    gramian: Tensor, *, max_condition: float | None = None, lambda_: float | None = None, cutoff: float = 2.0**-52
+    gramian: Tensor,
+    *,
+    max_condition: float | None = None,
+    lambda_: float | None = None,
+    cutoff: float = 2.0**-52,
+    preference: Tensor | None = None,
 ) -> ConditionSolution:
     r"""Return the gradients nearest to G of a bounded, or penalised, condition number κ, from :math:`C = G^\top G`.
 
@@ -42,15 +47,14 @@ def solve_condition(
     The second is the paper's eq. 7. Of all matrices with given singular values the nearest to :math:`G = U S V^\top`
     has its singular vectors (von Neumann's trace inequality), and of all values in an interval [a, b] the nearest to S
     are S clipped to it. So two numbers are left, which :func:`nearest_interval` and :func:`penalised_interval` find
-    exactly: :math:`\hat G = U\, \mathrm{clip}(S, a, b)\, V^\top = G M`, with a T×T matrix M.
-
-    Singular values that are zero up to rounding stay zero: Ĝ keeps the range of G, and κ is that on its range.
+    exactly: :math:`\hat G = U\, \mathrm{clip}(S, a, b)\, V^\top = G M`, with a T×T matrix M. Singular values that are
+    zero up to rounding stay zero: Ĝ keeps the range of G, and κ is that on its range.
 
     Args:
         gramian: C, T×T, symmetric and finite.
-        max_condition: κ_max, at least 1; give this or λ.
-        lambda_: λ, positive.
+        max_condition, lambda_: κ_max, at least 1, or λ, positive; give one of them.
         cutoff: eigenvalues of C up to this times T times the largest count as zero.
+        preference: W, one number per task; all ones by default, so that the update is the sum of Ĝ's columns.
 
     >>> C = torch.tensor([[16.0, 0.0], [0.0, 1.0]])       # norms 4 and 1, so that κ is 4
     >>> solution = solve_condition(C, max_condition=2.0)
@@ -62,12 +66,17 @@ def solve_condition(
     if (max_condition is None) == (lambda_ is None):
         raise SpclError(f"max_condition is {max_condition} and lambda_ {lambda_}; give one of them")
     S, V = right_singular(host_gramian(gramian), cutoff)
-    if not len(S):
-        return ConditionSolution(torch.zeros(len(V), dtype=torch.float64), torch.from_numpy(V @ V.T), (0.0, 0.0))
-    interval = penalised_interval(S, lambda_) if lambda_ is not None else nearest_interval(S, max_condition or 1.0)
+    W = V.sum(axis=0) if preference is None else V.T @ checked_preference(preference, len(V))
+    interval = _interval(S, max_condition, lambda_)
     clipped = np.clip(S, *interval)
-    weights, adjusted = (V * (clipped / S)) @ V.sum(axis=0), (V * clipped**2) @ V.T
+    weights, adjusted = (V * (clipped / S)) @ W, (V * clipped**2) @ V.T
     return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), interval)
+
+
+def _interval(S: Array, max_condition: float | None, lambda_: float | None) -> tuple[float, float]:
+    if not len(S):
+        return 0.0, 0.0
+    return nearest_interval(S, max_condition or 1.0) if lambda_ is None else penalised_interval(S, lambda_)
 
 
 def nearest_interval(singular: Array, max_condition: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from spcl.aggregation.gramians import eigenvectors, host_gramian
 from spcl.aggregation.soro_settings import SOROSettings
 from spcl.errors import SpclError
 
-__all__ = ["SOROSolution", "right_singular", "solve_soro"]
+__all__ = ["SOROSolution", "checked_preference", "right_singular", "solve_soro"]
 
 Stop = Literal["converged", "iterations", "stalled"]
 Array = NDArray[np.float64]
@@ -67,7 +67,7 @@ def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Te
     tensor([0.7460, 0.7460], dtype=torch.float64)
     """
     C = host_gramian(gramian)
-    W = _checked_preference(preference, len(C))
+    W = checked_preference(preference, len(C))
     if len(C) == 1:
         return _solve_single(C, W, settings)
     S, V = right_singular(C, settings.cutoff)
@@ -135,7 +135,8 @@ def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Ar
     return X, A, d, history, "iterations"
 
 
-def _checked_preference(preference: Tensor | None, tasks: int) -> Array:
+def checked_preference(preference: Tensor | None, tasks: int) -> Array:
+    """Return one finite number for each task; ones by default."""
     if preference is None:
         return np.ones(tasks)
     if preference.shape != (tasks,):

@@ -11,7 +11,7 @@ from spcl.registry import Named
 
 __all__ = ["PRESETS", "Preset", "PresetName", "preset_for"]
 
-PresetName = Literal["default", "paper", "released"]
+PresetName = Literal["default", "plus", "paper", "released"]
 
 MIN_STEPS = 20
 MIN_BATCH = 4
@@ -26,7 +26,7 @@ class Preset(BaseModel):
     """Network, batches and memory; the defaults depend on the benchmark.
 
     Backbones and memory budgets are the paper's (§5.2), learning rates and batch sizes those of its code and protocols.
-    What else ``released`` sets is in :mod:`spcl.runs.released`.
+    What else ``plus`` and ``released`` set is in :mod:`spcl.runs.plus` and :mod:`spcl.runs.released`.
 
     >>> PRESETS["ps-cifar100"]["paper"].batch_norm_momentum
     0.01
@@ -47,7 +47,7 @@ class Preset(BaseModel):
 def _all(preset: Preset) -> dict[PresetName, Preset]:
     """Return the preset as default and as published, where batch-norm's momentum is 0.99, 0.01 in PyTorch."""
     published = preset.model_copy(update={"batch_norm_momentum": 0.01})
-    return {"default": preset, "paper": published, "released": published}
+    return {"default": preset, "plus": preset, "paper": published, "released": published}
 
 
 PRESETS: dict[str, dict[PresetName, Preset]] = {

@@ -8,7 +8,14 @@ from spcl.errors import CheckpointError, SpclError
 
 __all__ = ["check_habits", "habits_state", "learning_rate_factor", "saved_habits"]
 
-HABITS: Mapping[str, object] = {"schedule": None, "clip_norm": None, "average": None, "augment": None, "updates": 1}
+HABITS: Mapping[str, object] = {
+    "schedule": None,
+    "clip_norm": None,
+    "average": None,
+    "predict_by": "head",
+    "augment": None,
+    "updates": 1,
+}
 """The habits by the names of the learner's arguments, with their defaults."""
 
 

@@ -28,6 +28,7 @@ from spcl.losses import Loss
 from spcl.memory import Memory
 from spcl.methods.base import Method
 from spcl.methods.tasks import Task, classifier_task
+from spcl.registry import Named
 from spcl.schedules import Schedule
 from spcl.stability import Stability
 from spcl.transforms import Transform
@@ -50,6 +51,8 @@ class Learner(TrainedModel):
             scaled down to it before the optimiser's step.
         average: decay of an exponential moving average of all trainable weights, e.g. 0.999: predictions use the
             average, training the current weights.
+        predict_by: what predicts classes, by name or by name and options: the trained ``"head"``, or without its bias
+            towards recent classes ``"class-means"``, ``"adjusted"`` or ``"balanced-heads"``, all from memory.
         augment: transforms inputs of new and of replayed samples on the device before they enter the network, those of
             all tasks with the same shape and type in one call, e.g. one of ``spcl.transforms``. Memory stores samples
             as they came.
@@ -73,8 +76,7 @@ class Learner(TrainedModel):
     Attributes:
         model: the backbone and the heads; :meth:`module` makes an ``nn.Module`` of them.
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
-        memory, method, memory_batch, measure_stability: as given.
-        schedule, clip_norm, average, augment, updates: as given.
+        memory, method: as given, and so the other arguments that are not described here.
         steps: the number of steps so far.
 
     >>> from spcl.methods import SORO
@@ -100,6 +102,7 @@ class Learner(TrainedModel):
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         average: float | None = None,
+        predict_by: Named = "head",
         augment: Transform | None = None,
         updates: int = 1,
         memory: Memory | None = None,
@@ -115,7 +118,8 @@ class Learner(TrainedModel):
         check_arguments(backbone, method, memory, memory_batch)
         check_habits(schedule, clip_norm, average, augment, updates)
         model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
-        options: dict[str, Any] = {"average": average, "capture": capture, "low_memory": low_memory}
+        options: dict[str, Any] = {"average": average, "predict_by": predict_by, "capture": capture}
+        options["low_memory"] = low_memory
         super().__init__(model, method, memory, optimizer=optimizer, distributed=distributed, **options)
         self.schedule = schedule
         self.clip_norm = clip_norm
@@ -127,11 +131,6 @@ class Learner(TrainedModel):
         self.steps = 0
 
     # -- tasks
-
-    @property
-    def active_tasks(self) -> list[str]:
-        """The tasks that are not finished."""
-        return [name for name, task in self.tasks.items() if not task.finished]
 
     def add_task(
         self,
@@ -152,6 +151,7 @@ class Learner(TrainedModel):
                 cross-entropy. ``spcl.losses.CrossEntropy`` has label smoothing and class weights.
         """
         check_new_task(self.tasks, name, classes, head, loss)
+        self._heads.check_memory()
         if head is not None:
             check_new_head(self.optimizer, name, head)
         if classes is None:
@@ -176,15 +176,9 @@ class Learner(TrainedModel):
             raise TaskError(f"task {name!r} is finished already")
         if self.memory is not None:
             joint = self.scenario == "class" and task.classes is not None
-            describe = lambda x: self.logits(x, None if joint else name)  # noqa: E731
+            describe = lambda x: self._trained_logits(x, None if joint else name)  # noqa: E731
             self.memory.finish(name, describe if self.method.stores_logits else None)
         task.finished = True
-
-    def _build_heads(self, feature_dim: int) -> None:
-        if made := self.model.build_heads(feature_dim):
-            for task in made:
-                add_head(self.optimizer, task)
-            self._average_all()
 
     # -- training
 
@@ -209,6 +203,8 @@ class Learner(TrainedModel):
         options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
         outcome, skipped = self._runner.run(samples, update, options, meanwhile)
         self.steps += 1
+        trained = [(group.task, group.y) for group in samples if group.task.name in outcome.losses]
+        self._heads.observe(trained, self.memory_batch)
         return StepReport(
             step=self.steps - 1,
             losses=outcome.losses,
@@ -274,6 +270,7 @@ class Learner(TrainedModel):
 
         :meth:`load` makes a learner of it that predicts the same; its optimiser is new and its memory empty.
         """
+        self._present_heads([])  # makes those of the present weights
         return {"learner": self._settings()} | states.model_state(self._parts())
 
     def _state(self) -> dict[str, Any]:
@@ -295,7 +292,9 @@ class Learner(TrainedModel):
         return settings | low_memory_state(self._low_memory) | habits_state(vars(self))
 
     def _parts(self) -> states.Parts:
-        return states.Parts(self.model, self.optimizer, self.method, self.memory, self._average, self._engine)
+        return states.Parts(
+            self.model, self.optimizer, self.method, self.memory, self._average, self._engine, self._heads
+        )
 
     @classmethod
     def load(

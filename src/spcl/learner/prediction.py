@@ -2,8 +2,8 @@
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from spcl.engine.model import Scenario, SharedModel, checked_loss
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.admission import find_task, samples_of
 from spcl.learner.modules import uncompiled
+from spcl.learner.predictors import PredictionHeads
 from spcl.methods.tasks import Output, Task, check_labels
 
 __all__ = ["PREDICT_BATCH", "JointHeads", "Predictor"]
@@ -27,11 +28,13 @@ class Predictor:
     Args:
         model: the shared model.
         average: of its weights, with which it then predicts; or None.
+        heads: by which classifiers predict.
     """
 
-    def __init__(self, model: SharedModel, average: WeightAverage | None = None) -> None:
+    def __init__(self, model: SharedModel, average: WeightAverage | None, heads: PredictionHeads) -> None:
         self.model = model
         self._average = average
+        self._heads = heads
 
     @property
     def scenario(self) -> Scenario:
@@ -42,6 +45,11 @@ class Predictor:
     def tasks(self) -> dict[str, Task]:
         """All tasks ever added, in that order."""
         return self.model.tasks
+
+    @property
+    def active_tasks(self) -> list[str]:
+        """The tasks that are not finished."""
+        return [name for name, task in self.tasks.items() if not task.finished]
 
     @property
     def classes(self) -> list[tuple[str, int]]:
@@ -74,11 +82,18 @@ class Predictor:
 
     def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
         """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
+        return self._scores(x, task, batch_size, self._prediction_heads())
+
+    def _trained_logits(self, x: InputsLike, task: str | None) -> Tensor:
+        """Return the scores of the trained heads, whatever predicts."""
+        return self._scores(x, task, PREDICT_BATCH, nullcontext())
+
+    def _scores(self, x: InputsLike, task: str | None, batch_size: int, heads: AbstractContextManager[None]) -> Tensor:
         chosen = self._chosen(task)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
         inputs = _checked_inputs(x)
-        with self.model.task_errors(chosen, inputs), torch.no_grad(), self.model.evaluating(), self._averaged():
+        with self.model.task_errors(chosen, inputs), torch.no_grad(), self._averaged_weights(), heads:
             return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
@@ -104,17 +119,29 @@ class Predictor:
         It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
         further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
         parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
+        Where other heads than the trained ones predict, it has the present ones, which follow no training.
         """
         chosen = self._chosen(task)
         tasks = self.model.classifiers if chosen is None else [chosen]
-        heads = [self._sharing_copy(self.model.head(each)) for each in tasks]
+        heads = [self._sharing_copy(head) for head in self._present_heads(tasks)]
         backbone = self._sharing_copy(uncompiled(self.model.backbone))
         top = ("heads", JointHeads(heads)) if chosen is None else ("head", heads[0])
         return nn.Sequential(OrderedDict([("backbone", backbone), top])).eval()
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Let the model have the averaged weights within the block, if there are any."""
-        return nullcontext() if self._average is None else self._average.applied()
+    @contextmanager
+    def _averaged_weights(self) -> Iterator[None]:
+        """Let the model be in evaluation mode and have the averaged weights, if there are any, within the block."""
+        with self.model.evaluating(), nullcontext() if self._average is None else self._average.applied():
+            yield
+
+    def _present_heads(self, tasks: Iterable[Task]) -> list[nn.Module]:
+        """Return the heads by which tasks predict now."""
+        with torch.no_grad(), self._averaged_weights(), self._prediction_heads():
+            return [self.model.head(each) for each in tasks]
+
+    def _prediction_heads(self) -> AbstractContextManager[None]:
+        """Let classifiers have the heads that predict within the block; enter it with the averaged weights."""
+        return self._heads.applied(self.model)
 
     def _sharing_copy(self, module: nn.Module) -> nn.Module:
         """Copy a module but for its parameters, or their averages, and its buffers, which both then have."""

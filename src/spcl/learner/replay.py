@@ -39,6 +39,12 @@ class Replay:
             return 0
         return batch_size or max(len(group.y) for group in batches)
 
+    def classes(self) -> int:
+        """Return how many classes the tasks have whose samples are replayed; a task without classes counts as one."""
+        if self._memory is None:
+            return 0
+        return sum(buffer.classes for buffer in self._memory.buffers.values() if self._memory.draws_from(buffer))
+
     def draw(self, count: int, engine: Engine) -> ReplayedSamples:
         """Draw samples; ``engine`` has the gradients of the tasks, along which an editing method looks ahead."""
         assert self._memory is not None

@@ -23,6 +23,7 @@ from spcl.learner.optimizer import (
     saved_optimizer,
     shared_groups,
 )
+from spcl.learner.predictors import PredictionHeads
 from spcl.learner.random_state import random_state, set_random_state
 from spcl.learner.task_state import Heads, Losses, restore_heads, restore_tasks, task_state
 from spcl.memory import Memory
@@ -89,6 +90,7 @@ class Parts(NamedTuple):
     memory: Memory | None
     average: WeightAverage | None
     engine: Engine
+    heads: PredictionHeads
 
 
 def parts_state(parts: Parts) -> dict[str, Any]:
@@ -110,7 +112,9 @@ def model_state(parts: Parts) -> dict[str, Any]:
         "tasks": [task_state(task) for task in parts.model.tasks.values()],
         "backbone": uncompiled(parts.model.backbone).state_dict(),
         "method": _method_state(parts.method),
-    } | ({} if parts.average is None else {"average": _average_state(parts.average, parts.model)})
+        **({} if parts.average is None else {"average": _average_state(parts.average, parts.model)}),
+        **({} if parts.heads.are_trained else {"prediction": parts.heads.state_dict()}),
+    }
 
 
 def saved_parts(
@@ -145,6 +149,8 @@ def restore_parts(
     parts.method.load_state_dict(state["method"]["state"])
     if parts.average is not None:
         _restore_average(parts.average, model, state["average"])
+    if "prediction" in state:
+        parts.heads.load_state_dict(state["prediction"], model, are_current="memory" not in state)
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     uncompiled(model.backbone).load_state_dict(state["backbone"])

@@ -107,7 +107,8 @@ class Step:
     ) -> None:
         engine, alpha = self._engine, self._method.settings.alpha
         names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
-        engine.begin(self._plan(names, options.measure_stability))
+        classes = [samples.task.classes or 1 for samples in batches] + [self._replay.classes()] * bool(replayed)
+        engine.begin(self._plan(names, classes, options.measure_stability))
         with outcome.timed("tasks"):
             batches = self._augmented(batches, options)
         replays: list[list[Samples]] = []
@@ -127,16 +128,16 @@ class Step:
             gramian, health = engine.gramian(self._needs_gramian())  # the only host–device synchronisation
             self._check_health(outcome, gramian, health)
             if not outcome.faults and self._gradients.length:
-                weights = self._weigh(outcome, gramian)  # line 9: Ĝ = G M, as the weights of G's columns
+                weights = self._weigh(outcome, gramian, classes)  # line 9: Ĝ = G M, as the weights of G's columns
                 self._combine(outcome, weights, self._row_norms(gramian, health))  # line 10: the update Ĝ W
         if not outcome.faults:
             engine.assign_grads()  # lines 6 and 10: the optimiser's step follows
 
-    def _plan(self, names: list[str], separate: bool) -> ReductionPlan:
+    def _plan(self, names: list[str], classes: list[int], separate: bool) -> ReductionPlan:
         """Plan the reduction of the step's gradients; the weights of a ``"sum"`` are computed first, from the names."""
         weights: list[float] = []
         if self._method.reduction == "sum":
-            unknown = Gradients(tuple(names), np.full(len(names), np.nan), None)
+            unknown = Gradients(tuple(names), np.full(len(names), np.nan), None, tuple(classes))
             weights = self._method_weights(unknown).values.tolist()
         return ReductionPlan.make(names, self._method.reduction, separate=separate, weights=weights)
 
@@ -195,7 +196,7 @@ class Step:
                 return
         outcome.faults |= find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
 
-    def _weigh(self, outcome: Outcome, gramian: Array | None) -> Array | None:
+    def _weigh(self, outcome: Outcome, gramian: Array | None, classes: list[int]) -> Array | None:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
         plan, decoupled = self._gradients.plan, self._method.settings.decoupled
         mixing = self._gradients.penalty_matrix(decoupled)
@@ -206,7 +207,7 @@ class Step:
             outcome.before = torch.from_numpy(before)
         if self._method.elementwise:
             return None
-        weights = self._reduced_weights(plan, outcome.losses, before)
+        weights = self._reduced_weights(plan, outcome.losses, before, classes)
         values = weights.values.numpy().astype(np.float64)
         per_gradient = plan.matrix.T @ values
         outcome.weights = dict(zip(plan.names, per_gradient.tolist(), strict=True))
@@ -218,7 +219,9 @@ class Step:
             per_row[-1] = 1.0
         return per_row
 
-    def _reduced_weights(self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None) -> Weights:
+    def _reduced_weights(
+        self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None, classes: list[int]
+    ) -> Weights:
         """Return the method's weights of the reduced gradients, given the Gramian of the rows."""
         if self._method.reduction == "sum":
             return Weights(torch.ones(1, dtype=torch.float64))
@@ -226,7 +229,8 @@ class Step:
         if rows is not None and self._method.reduction == "mean":
             rows = plan.reduction @ rows @ plan.reduction.T
         gramian = None if rows is None else torch.from_numpy(rows)
-        return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian))
+        reduced_classes = tuple(((plan.matrix > 0.0) @ np.array(classes)).tolist())
+        return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian, reduced_classes))
 
     def _method_weights(self, gradients: Gradients) -> Weights:
         weights = self._method.weigh(gradients)

@@ -14,11 +14,13 @@ from spcl.learner.admission import Admission
 from spcl.learner.distribution import RankCheck
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
 from spcl.learner.low_memory import LowMemory, LowMemoryChoice
-from spcl.learner.optimizer import MakeOptimizer, keep_trainable, make_optimizer
+from spcl.learner.optimizer import MakeOptimizer, add_head, keep_trainable, make_optimizer
 from spcl.learner.prediction import Predictor
+from spcl.learner.predictors import PredictionHeads
 from spcl.learner.step_runner import StepRunner
 from spcl.memory import Memory
 from spcl.methods.base import Method
+from spcl.registry import Named
 
 __all__ = ["TrainedModel"]
 
@@ -32,6 +34,7 @@ class TrainedModel(Predictor):
         memory: of earlier samples, or None.
         optimizer: makes the optimiser from a list of parameters; by default Adam.
         average: decay of the average of the weights, or None.
+        predict_by: what predicts classes, one of ``spcl.learner.predictors.PREDICTORS``.
         capture: whether CUDA graphs are captured on a GPU.
         low_memory: whether gradients are not held; ``"auto"``: where they would not fit.
         distributed: the ranks that train the model together, or None.
@@ -45,14 +48,17 @@ class TrainedModel(Predictor):
         *,
         optimizer: MakeOptimizer | None,
         average: float | None,
+        predict_by: Named,
         capture: bool,
         low_memory: LowMemory,
         distributed: World | None,
     ) -> None:
-        super().__init__(model, None if average is None else WeightAverage(average))
+        heads = PredictionHeads(predict_by, memory)
+        super().__init__(model, None if average is None else WeightAverage(average), heads)
         self.method = method
         self.memory = memory
         self.average = average
+        self.predict_by = predict_by
         self.capture = capture
         self._low_memory = LowMemoryChoice(low_memory)
         self.distributed = distributed
@@ -132,6 +138,13 @@ class TrainedModel(Predictor):
         self._engine = engine
         self._runner = StepRunner(engine, self.model, self.method, self.memory)
         self._admission = Admission(self.model, self.method, self.memory)
+
+    def _build_heads(self, feature_dim: int) -> None:
+        """Make the heads that are missing, and train them."""
+        if made := self.model.build_heads(feature_dim):
+            for task in made:
+                add_head(self.optimizer, task)
+            self._average_all()
 
     def _average_all(self) -> None:
         """Average the weights of heads that were added, and no longer those that were frozen."""

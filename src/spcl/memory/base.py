@@ -110,6 +110,10 @@ class Memory(ABC):
         """Return whether the samples of a task may be drawn; others are candidates, which the budget does not count."""
         return True
 
+    def draws_from(self, buffer: TaskBuffer) -> bool:
+        """Return whether there are samples of a task that may be drawn."""
+        return bool(buffer.size) and self.replayable(buffer)
+
     def start(self, task: str, classes: int | None) -> None:
         """Start to keep samples of ``task``, which has this many classes (``None``: not a classification task)."""
         if task in self.buffers:
@@ -195,7 +199,7 @@ class Memory(ABC):
 
         They are drawn uniformly without replacement, unless a policy overrides :meth:`pick`.
         """
-        buffers = {task: buffer for task, buffer in self.buffers.items() if self.replayable(buffer) and buffer.size}
+        buffers = {task: buffer for task, buffer in self.buffers.items() if self.draws_from(buffer)}
         if not buffers:
             return []
         starts = np.cumsum([0, *(buffer.size for buffer in buffers.values())])

@@ -6,8 +6,9 @@ DERPP(label_weight=1.0)
 >>> "soro" in METHODS                         # all methods by name; `spcl methods` lists them with their costs
 True
 
-A method defines the loss of a task and of memory, how memory enters, and how the gradients are weighted. Its state is
-saved with the learner. Settings are checked when the method is made; the error for an unknown name suggests the nearest
+A method defines how the gradients of tasks and memory are weighted. The loss on memory is a setting of every method,
+``replay_loss``, and so is the penalty ``alpha``, so that any can be combined. A method's state is saved with the
+learner. Settings are checked when the method is made; the error for an unknown name suggests the nearest
 known one. The defaults are those of the publication, or of the code its authors published, unless a method says
 otherwise. The tables of the SPCL paper compare these methods by code of its authors; where that code differs from the
 definition of a method, the definition is used here and the method says so.
@@ -49,6 +50,7 @@ from spcl.methods.base import (
 )
 from spcl.methods.costs import Cost, cost_of
 from spcl.methods.registry import METHODS, make_method, method_modules
+from spcl.methods.replay import REPLAY_LOSSES, ReplayLoss
 from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "FAMILIES",
     "MEMORY",
     "METHODS",
+    "REPLAY_LOSSES",
     "Cost",
     "Gradients",
     "LookAhead",
@@ -64,6 +67,7 @@ __all__ = [
     "MethodSettings",
     "Output",
     "Reduction",
+    "ReplayLoss",
     "Task",
     "TorchJD",
     "Weights",

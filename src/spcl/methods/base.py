@@ -1,19 +1,20 @@
 """Base class of methods, and what a weighting sees."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast
+from functools import cache
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from torch import Tensor, nn
 
 from spcl.batches import Inputs
 from spcl.errors import SpclError
 from spcl.losses import Loss
 from spcl.memory import Memory, ReplayBatch
+from spcl.methods.replay import REPLAY_LOSSES, LookAhead, ReplayLoss, ReplayLossName, ReplayOptions
 from spcl.methods.tasks import Output, Task
 from spcl.validation import validated
 
@@ -63,6 +64,9 @@ class MethodSettings(BaseModel):
     head_init: Literal["torch", "glorot"] = Field(
         "torch", description="initialisation of classifiers: PyTorch's of a linear layer, or Glorot's with biases of 0"
     )
+    replay_loss: ReplayLossName = Field(
+        "labels", description="loss on replayed samples, whose options are settings as well"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,14 @@ class Gradients:
         losses: their losses; NaN with ``reduction = "sum"``, whose weights are computed before the losses are known.
         gramian: their inner products, float64 on the CPU; None with ``reduction = "sum"``, and where a method with
             ``uses_gramian = False`` is trained without measuring stability.
+        classes: how many classes each gradient is of, those that memory replays for its own; a task without classes
+            counts as one.
     """
 
     names: tuple[str, ...]
     losses: np.ndarray[tuple[int], np.dtype[np.float64]]
     gramian: Tensor | None
+    classes: tuple[int, ...] = ()
 
     def known_gramian(self) -> Tensor:
         """Return the Gramian, for methods that always have one."""
@@ -103,24 +110,13 @@ class Weights:
         return self.adjusted if self.adjusted is not None else gramian * torch.outer(self.values, self.values)
 
 
-class LookAhead(Protocol):
-    """Access to the model for :meth:`Method.edit`."""
-
-    def loss(self, inputs: Sequence[Inputs]) -> Tensor:
-        """Return the summed loss of the samples in evaluation mode, with these inputs instead of the stored ones."""
-        ...
-
-    def ahead(self, rate: float) -> AbstractContextManager[None]:
-        """Move the shared parameters, within the block, by a step along the current tasks' mean gradient."""
-        ...
-
-
 class Method:
     """A method for parallel continual learning.
 
-    A subclass declares its name and settings and overrides as little as it needs: the losses (:meth:`task_loss`,
-    :meth:`memory_loss`), the ``reduction`` of the gradients and the weighting (:meth:`weigh`). A rule that is not a
-    weighted sum overrides :meth:`combine` instead. State that lasts from step to step goes through :meth:`state_dict`.
+    A method is three choices. The loss on memory is a setting, ``replay_loss``, one of ``replay_losses`` by name. The
+    penalty is a setting, ``alpha``. The weighting of the gradients is what a subclass says: it declares its name and
+    settings and overrides as little as it needs, often only :meth:`weigh`. A rule that is not a weighted sum overrides
+    :meth:`combine` instead. State that lasts from step to step goes through :meth:`state_dict`.
 
     ``reduction`` says what becomes of the gradients before they are weighed:
 
@@ -129,10 +125,11 @@ class Method:
     - ``"sum"``: the weights are known before the gradients are (``weigh`` gets no Gramian and no losses), so that the
       weighted sum is accumulated and no gradient matrix is held.
 
-    A subclass may also declare: ``uses_gramian = False`` if ``weigh`` reads only the losses; ``draws``, the number of
-    replay batches in a step; ``stores_logits`` if memory must store the logits of its samples; ``edits_memory`` if
-    :meth:`edit` changes them; ``joint_logits`` if losses cover the classes of all tasks, also task-incrementally;
-    ``order``, its place among the methods of its family in lists.
+    A subclass may also override the losses (:meth:`task_loss`, :meth:`memory_loss`) and declare: ``uses_gramian =
+    False`` if ``weigh`` reads only the losses; ``draws``, the number of replay batches in a step; ``stores_logits`` if
+    memory must store the logits of its samples; ``edits_memory`` if :meth:`edit` changes them; ``joint_logits`` if
+    losses cover the classes of all tasks, also task-incrementally; ``order``, its place among the methods of its family
+    in lists.
 
     >>> class Sum(Method):
     ...     name = "plain-sum"
@@ -141,6 +138,8 @@ class Method:
     ...         return Weights(torch.ones(len(gradients.names)))
     >>> Sum(alpha=0.1)
     Sum(alpha=0.1)
+    >>> Sum(replay_loss="logits", logit_weight=0.2)
+    Sum(logit_weight=0.2, replay_loss='logits')
     """
 
     name: ClassVar[str]
@@ -149,9 +148,7 @@ class Method:
     reference: ClassVar[str]
     reduction: ClassVar[Reduction] = "none"
     uses_gramian: ClassVar[bool] = True
-    draws: ClassVar[int] = 1
-    stores_logits: ClassVar[bool] = False
-    edits_memory: ClassVar[bool] = False
+    replay_losses: ClassVar[Mapping[str, type[ReplayLoss]]] = REPLAY_LOSSES
     joint_logits: ClassVar[bool] = False
     order: ClassVar[float]
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
@@ -159,7 +156,14 @@ class Method:
 
     def __init__(self, **settings: Any) -> None:
         self.check_declared()
-        self.settings = validated(self.Settings, settings, f"method {self.name!r}")
+        replay_loss = settings.get("replay_loss", self.Settings.model_fields["replay_loss"].default)
+        kind = self.replay_losses.get(str(replay_loss), ReplayLoss)
+        self.settings = validated(_with_options(self.Settings, kind.Options), settings, f"method {self.name!r}")
+
+    @property
+    def replay(self) -> ReplayLoss:
+        """The loss on replayed samples."""
+        return self.replay_losses[self.settings.replay_loss](self.settings)
 
     @classmethod
     def check_declared(cls) -> None:
@@ -173,6 +177,7 @@ class Method:
 
     def check_task(self, task: Task, x: Inputs, memory: Memory | None) -> None:
         """Refuse a task that the method cannot train, given the inputs of its first batch."""
+        self.replay.check_task(f"method {self.name!r}", task, x, memory)
 
     def make_head(self, features: int, classes: int) -> nn.Module:
         """Return the head of a classifier."""
@@ -186,10 +191,24 @@ class Method:
         """Return the loss of a task on its own batch."""
         return output.loss()
 
+    @property
+    def draws(self) -> int:
+        """The number of replay batches in a step."""
+        return self.replay.draws
+
+    @property
+    def stores_logits(self) -> bool:
+        """Whether memory must store the logits of its samples."""
+        return self.replay.stores_logits
+
+    @property
+    def edits_memory(self) -> bool:
+        """Whether :meth:`edit` changes the samples of memory."""
+        return self.replay.edits_memory
+
     def memory_loss(self, outputs: Sequence[Output], draw: int) -> Tensor:
-        """Return the loss on replayed samples, by default the mean over all; ``draw`` counts the step's batches."""
-        total = sum(len(output.targets) for output in outputs)
-        return torch.stack([self.task_loss(output) * (len(output.targets) / total) for output in outputs]).sum()
+        """Return the loss on replayed samples; ``draw`` counts the step's batches."""
+        return self.replay.loss(outputs, draw, self.task_loss)
 
     def has_plain_task_loss(self) -> bool:
         """Return whether classifiers are linear and trained by their tasks' losses over their own or all classes."""
@@ -199,11 +218,12 @@ class Method:
 
     def has_plain_memory_loss(self) -> bool:
         """Return whether replayed samples are trained by the same plain loss as the tasks' own."""
-        return self.has_plain_task_loss() and type(self).memory_loss is Method.memory_loss
+        is_plain = type(self).memory_loss is Method.memory_loss and self.replay.is_plain
+        return is_plain and self.has_plain_task_loss()
 
     def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> Sequence[Inputs]:
         """Return new inputs for replayed samples, which are written back to memory; called if ``edits_memory``."""
-        raise NotImplementedError(f"method {self.name!r} has edits_memory = True but does not override edit")
+        return self.replay.edit(batches, model)
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return one weight per gradient."""
@@ -233,3 +253,12 @@ class Method:
     def __repr__(self) -> str:
         changed = self.settings.model_dump(exclude_defaults=True) if hasattr(self, "settings") else {}
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
+
+
+@cache
+def _with_options(settings: type[MethodSettings], options: type[ReplayOptions]) -> type[MethodSettings]:
+    """Return settings with the options of a loss on replayed samples, for which they may have defaults of their own."""
+    if issubclass(settings, options) or not options.model_fields:
+        return settings
+    bases: Any = settings, options
+    return cast(type[MethodSettings], create_model(settings.__name__, __base__=bases, __doc__=settings.__doc__))

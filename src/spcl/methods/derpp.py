@@ -1,21 +1,46 @@
 """DER++, dark experience replay with labels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from spcl.methods.base import Gradients, Method, MethodSettings, Output, Weights
+from spcl.methods.base import Gradients, Method, MethodSettings, Weights
+from spcl.methods.replay import (
+    REPLAY_LOSSES,
+    LogitOptions,
+    ReplayLoss,
+    ReplayLossName,
+    StoredLogits,
+    TaskLoss,
+    squared_distances,
+)
+from spcl.methods.tasks import Output
 
 __all__ = ["DERPP"]
 
 
-class DERPPSettings(MethodSettings):
+class DERPPSettings(LogitOptions, MethodSettings):
     """Settings of :class:`DERPP`; the defaults are the publication's for CIFAR-10 with 200 stored samples."""
 
+    replay_loss: ReplayLossName = Field("logits", description="loss on replayed samples")
     logit_weight: float = Field(0.1, ge=0.0, description="α of the formula, weight of the stored logits")
     label_weight: float = Field(0.5, ge=0.0, description="β, weight of the stored labels")
+
+
+class _TwoDraws(StoredLogits):
+    """Stored logits and labels, each of a batch of its own."""
+
+    draws: ClassVar[int] = 2
+    settings: DERPPSettings
+
+    def loss(self, outputs: Sequence[Output], draw: int, task_loss: TaskLoss) -> Tensor:
+        """Return the squared distance to the stored logits (first draw) or the tasks' losses (second draw)."""
+        if draw == 1:
+            return self.settings.label_weight * ReplayLoss.loss(self, outputs, draw, task_loss)
+        return self.settings.logit_weight * torch.cat([squared_distances(output) for output in outputs]).mean()
 
 
 class DERPP(Method):
@@ -26,7 +51,8 @@ class DERPP(Method):
 
     with two independent batches of memory and the logits :math:`z'` stored with the first. C is the number of classes
     known when a sample was stored; later classes do not count for it. Samples that were stored without logits
-    contribute to the second term only.
+    contribute to the second term only. With other methods, ``replay_loss="logits"`` trains the same samples towards
+    both.
 
     Buzzega et al., *Dark Experience for General Continual Learning: a Strong, Simple Baseline*, NeurIPS 2020.
 
@@ -41,28 +67,10 @@ class DERPP(Method):
     reference = "Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020"
     reduction = "mean"
     uses_gramian = False
-    draws = 2
-    stores_logits = True
+    replay_losses: ClassVar[Mapping[str, type[ReplayLoss]]] = {**REPLAY_LOSSES, "logits": _TwoDraws}
     Settings = DERPPSettings
     settings: DERPPSettings
-
-    def memory_loss(self, outputs: Sequence[Output], draw: int) -> Tensor:
-        """Return the squared distance to the stored logits (first draw) or the tasks' losses (second draw)."""
-        if draw == 1:
-            return self.settings.label_weight * super().memory_loss(outputs, draw)
-        return self.settings.logit_weight * torch.cat([_squared_distances(output) for output in outputs]).mean()
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return ones: the terms carry their weights already."""
         return Weights(torch.ones(len(gradients.names)))
-
-
-def _squared_distances(output: Output) -> Tensor:
-    """Return the mean squared distance of every sample to its stored logits; 0 where it has none."""
-    value, stored = output.value, output.value.detach() if output.stored is None else output.stored
-    if output.task.classes is not None:
-        value = value[:, : stored.shape[1]]  # classes of later tasks were added to the right
-    value, stored = value.reshape(len(value), -1), stored.reshape(len(value), -1)
-    known = ~stored.isnan()
-    squares = (value - torch.where(known, stored, value.detach())).square()
-    return squares.sum(dim=1) / known.sum(dim=1).clamp(min=1)

@@ -70,6 +70,7 @@ class MDMTR(ER):
 
     def check_task(self, task: Task, x: Inputs, memory: Memory | None) -> None:
         """Raise an error if the task is not a classification task, or has a loss of its own."""
+        super().check_task(task, x, memory)
         if task.classes is None:
             raise TaskError(
                 f"task {task.name!r} has a head and loss of its own, but method 'mdmtr' is a loss for classifiers: "

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from spcl.methods.base import FAMILIES, Method, MethodSettings
 from spcl.methods.costs import cost_of
 from spcl.methods.registry import METHODS
+from spcl.methods.replay import REPLAY_LOSSES
 from spcl.methods.torchjd import TorchJD, aggregators
 
 __all__ = ["reference_page"]
@@ -24,12 +25,24 @@ def reference_page() -> str:
     """Return the page: the package's docstring, then every method with its docstring, settings and cost."""
     parts = ["# Methods", COMMENT, markdown(import_module("spcl.methods").__doc__ or "", examples=True)]
     parts += ["Settings of every method:", _settings_table(MethodSettings.model_fields)]
+    parts += ["Losses on replayed samples, for every method:", _replay_losses()]
     for family, title in FAMILIES.items():
         sections = [_section(method) for method in METHODS.values() if method.family == family]
         parts += [f"## {title}", *sections]
     names = ", ".join(f"``{name}``" for name in sorted(aggregators()))
     parts += ["## TorchJD", markdown(TorchJD.__doc__ or ""), markdown(f"The aggregators are {names}.")]
     return "\n\n".join(parts) + "\n"
+
+
+def _replay_losses() -> str:
+    """Return a list of the values of ``replay_loss``, each with its meaning and options."""
+    lines = []
+    for name, kind in REPLAY_LOSSES.items():
+        fields = kind.Options.model_fields.items()
+        options = "; ".join(f"``{option}={field.default}``, {field.description}" for option, field in fields)
+        text = f"``{name}``: {inspect.getdoc(kind)}" + (f" Options: {options}." if options else "")
+        lines.append("- " + _wrapped(text, WIDTH - 2).replace("\n", "\n  "))
+    return "\n".join(lines)
 
 
 def markdown(docstring: str, examples: bool = False) -> str:
@@ -55,9 +68,9 @@ def _block(block: str) -> str:
     return _wrapped(block) if re.search(r"^(\s|- )", block, re.MULTILINE) is None else _inline(block)
 
 
-def _wrapped(text: str) -> str:
+def _wrapped(text: str, width: int = WIDTH) -> str:
     text = re.sub(r"`[^`]*`", lambda span: span[0].replace(" ", JOINED), _inline(" ".join(text.split())))
-    lines = wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    lines = wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace(JOINED, " ")
 
 

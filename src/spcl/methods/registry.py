@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.methods.base import FAMILIES, Method
+from spcl.methods.base import FAMILIES, Method, MethodSettings
 from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
 from spcl.registry import load_installed, on_plugin, path, same_definition
 from spcl.suggestions import did_you_mean
 
-__all__ = ["METHODS", "make_method", "method_class", "method_modules"]
+__all__ = ["METHODS", "make_method", "method_class", "method_modules", "usual_replay_loss"]
 
 DECLARED = ("name", "family", "summary", "reference")
 
@@ -89,6 +89,16 @@ def method_class(name: str) -> type[Method]:
         return torchjd_method(name.removeprefix(PREFIX))
     known = [*METHODS, *(PREFIX + other for other in aggregators())]
     raise SpclError(f"there is no method {name!r}; {did_you_mean(name, known)}")
+
+
+def usual_replay_loss(name: str) -> str:
+    """Return the loss on memory that a method has by default; that of most for a method that is not known here.
+
+    >>> usual_replay_loss("soro"), usual_replay_loss("der++")
+    ('labels', 'logits')
+    """
+    settings = METHODS[name].Settings if name in METHODS else MethodSettings
+    return str(settings.model_fields["replay_loss"].default)
 
 
 def method_modules() -> Iterator[ModuleType]:

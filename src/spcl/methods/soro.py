@@ -3,24 +3,26 @@
 from pydantic import Field
 
 from spcl.aggregation import SOROPresets, SOROSettings, solve_soro
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.preference import PreferenceSettings, preference
 
 __all__ = ["SORO", "SORODBT"]
 
 
-class SOROMethodSettings(SOROSettings, MethodSettings):
+class SOROMethodSettings(SOROSettings, PreferenceSettings):
     """Settings of :class:`SORO`: those of Algorithm 1 and those of every method."""
 
 
 class SORO(SOROPresets, Method):
     r"""Structured orthogonal regularisation optimisation: gradients are made nearly orthogonal, then added up.
 
-    .. math:: u = s\, \hat G \mathbf 1, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
+    .. math:: u = s\, \hat G W, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
         + \sigma\|\hat G^\top\hat G - \mathrm{diag}(d)\|_F^2 + \lambda\|d-1\|_2^2
 
     The adjusted gradients have norms near 1. The scale s, which the paper does not mention, is that of the code its
     authors published: the smallest singular value of G, of those that are not zero up to rounding, so that the update
-    shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's.
+    shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's. W
+    is all ones, as in the paper, unless ``memory_share`` is given (:func:`spcl.methods.preference.preference`).
 
     ``SORO.paper()`` is the paper to the letter, with s = 1. ``SORO.released()`` has all settings of the published SPCL
     code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5, and a
@@ -42,7 +44,8 @@ class SORO(SOROPresets, Method):
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the weights and the adjusted Gramian of Algorithm 1."""
-        solution = solve_soro(gradients.known_gramian(), self.settings)
+        W = preference(gradients, self.settings.memory_share)
+        solution = solve_soro(gradients.known_gramian(), self.settings, W)
         return Weights(solution.weights, solution.adjusted)
 
 

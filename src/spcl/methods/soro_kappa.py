@@ -3,12 +3,13 @@
 from pydantic import Field
 
 from spcl.aggregation import solve_condition
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.preference import PreferenceSettings, preference
 
 __all__ = ["SOROKappa"]
 
 
-class SOROKappaSettings(MethodSettings):
+class SOROKappaSettings(PreferenceSettings):
     """Settings of :class:`SOROKappa`; the default was not tuned."""
 
     max_condition: float = Field(2.0, ge=1.0, description="κ_max, largest condition number of the adjusted gradients")
@@ -23,12 +24,13 @@ class SOROKappaSettings(MethodSettings):
 class SOROKappa(Method):
     r"""SORO's objective itself: the gradients nearest to G with a condition number of at most κ_max, added up.
 
-    .. math:: u = \hat G \mathbf 1, \qquad \hat G = \arg\min_{\kappa(\hat G) \le \kappa_{max}} \|G - \hat G\|_F^2
+    .. math:: u = \hat G W, \qquad \hat G = \arg\min_{\kappa(\hat G) \le \kappa_{max}} \|G - \hat G\|_F^2
         \qquad\text{or, with } \lambda,\qquad \arg\min_{\hat G} \|G - \hat G\|_F^2 + \lambda\, \kappa(\hat G)
 
     The paper calls the second (eq. 7) intractable and relaxes it to SORO (eq. 9). But both are solved exactly, in T×T
     matrices: the best Ĝ has the singular vectors of G, and its singular values clipped to an interval. Gradients that
-    are well conditioned stay as they are. With κ_max = 1, Ĝ is :math:`UV^\top` times the mean singular value of G.
+    are well conditioned stay as they are. W is all ones unless ``memory_share`` is given. With κ_max = 1, Ĝ is
+    :math:`UV^\top` times the mean singular value of G.
 
     Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 7
     (:func:`spcl.aggregation.solve_condition`).
@@ -46,7 +48,12 @@ class SOROKappa(Method):
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the weights and the Gramian of the adjusted gradients."""
-        lambda_, cutoff = self.settings.lambda_, self.settings.cutoff
-        bound = self.settings.max_condition if lambda_ is None else None
-        solution = solve_condition(gradients.known_gramian(), max_condition=bound, lambda_=lambda_, cutoff=cutoff)
+        lambda_ = self.settings.lambda_
+        solution = solve_condition(
+            gradients.known_gramian(),
+            max_condition=self.settings.max_condition if lambda_ is None else None,
+            lambda_=lambda_,
+            cutoff=self.settings.cutoff,
+            preference=preference(gradients, self.settings.memory_share),
+        )
         return Weights(solution.weights, solution.adjusted)

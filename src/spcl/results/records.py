@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spcl.errors import SpclError
+from spcl.methods.registry import usual_replay_loss
 from spcl.results.archives import check_unpacked
 from spcl.results.formatting import format_value
 from spcl.results.index import IndexEntry, read_folder
@@ -48,6 +49,22 @@ class RunRecord:
         return str(self.settings["method"]["name"])
 
     @property
+    def recipe(self) -> str:
+        """The method, with a + for the preset ``plus``, and its loss on memory where that is not the method's own.
+
+        >>> RunRecord(Path("x"), {"method": {"name": "soro", "replay_loss": "logits"}}, None).recipe
+        'soro + logits'
+        >>> RunRecord(Path("x"), {"method": {"name": "der++", "replay_loss": "logits"}}, None).recipe
+        'der++'
+        >>> RunRecord(Path("x"), {"method": {"name": "soro"}, "preset": "plus"}, None).recipe
+        'soro+'
+        """
+        name = self.method + "+" * (self.settings.get("preset") == "plus")
+        usual = usual_replay_loss(self.method)
+        replay_loss = self.settings["method"].get("replay_loss", usual)
+        return name if replay_loss == usual else f"{name} + {replay_loss}"
+
+    @property
     def scenario(self) -> str:
         """``task`` or ``class`` (incremental)."""
         return str(self.settings["scenario"])
@@ -69,12 +86,12 @@ class RunRecord:
 
     @property
     def preset(self) -> str:
-        """``default``, ``paper`` or ``released``."""
+        """``default``, ``plus``, ``paper`` or ``released``."""
         return str(self.settings["preset"])
 
     @property
     def label(self) -> str:
-        """The method, with the settings that tell it from its variants.
+        """The recipe, with the settings that tell it from its variants.
 
         >>> settings = {"method": {"name": "soro"}}
         >>> RunRecord(Path("x"), settings, None).label
@@ -82,10 +99,11 @@ class RunRecord:
         >>> RunRecord(Path("x"), settings, None, {"method.sigma": 10.0, "overlap": 0.5}).label
         'soro (sigma=10, overlap=0.5)'
         """
-        if not self.variant:
-            return self.method
-        differences = (f"{name.removeprefix('method.')}={format_value(value)}" for name, value in self.variant.items())
-        return f"{self.method} ({', '.join(differences)})"
+        variant = {name: value for name, value in self.variant.items() if name != "method.replay_loss"}
+        if not variant:
+            return self.recipe
+        differences = (f"{name.removeprefix('method.')}={format_value(value)}" for name, value in variant.items())
+        return f"{self.recipe} ({', '.join(differences)})"
 
     def metrics(self) -> list[dict[str, Any]]:
         """Read the lines of ``metrics.jsonl``, without a last line that is only half written."""

@@ -43,12 +43,13 @@ def find_variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _benchmark(settings: Mapping[str, Any]) -> str:
-    return str(settings["benchmark"])
+def _benchmark(settings: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the benchmark, and whether the preset is ``plus``, which the name of a method says."""
+    return str(settings["benchmark"]), settings.get("preset") == "plus"
 
 
-def _benchmark_and_method(settings: Mapping[str, Any]) -> tuple[str, str]:
-    return str(settings["benchmark"]), str(settings["method.name"])
+def _benchmark_and_method(settings: Mapping[str, Any]) -> tuple[str, bool, str]:
+    return *_benchmark(settings), str(settings["method.name"])
 
 
 def _differing(members: Sequence[Mapping[str, Any]]) -> set[str]:

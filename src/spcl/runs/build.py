@@ -56,6 +56,7 @@ def make_learner(
         memory_batch=settings.memory_batch or settings.batch_size,
         clip_norm=settings.clip_norm,
         average=settings.average,
+        predict_by=settings.predict_by,
         updates=settings.updates,
         autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
         measure_stability=settings.stability,

@@ -11,6 +11,7 @@ from spcl.plugins import load_plugins
 from spcl.registry import named_options
 from spcl.runs.folder import FolderError, RunFolder
 from spcl.runs.loading import check_data, is_named_data, load_benchmark
+from spcl.runs.plus import plus_settings
 from spcl.runs.released import released_settings
 from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.trackers import TRACKERS, check_installed
@@ -71,12 +72,14 @@ def resume_settings(out: Path, data: ImageData | SourceData | None = None) -> Ru
 
 
 def _merged(preset: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge layers of settings; below the last, given by the user, are those of preset ``released`` if it is chosen."""
+    """Merge layers of settings; below the last, given by the user, are those of ``plus`` or ``released`` if chosen."""
     merged = merge_settings(*layers)
-    if preset != "released":
-        return merged
-    method = merged["method"].get("name")
-    return merge_settings(*layers[:-1], released_settings(merged["backbone"], method), layers[-1])
+    if preset == "plus":
+        return merge_settings(*layers[:-1], plus_settings(merged), layers[-1])
+    if preset == "released":
+        method = merged["method"].get("name")
+        return merge_settings(*layers[:-1], released_settings(merged["backbone"], method), layers[-1])
+    return merged
 
 
 def _check(settings: RunSettings) -> None:

@@ -12,6 +12,7 @@ from spcl.data.presets import PRESETS, Preset, PresetName
 from spcl.data.protocol import Paradigm
 from spcl.errors import SpclError
 from spcl.learner import Scenario
+from spcl.learner.predictors import PREDICTORS
 from spcl.losses import LOSSES
 from spcl.memory import MEMORIES
 from spcl.models import BACKBONES
@@ -41,6 +42,7 @@ NAMED: dict[str, Registry[Any]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "memory": MEMORIES,
+    "predict_by": PREDICTORS,
     "loss": LOSSES,
     "regression_loss": LOSSES,
     "multilabel_loss": LOSSES,
@@ -63,7 +65,8 @@ class _ProblemSettings(BaseModel):
     )
     preset: PresetName = Field(
         "default",
-        description="default; paper: batch-norm's momentum as published; released: all that the published code does",
+        description="default; plus: more samples of memory, updates, augmentation and averaged weights; paper: "
+        "batch-norm's momentum as published; released: all that the published code does",
     )
     scenario: Scenario = Field("task", description="task- or class-incremental")
     method: dict[str, Any] = Field(default={"name": "soro"}, description="its name, and its own settings")
@@ -99,6 +102,9 @@ class _TrainingSettings(BaseModel):
     updates: int = Field(1, ge=1, description="updates per step, on the same batches and on other samples of memory")
     average: float | None = Field(
         None, ge=0.0, lt=1.0, description="decay of an average of the weights over updates, which then predicts"
+    )
+    predict_by: Named = Field(
+        "head", description="what predicts classes: the trained heads, or heads made from memory: class-means, …"
     )
     frozen: tuple[str, ...] = Field((), description="patterns of names of backbone parameters that are not trained")
     unfreeze_after: int | None = Field(None, ge=0, description="train frozen parameters, too, after this many steps")

@@ -2,10 +2,10 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -56,11 +56,17 @@ def run_settings() -> dict[str, list[Setting]]:
 def method_settings(name: str) -> list[Setting]:
     """Return the settings of a method, named as on the command line.
 
-    >>> [setting.name for setting in method_settings("er")]
-    ['method.alpha', 'method.decoupled', 'method.layers', 'method.weigh_heads', 'method.head_init']
+    >>> [setting.name for setting in method_settings("er")][4:7]
+    ['method.head_init', 'method.replay_loss', 'method.logit_weight']
     """
-    fields = method_class(name).Settings.model_fields
-    return [_setting(f"method.{key}", field) for key, field in fields.items()]
+    method = method_class(name)
+    fields = method.Settings.model_fields
+    listed = [_setting(f"method.{key}", field) for key, field in fields.items()]
+    for replay_loss, kind in method.replay_losses.items():
+        options = {key: field for key, field in kind.Options.model_fields.items() if key not in fields}
+        for each in (_setting(f"method.{key}", field) for key, field in options.items()):
+            listed.append(replace(each, meaning=f"with replay_loss={replay_loss}: {each.meaning}"))
+    return listed
 
 
 def named_settings() -> dict[str, list[tuple[str, str, list[Setting]]]]:
@@ -105,6 +111,8 @@ def _setting(name: str, field: FieldInfo) -> Setting:
 def _values(annotation: Any) -> str:
     if annotation == Named:
         return "name, or name and options"
+    if get_origin(annotation) is Annotated:
+        return _values(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
     if get_origin(annotation) in (Union, UnionType):

@@ -38,8 +38,8 @@ def comparable_runs(runs: Sequence[CompleteRun], *ignored: str) -> dict[str, lis
     The ignored settings may differ.
     """
     groups = group_by(runs, lambda run: setup_key(run, *ignored)).values()
-    largest = max(groups, key=lambda group: (len({run.method for run in group}), len(group)), default=[])
-    methods = group_by(sorted(largest, key=lambda run: method_order(run.method)), lambda run: run.method)
+    largest = max(groups, key=lambda group: (len({run.recipe for run in group}), len(group)), default=[])
+    methods = group_by(sorted(largest, key=lambda run: method_order(run.recipe)), lambda run: run.recipe)
     return {method: _largest(group, lambda run: settings_key(run, *ignored)) for method, group in methods.items()}
 
 

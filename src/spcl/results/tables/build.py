@@ -44,7 +44,7 @@ def make_tables(
 
 def _known_name(against: str, records: Sequence[RunRecord]) -> str:
     """Return the label or method that ``against`` names in any case, since tables show display names."""
-    known = {name.lower(): name for record in records for name in (record.label, record.method)}
+    known = {name.lower(): name for record in records for name in (record.label, record.recipe)}
     if against.lower() not in known:
         found = ", ".join(repr(label) for label in sorted({record.label for record in records}))
         raise SpclError(f"there are no runs of {against!r} to compare with; there are {found}")
@@ -52,7 +52,7 @@ def _known_name(against: str, records: Sequence[RunRecord]) -> str:
 
 
 def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str | None, paper: bool) -> ResultTable:
-    methods = {record.label: record.method for record in records}
+    methods = {record.label: record.recipe for record in records}
     rows = tuple(
         Row(label, methods[label], family_of(methods[label]))
         for label in sorted(methods, key=lambda label: method_order(methods[label]))
@@ -176,7 +176,7 @@ def _reference(column: Column, against: str) -> str:
     """Return the label that ``against`` names: itself, or the only variant of a method."""
     if against in column:
         return against
-    variants = [label for label, records in column.items() if records[0].method == against]
+    variants = [label for label, records in column.items() if records[0].recipe == against]
     if len(variants) > 1:
         raise SpclError(f"{against!r} has variants; compare with one of {', '.join(map(repr, variants))}")
     return variants[0] if variants else against

@@ -36,7 +36,7 @@ def comparable_paper_result(run: RunRecord) -> PaperResult | None:
     """Return the paper's result of the run's method; None where it has none, or the run solves another problem."""
     if _other_problem(run):
         return None
-    return paper_result(run.scenario, _benchmark(run), run.method)
+    return paper_result(run.scenario, _benchmark(run), run.recipe)
 
 
 def paper_note(runs: Sequence[RunRecord]) -> str:
@@ -61,7 +61,7 @@ def paper_note(runs: Sequence[RunRecord]) -> str:
         if differences := _differences(same):
             sentences.append(f"Unlike in the paper, {name} was run with {_joined(differences, 'and')}.")
     elif same:
-        methods = list(dict.fromkeys(display_name(run.method) for run in same))
+        methods = list(dict.fromkeys(display_name(run.recipe) for run in same))
         sentences.append(f"The paper has no values for {_joined(methods, 'and')} on {name}.")
     return " ".join(sentences)
 

@@ -29,7 +29,7 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     by_panel = group_by(usable, lambda run: (run.benchmark, run.scenario))
     shown = {key: comparable_runs(group, "seed", "config") for key, group in by_panel.items()}
     figure, panels = panel_grid(len(shown), most_columns=2, row_height=2.7, extra_height=0.7)
-    styles = line_styles(run.method for run in usable)
+    styles = line_styles(run.recipe for run in usable)
     for number, (axes, ((benchmark, scenario), methods)) in enumerate(zip(panels, shown.items(), strict=True)):
         for method, group in methods.items():
             means = mean_accuracy_at_ends(group)

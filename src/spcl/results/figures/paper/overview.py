@@ -42,7 +42,8 @@ class Point:
 
 def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw a row for each method and a column for each benchmark and scenario: our accuracy beside the paper's."""
-    points, remarks = _points([run for run in records if run.settings["benchmark"] in BENCHMARKS])
+    usable = [run for run in records if run.settings["benchmark"] in BENCHMARKS and run.preset in PRESETS]
+    points, remarks = _points(usable)
     columns = group_by(points, lambda point: (point.scenario, point.benchmark))
     order = [(scenario, name) for scenario in SCENARIOS for name in BENCHMARKS if (scenario, name) in columns]
     if not order:

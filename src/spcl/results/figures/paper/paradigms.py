@@ -68,7 +68,7 @@ def _timeline(paradigm: str, runs: Sequence[CompleteRun]) -> Timeline:
 
 
 def _draw_accuracies(axes: Axes, runs: Sequence[CompleteRun]) -> None:
-    methods = group_by(sorted(runs, key=lambda run: method_order(run.method)), lambda run: run.method)
+    methods = group_by(sorted(runs, key=lambda run: method_order(run.recipe)), lambda run: run.recipe)
     styles = line_styles(methods)
     for offset, (method, group) in zip(np.linspace(-0.25, 0.25, len(methods) + 2)[1:-1], methods.items(), strict=True):
         by_paradigm = group_by(group, lambda run: run.paradigm)

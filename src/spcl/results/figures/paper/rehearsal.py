@@ -26,7 +26,7 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     by_method: dict[str, SweepLine] = {}
     for line in lines:
         if _setup(line.first) == _setup(first):
-            by_method.setdefault(line.first.method, line)
+            by_method.setdefault(line.first.recipe, line)
     figure = Figure(figsize=(0.6 * WIDTH, 2.8), layout="constrained")
     axes = figure.subplots()
     styles = line_styles(by_method)

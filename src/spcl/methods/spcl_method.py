@@ -1,0 +1,60 @@
+"""SPCL, the scale-free method."""
+
+from pydantic import Field
+
+from spcl.aggregation import NormScale, solve_scale_free
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.preference import PreferenceSettings, preference
+
+__all__ = ["SPCL"]
+
+
+class SPCLSettings(PreferenceSettings):
+    """Settings of :class:`SPCL`; the defaults are provisional."""
+
+    kappa: float = Field(2.0, ge=1.0, description="κ_max, largest condition number of the adjusted unit gradients")
+    scale: NormScale = Field(
+        "median",
+        description="s, length of the adjusted gradients: 1, the least, the median or the geometric mean of the "
+        "gradients' norms, or such that the update is as long as that of the gradients themselves",
+    )
+
+
+class SPCL(Method):
+    r"""Scale-free orthogonal gradients: unit gradients of bounded condition number, times a typical norm, added up.
+
+    .. math:: u = s\, \hat E W, \qquad \hat E = \arg\min_{\kappa(\hat E) \le \kappa_{max}} \|E - \hat E\|_F^2,
+        \qquad E = \left(\frac{g_1}{\|g_1\|}, …, \frac{g_T}{\|g_T\|}\right)
+
+    What SORO does for the gradients, this does for their directions, so that κ_max means the same for gradients of any
+    size, and multiplying the loss of a task by a positive number leaves the direction of the update as it is. The
+    minimum is exact: the singular values of E are clipped to an interval. κ_max = 1 makes the directions orthogonal, a
+    large κ_max only normalises them. The scale s gives the update its length, with which it shrinks as the gradients
+    do; the median is one that no single task decides. The preference W is all ones, or by ``memory_share`` such that
+    memory has a given part of it.
+
+    Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
+
+    After Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 7
+    (:func:`spcl.aggregation.solve_scale_free`).
+
+    >>> SPCL(kappa=4.0, memory_share=0.5)
+    SPCL(memory_share=0.5, kappa=4.0)
+    """
+
+    name = "spcl"
+    family = "PCL"
+    summary = "unit gradients of bounded condition number, times a typical norm, added up"
+    reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
+    Settings = SPCLSettings
+    settings: SPCLSettings
+
+    def weigh(self, gradients: Gradients) -> Weights:
+        """Return the weights and the Gramian of the adjusted gradients."""
+        solution = solve_scale_free(
+            gradients.known_gramian(),
+            max_condition=self.settings.kappa,
+            scale=self.settings.scale,
+            preference=preference(gradients, self.settings.memory_share),
+        )
+        return Weights(solution.weights, solution.adjusted)
