@@ -320,9 +320,8 @@ class Learner(TrainedModel):
         Args:
             checkpoint: the file, its content as of :func:`spcl.checkpoint.read_checkpoint`, or a :meth:`model_state`.
             backbone: a module of the same architecture, which gets the saved weights.
-            method: needed only if it is not of ``spcl.methods``.
+            method, memory: needed only if it is not one of this package.
             optimizer: needed only if it is not of ``torch.optim``.
-            memory: needed only if it is not of ``spcl.memory``.
             schedule, augment: needed if the learner had them, because functions are not saved.
             distributed: the ranks that train on, as many as one likes.
             heads: head and loss of every task that was added with its own, by name.
