@@ -89,7 +89,9 @@ class Guard:
         return None
 
     def _is_open(self, path: str) -> bool:
-        return any(path == each or (each.endswith("/") and path.startswith(each) and each != "/") for each in self._open_paths)
+        return any(
+            path == each or (each.endswith("/") and path.startswith(each) and each != "/") for each in self._open_paths
+        )
 
     def _is_authorised(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")

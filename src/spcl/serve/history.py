@@ -133,7 +133,9 @@ class History:
     def totals(self) -> Totals:
         """Return a copy of the totals."""
         with self._lock:
-            values = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self._totals).items()}
+            values = {
+                name: dict(value) if isinstance(value, dict) else value for name, value in vars(self._totals).items()
+            }
             return replace(self._totals, **values)
 
     def since(self, cursor: Cursor) -> Changes:

@@ -4,12 +4,11 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from spcl.batches import Inputs
+from spcl.batches import Inputs, describe
 from spcl.engine.model import SharedModel
-from spcl.errors import TaskError
+from spcl.errors import DataError, TaskError
 from spcl.learner import Learner
 from spcl.learner.modules import uncompiled
 from spcl.learner.prediction import Predictor as ModelPredictor
@@ -76,14 +75,15 @@ class Predictor:
         """The tasks that can be predicted: those of which a batch has been learned."""
         return list(self._model.tasks)
 
-    def signatures(self, task: str | None = None) -> list[str]:
-        """Return shape and type of the samples of a task, or those that its classifiers have, as text."""
-        tasks = [self._find(task)] if task is not None else self._model.model.classifiers
-        return list(dict.fromkeys(each.signature[0] for each in tasks if each.signature is not None))
-
     def predict(self, x: Inputs, task: str | None = None) -> Prediction:
         """Return probabilities of a task's classes, or the output of its own head; without ``task`` of all classes."""
-        if task is not None and self._find(task).classes is None:
+        tasks = self._model.model.classifiers if task is None else [self._find(task)]
+        known = {each.signature[0] for each in tasks if each.signature is not None}
+        if known and describe(x, 1) not in known:
+            raise DataError(
+                f"the inputs are samples of {describe(x, 1)}, but expected are {' or '.join(sorted(known))}"
+            )
+        if task is not None and tasks[0].classes is None:
             return Prediction(self.step, self._model.predict(x, task).cpu(), None)
         names = [pair for pair in self._model.class_names if task is None or pair[0] == task]
         return Prediction(self.step, self._model.predict_proba(x, task).cpu(), names)

@@ -47,14 +47,14 @@ function series(field, factor = 1) {
 }
 
 function kappas() {
-  return [["before", 0], ["after", 1]].map(([name, index]) => ({
-    name, stroke: colour(index), dash: "", faded: false,
+  return [["before", "var(--soft)"], ["after", "var(--link)"]].map(([name, stroke]) => ({
+    name, stroke, dash: "", faded: false,
     points: state.buckets.filter((bucket) => name in bucket.kappas).map((bucket) => [bucket.start, bucket.kappas[name]]),
   }));
 }
 
 function drawCharts() {
-  const to = Math.max(state.time, state.buckets.at(-1)?.start ?? 0);
+  const to = Math.max(state.time, (state.buckets.at(-1)?.start ?? 0) + state.interval);
   const from = Math.min(state.buckets[0]?.start ?? to, to - LEAST_SPAN);
   const axis = { from, to, interval: state.interval };
   const lanes = state.status.tasks.map(({ name }) => ({ name, index: state.order.get(name), faded: isFaded(name) }));
