@@ -131,7 +131,7 @@ class Api:
         return _as_response(predictor.predict(x, task))
 
     def _predictor(self, task: str | None) -> Predictor:
-        """Return the latest predictor, or answer 503 before there is one for the task, and 404 if there will be none."""
+        """Return the latest predictor; answer 503 before there is one for the task, 404 if there will be none."""
         predictor = self._service.predictor
         known = [each.name for each in self._service.status().tasks]
         if task is not None and task not in known:
@@ -162,7 +162,7 @@ class Api:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     async def events(self) -> StreamingResponse:
-        """Stream events (``task``, ``checkpoint``, ``dead-letter``) and every second an ``update`` with steps and status.
+        """Stream ``task``, ``checkpoint`` and ``dead-letter`` events, and every second an ``update``: steps and status.
 
         The first update holds the history since the process started.
         """

@@ -53,10 +53,13 @@ class Server:
             on_ready: receives the address of the page once requests are accepted.
         """
         app = make_app(self._api, token=self._token, max_bytes=self._http.max_bytes)
-        with _stopped_by_signals(self.stop), _listening(self._http.host, self._http.port) as listener:
-            with _answering(app, listener, self._api.close):
-                on_ready(_address(listener))
-                self.service.run()
+        with (
+            _stopped_by_signals(self.stop),
+            _listening(self._http.host, self._http.port) as listener,
+            _answering(app, listener, self._api.close),
+        ):
+            on_ready(_address(listener))
+            self.service.run()
 
     def stop(self) -> None:
         """Let :meth:`run` save and return; may be called from any thread, and repeatedly."""
