@@ -15,6 +15,7 @@ MOST_LINES = 350
 MOST_FUNCTION_LINES = 40
 SLOW_OR_OPTIONAL = {
     "ray",
+    "redis",
     "timm",
     "transformers",
     "optuna",

@@ -151,8 +151,8 @@ class ServeSettings(_Section):
     @classmethod
     def of(cls, values: dict[str, Any], owner: str = "settings") -> Self:
         """Return checked settings, or raise one error that lists what is wrong in them."""
-        sections = {"inputs": InputSettings, "tasks": TaskSettings, "http": HttpSettings}
-        parts = {
+        sections: dict[str, type[_Section]] = {"inputs": InputSettings, "tasks": TaskSettings, "http": HttpSettings}
+        parts: dict[str, Any] = {
             name: validated(section, values[name], f"{owner}, {name}")
             for name, section in sections.items()
             if isinstance(values.get(name), dict)

@@ -1,0 +1,37 @@
+"""Sources of live batches: iterables, and hubs in which tasks have streams that survive crashes.
+
+A :class:`Publisher` puts batches into a hub, a :class:`FolderHub` or :class:`RedisHub`; a :class:`HubSource` reads
+those of one task for a :class:`spcl.streams.LiveStream`.
+"""
+
+from spcl.sources.base import HubError, Message, Rejected, Source
+from spcl.sources.folder import FolderHub
+from spcl.sources.hub import HUBS, Hub, HubSource, check_task_name
+from spcl.sources.iterable import IterableSource, as_source
+from spcl.sources.publisher import Publisher
+from spcl.sources.redis_streams import RedisHub
+from spcl.sources.schema import Kind, Schema
+from spcl.sources.wire import Letter, decode, encode_batch, encode_end, encode_start
+
+__all__ = [
+    "HUBS",
+    "FolderHub",
+    "Hub",
+    "HubError",
+    "HubSource",
+    "IterableSource",
+    "Kind",
+    "Letter",
+    "Message",
+    "Publisher",
+    "RedisHub",
+    "Rejected",
+    "Schema",
+    "Source",
+    "as_source",
+    "check_task_name",
+    "decode",
+    "encode_batch",
+    "encode_end",
+    "encode_start",
+]

@@ -1,0 +1,47 @@
+"""What a source is: messages with positions, read again after a crash from the position in the checkpoint."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from spcl.batches import Batch
+
+__all__ = ["HubError", "Message", "Rejected", "Source"]
+
+
+class HubError(ConnectionError):
+    """A hub that cannot be reached now, but may be later."""
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A batch and its position in the stream of its task."""
+
+    position: str
+    batch: Batch
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A message that is no batch of its task, its position, its bytes and the reason."""
+
+    position: str
+    data: bytes
+    reason: str
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Batches of one task that can be read again from any position that was not committed."""
+
+    def read(self, after: str | None) -> Iterator[Message | Rejected]:
+        """Return the messages after a position, or all; wait for the next, and end when the task has ended."""
+        ...
+
+    def commit(self, upto: str) -> None:
+        """Allow the messages up to a position to be deleted: they will not be read again."""
+        ...
+
+    def close(self) -> None:
+        """Let :meth:`read` end as soon as it can; called from another thread."""
+        ...

@@ -1,0 +1,138 @@
+"""A hub in a folder: every message is a file that appears at once, in the folder of its task."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+from filelock import FileLock
+
+from spcl.errors import TaskError
+from spcl.files import atomic_write, write_text
+from spcl.sources.hub import HUBS
+
+__all__ = ["FolderHub"]
+
+SUFFIX = ".safetensors"
+DIGITS = 20
+ENDED = ".ended"
+LOCK = ".lock"
+SHORTEST_PAUSE = 0.002
+LONGEST_PAUSE = 0.1
+
+
+@HUBS.register("folder")
+class FolderHub:
+    """A hub without a broker: ``tasks/<task>/<position>.safetensors``, read in the order of the names.
+
+    Publishers of this class number the files. Files of any other origin must appear at once (written under a name that
+    begins with a dot, then renamed) and have names that sort after those that were there before.
+
+    Dead letters are in ``dead-letters/<task>``, each beside a ``.txt`` with the reason.
+
+    Args:
+        path: the folder; made if it does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._tasks = Path(path) / "tasks"
+        self._dead = Path(path) / "dead-letters"
+        self._tasks.mkdir(parents=True, exist_ok=True)
+        self._listed: dict[str, list[str]] = {}  # names that are known to be complete up to the last
+
+    def tasks(self) -> list[str]:
+        """Return the folders of tasks that have not ended, sorted."""
+        with os.scandir(self._tasks) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        return sorted(name for name in names if not (self._tasks / name / ENDED).exists())
+
+    def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
+        """Return the content of the next files in the order of their names."""
+        deadline, pause = time.monotonic() + wait, SHORTEST_PAUSE
+        while not (names := self._names_after(task, after)):
+            if time.monotonic() >= deadline:
+                return []
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        found = []
+        for name in names[:count]:
+            try:
+                found.append((name, (self._tasks / task / f"{name}{SUFFIX}").read_bytes()))
+            except FileNotFoundError:  # trimmed meanwhile
+                self._listed.pop(task, None)
+        return found
+
+    def append(self, task: str, data: bytes, keep: int | None = None) -> str:
+        """Write a file under the next number; of several publishers, every one gets a number of its own."""
+        folder = self._tasks / task
+        folder.mkdir(exist_ok=True)
+        with FileLock(folder / LOCK):
+            if (folder / ENDED).exists():
+                raise TaskError(f"task {task!r} has ended; publish under another name")
+            names = self._names(task)
+            name = _successor(names[-1] if names else None)
+            with atomic_write(folder / f"{name}{SUFFIX}") as file:
+                file.write(data)
+        self._delete(task, names[: max(0, len(names) + 1 - keep)] if keep is not None else [])
+        return name
+
+    def backlog(self, task: str, after: str | None) -> int:
+        """Return the number of files whose names sort after a position."""
+        return sum(after is None or name > after for name in self._names(task))
+
+    def trim(self, task: str, upto: str) -> None:
+        """Delete files before a position; its own file stays, from which publishers continue the numbers."""
+        self._delete(task, [name for name in self._names(task) if name < upto])
+
+    def end(self, task: str) -> None:
+        """Delete the files of a task and refuse others."""
+        folder = self._tasks / task
+        folder.mkdir(exist_ok=True)
+        with FileLock(folder / LOCK):
+            write_text(folder / ENDED, "")
+        self._delete(task, self._names(task))
+
+    def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
+        """Write the message under its name, and the reason beside it."""
+        folder = self._dead / task
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_write(folder / f"{position}{SUFFIX}") as file:
+            file.write(data)
+        write_text(folder / f"{position}.txt", f"{reason}\n")
+
+    def _names_after(self, task: str, after: str | None) -> list[str]:
+        """Return names after a position, complete up to the last of them.
+
+        A listing may miss a file that appears while it is made, and have one that appeared later. The second listing
+        has all that appeared before the last of the first.
+        """
+        known = [name for name in self._listed.get(task, ()) if after is None or name > after]
+        if not known:
+            first = [name for name in self._names(task) if after is None or name > after]
+            known = [name for name in self._names(task) if name <= first[-1]] if first else []
+            known = [name for name in known if after is None or name > after]
+        self._listed[task] = known
+        return known
+
+    def _names(self, task: str) -> list[str]:
+        try:
+            with os.scandir(self._tasks / task) as entries:
+                names = [entry.name for entry in entries]
+        except FileNotFoundError:
+            return []
+        return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX) and name[0] != ".")
+
+    def _delete(self, task: str, names: list[str]) -> None:
+        for name in names:
+            (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
+
+
+def _successor(last: str | None) -> str:
+    """Return a name that sorts after the last: the next number, if need be after a foreign name.
+
+    >>> _successor("00000000000000000007"), _successor("photo")
+    ('00000000000000000008', 'photo-00000000000000000001')
+    """
+    numbered = re.fullmatch(r"(.*?)(\d{20})", last or "0" * DIGITS)
+    stem, number = numbered.groups() if numbered else (f"{last}-", "0")
+    return f"{stem}{int(number) + 1:0{DIGITS}}"
