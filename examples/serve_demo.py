@@ -3,12 +3,11 @@
 Sensors publish to a folder, or with --redis to a redis-server that is started for it. The page shows what the learner
 makes of them. Ctrl-C ends everything.
 
-    python examples/serve_demo.py [--redis] [--port 8800] [--seconds 60]
+    python examples/serve_demo.py [--redis] [--port 8800]
 """
 
 import argparse
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
+from spcl.serve import ServeSettings
+from spcl.serve.server import Server
 from spcl.sources import FolderHub, Hub, Publisher, RedisHub
 from torch import Tensor
 
@@ -108,23 +108,6 @@ def settings(folder: Path, source: dict[str, object], port: int) -> dict[str, ob
     }
 
 
-@contextmanager
-def service(config: Path) -> Iterator[str]:
-    """``spcl serve`` as a process of its own; yields its address."""
-    command = [sys.executable, "-m", "spcl", "serve", str(config)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        if "http" not in line:
-            sys.exit(process.wait() or 1)
-        yield line.split()[-1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        print(process.stdout.read().strip())
-        process.wait()
-
-
 def hub_of(source: dict[str, object]) -> Hub:
     return RedisHub(str(source["url"])) if source["name"] == "redis" else FolderHub(str(source["path"]))
 
@@ -140,38 +123,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--redis", action="store_true", help="publish to a redis-server instead of a folder")
     parser.add_argument("--port", type=int, default=8800, help="of the page; 0 for any free one")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="end by itself after so long")
     arguments = parser.parse_args()
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spcl-demo-", ignore_cleanup_errors=True)))
         source: dict[str, object] = {"name": "folder", "path": str(folder / "hub")}
         if arguments.redis:
             source = {"name": "redis", "url": stack.enter_context(redis_server(folder))}
-        config = folder / "serve.yaml"
-        config.write_text(yaml.safe_dump(settings(folder, source, arguments.port)))
-        print("starting the service …", flush=True)
-        address = stack.enter_context(service(config))
-        print(f"the page is at {address}; Ctrl-C ends the demo", flush=True)
-        if has_screen():
-            webbrowser.open(address)
-        publish(source, stop, arguments.seconds)
+
+        def ready(address: str) -> None:
+            print(f"the page is at {address}; Ctrl-C ends the demo", flush=True)
+            start_sensors(source, stop)
+            if has_screen():
+                webbrowser.open(address)
+
+        Server(ServeSettings.of(settings(folder, source, arguments.port))).run(ready)
+        stop.set()
+    print("saved and stopped")
 
 
-def publish(source: dict[str, object], stop: threading.Event, seconds: float) -> None:
+def start_sensors(source: dict[str, object], stop: threading.Event) -> None:
     begin = time.monotonic()
-    sensors = [
-        threading.Thread(target=live, args=(sensor, Publisher(hub_of(source), capacity=200), begin, stop), daemon=True)
-        for sensor in SENSORS
-    ]
-    for sensor in sensors:
-        sensor.start()
-    stop.wait(min(seconds, threading.TIMEOUT_MAX))
-    stop.set()
-    for sensor in sensors:
-        sensor.join(2.0)  # one may wait for space in the hub
+    for sensor in SENSORS:
+        publisher = Publisher(hub_of(source), capacity=200)
+        threading.Thread(target=live, args=(sensor, publisher, begin, stop), daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ from spcl.serve.history import Cursor, History
 from spcl.serve.metrics import CONTENT_TYPE, Metrics
 from spcl.serve.predictor import Prediction, Predictor
 from spcl.serve.samples import samples_from_lists
-from spcl.serve.service import Service, Status
+from spcl.serve.service import Service
+from spcl.serve.status import Status
+from spcl.sources import Kind
+from spcl.sources.wire import decode_inputs
 
 __all__ = ["Api", "Health", "NewTask", "Predicted", "Predictions"]
 
@@ -30,16 +33,16 @@ PREDICTIONS_AT_ONCE = 4
 """Predictions that are computed at the same time; more would only take the processor from each other."""
 
 BINARY = ("application/vnd.safetensors", "application/octet-stream")
-PREDICT_BODY = {
-    "application/json": {"schema": {"$ref": "#/components/schemas/Samples"}},
-    BINARY[0]: {"schema": {"type": "string", "format": "binary"}},
-}
-
-
 class Samples(BaseModel, extra="forbid"):
     """Samples to predict, as nested lists with one entry per sample, or an object of them for inputs with parts."""
 
     inputs: list[Any] | dict[str, list[Any]]
+
+
+PREDICT_BODY = {
+    "application/json": {"schema": Samples.model_json_schema()},
+    BINARY[0]: {"schema": {"type": "string", "format": "binary"}},
+}
 
 
 class Predicted(BaseModel):
@@ -63,7 +66,8 @@ class NewTask(BaseModel, extra="forbid"):
     """A task to start."""
 
     name: str = Field(min_length=1, max_length=200)
-    classes: int | list[str] | None = Field(None, description="The number of classes, or their names.")
+    kind: Kind = "classification"
+    classes: int | list[str] | None = Field(None, description="The number of classes or outputs, or their names.")
 
 
 class Health(BaseModel):
@@ -132,10 +136,9 @@ class Api:
 
     def _predictor(self, task: str | None) -> Predictor:
         """Return the latest predictor; answer 503 before there is one for the task, 404 if there will be none."""
-        predictor = self._service.predictor
-        known = [each.name for each in self._service.status().tasks]
+        predictor, known = self._service.predictor, self._states()
         if task is not None and task not in known:
-            raise HTTPException(404, f"there is no task {task!r}; the tasks are {known}")
+            raise HTTPException(404, f"there is no task {task!r}; the tasks are {list(known)}")
         if not isinstance(predictor, Predictor) or (task is not None and task not in predictor.tasks):
             raise HTTPException(503, "there is no checkpoint with this task yet; ask again later", {"Retry-After": "5"})
         return predictor
@@ -146,16 +149,31 @@ class Api:
 
     def start_task(self, task: NewTask) -> NewTask:
         """Start a task between two steps; the same happens when its source announces it."""
-        self._service.start_task(task.name, classes=task.classes)
+        if self._states().get(task.name, "waiting") != "waiting":
+            raise HTTPException(409, f"there is a task {task.name!r} already; choose another name")
+        self._service.start_task(task.name, kind=task.kind, classes=task.classes)
         return task
 
     def finish_task(self, name: str) -> None:
         """End a task between two steps: from then on it is replayed from memory."""
+        states = self._states()
+        if name not in states:
+            raise HTTPException(404, f"there is no task {name!r}; the tasks are {list(states)}")
+        if states[name] == "finished":
+            raise HTTPException(409, f"task {name!r} is finished already")
         self._service.finish_task(name)
+
+    def _states(self) -> dict[str, str]:
+        """Return the state of every task, or answer 503 while the service loads, or stands by."""
+        status = self._service.status()
+        if status.uptime == 0.0:
+            raise HTTPException(503, "the service does not run yet; ask again later", {"Retry-After": "5"})
+        return {task.name: task.state for task in status.tasks}
 
     def health(self) -> Health:
         """Return that the service is alive; it can predict once there is a checkpoint."""
-        return Health(status="ok", ready=self._service.predictor is not None)
+        predictor = self._service.predictor
+        return Health(status="ok", ready=isinstance(predictor, Predictor) and bool(predictor.tasks))
 
     def metrics(self) -> Response:
         """Return metrics in Prometheus' text format."""
@@ -202,9 +220,11 @@ def _as_response(prediction: Prediction) -> Predictions:
     best = None
     if prediction.classes is not None:
         probabilities, indices = prediction.outputs.max(dim=1)
-        pairs = zip(indices.tolist(), probabilities.tolist(), strict=True)
-        named = [(*prediction.classes[index], probability) for index, probability in pairs]
-        best = [Predicted(task=task, label=label, probability=value) for task, label, value in named]
+        named = [dict(zip(("task", "class"), prediction.classes[index], strict=True)) for index in indices.tolist()]
+        best = [
+            Predicted.model_validate(names | {"probability": probability})
+            for names, probability in zip(named, probabilities.tolist(), strict=True)
+        ]
     return Predictions(
         step=prediction.step, predictions=best, classes=prediction.classes, outputs=prediction.outputs.tolist()
     )

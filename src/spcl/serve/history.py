@@ -1,10 +1,11 @@
 """Bounded history of a service: totals, a time series that gets coarser as it grows, and the latest events."""
 
+import copy
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spcl.serve.buckets import Bucket
@@ -133,10 +134,7 @@ class History:
     def totals(self) -> Totals:
         """Return a copy of the totals."""
         with self._lock:
-            values = {
-                name: dict(value) if isinstance(value, dict) else value for name, value in vars(self._totals).items()
-            }
-            return replace(self._totals, **values)
+            return copy.deepcopy(self._totals)
 
     def since(self, cursor: Cursor) -> Changes:
         """Return what is new since a cursor; since ``Cursor()`` everything."""

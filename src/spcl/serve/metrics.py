@@ -7,12 +7,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from spcl.serve.history import Totals
-from spcl.serve.service import Status, TaskStatus
+from spcl.serve.status import Status, TaskStatus
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STATES = ("running", "silent", "finished")
+STATES = ("waiting", "running", "silent", "finished")
 
 
 class Metrics(Collector):

@@ -1,8 +1,10 @@
 """A service with its HTTP interface in one process: the learner in the calling thread, requests in another."""
 
+import errno
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,6 +27,7 @@ CONNECTIONS = 256
 """Connections at a time, more get 503: a service that is flooded keeps training."""
 
 CLOSING_SECONDS = 3
+RETRY_SECONDS = 0.2
 
 
 class Server:
@@ -37,6 +40,8 @@ class Server:
 
     def __init__(self, settings: ServeSettings, *, standby: bool = False) -> None:
         self._http = settings.http
+        self._standby = standby
+        self._is_stopped = False
         self._token = settings.http.token()
         check_address(self._http.host, self._token)
         history = History()
@@ -53,17 +58,30 @@ class Server:
             on_ready: receives the address of the page once requests are accepted.
         """
         app = make_app(self._api, token=self._token, max_bytes=self._http.max_bytes)
-        with (
-            _stopped_by_signals(self.stop),
-            _listening(self._http.host, self._http.port) as listener,
-            _answering(app, listener, self._api.close),
-        ):
-            on_ready(_address(listener))
-            self.service.run()
+        with _stopped_by_signals(self.stop):
+            listener = self._listen()
+            if listener is not None:
+                with listener, _answering(app, listener, self._api.close):
+                    on_ready(_address(listener))
+                    self.service.run()
 
     def stop(self) -> None:
         """Let :meth:`run` save and return; may be called from any thread, and repeatedly."""
+        self._is_stopped = True
         self.service.stop()
+
+    def _listen(self) -> socket.socket | None:
+        """Open the port before anything is trained; a standby waits for the port of the service that it follows."""
+        host, port = self._http.host, self._http.port
+        while not self._is_stopped:
+            try:
+                return socket.create_server((host, port), family=_family(host), backlog=CONNECTIONS)
+            except OSError as error:
+                if not self._standby or error.errno != errno.EADDRINUSE:
+                    reason = error.strerror or str(error)
+                    raise SpclError(f"the service cannot listen on {host}, port {port}: {reason}") from None
+            time.sleep(RETRY_SECONDS)
+        return None
 
 
 @contextmanager
@@ -78,20 +96,6 @@ def _stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """Open the port before anything is trained."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=CONNECTIONS)
-    except OSError as error:
-        raise SpclError(
-            f"the service cannot listen on {host}, port {port}: {error.strerror}; choose another port"
-        ) from None
-    with listener:
-        yield listener
 
 
 @contextmanager
@@ -114,6 +118,10 @@ def _answering(app: FastAPI, listener: socket.socket, close: Callable[[], object
         close()
         server.should_exit = True
         thread.join(2 * CLOSING_SECONDS)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _address(listener: socket.socket) -> str:

@@ -20,10 +20,10 @@ function update({ reset, interval, buckets, status, time }) {
   draw();
 }
 
-function note(kind, event) {
-  state.events.unshift({ kind, ...event });
+function note(name, event) {
+  state.events.unshift([name, event]);
   state.events.length = Math.min(state.events.length, MOST_EVENTS);
-  if (kind === "task") state.marks.push(event);
+  if (name === "task") state.marks.push(event);
 }
 
 function receive(name, data) {
@@ -118,21 +118,21 @@ function drawTasks() {
     const cell = (value, kind = "number") => make("td", { class: kind }, value);
     return make("tr", {},
       make("th", { scope: "row" }, sample(task.name), " ", task.name),
-      cell(task.state, ""), cell(task.classes === null ? task.kind : `${task.classes} classes`, ""), cell(number(task.samples)),
+      cell(task.state, ""), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
       cell(number(newest("losses", task.name))), cell(percent(newest("accuracies", task.name))),
       cell(duration(task.lag_seconds)), cell(number(task.backlog)), cell(number(task.dead_letters)));
   }));
 }
 
-function described({ kind, ...event }) {
-  if (kind === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, event.kind === "failed"];
-  if (kind === "dead-letter") return [`${event.task}: batch ${event.position} refused: ${event.reason}`, true];
+function described(name, event) {
+  if (name === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, event.kind === "failed"];
+  if (name === "dead-letter") return [`${event.task}: batch ${event.position} refused: ${event.reason}`, true];
   return [`checkpoint after step ${number(event.step)}: ${bytes(event.bytes)} in ${duration(event.seconds)}`, false];
 }
 
 function drawEvents() {
-  byId("event-list").replaceChildren(...state.events.map((event) => {
-    const [text, isBad] = described(event);
+  byId("event-list").replaceChildren(...state.events.map(([name, event]) => {
+    const [text, isBad] = described(name, event);
     return make("li", {}, make("time", {}, clock(event.time)), make("span", { class: isBad ? "text bad" : "text" }, text));
   }));
 }
