@@ -34,6 +34,7 @@ from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
 from spcl.registry import add_plugin
 from spcl.schedules import SCHEDULES
+from spcl.sources import HUBS
 from spcl.trackers import TRACKERS
 from spcl.transforms import TRANSFORMS
 
@@ -42,6 +43,7 @@ __all__ = [
     "PluginError",
     "backbone",
     "data_set",
+    "hub",
     "load_plugins",
     "loss",
     "memory",
@@ -53,6 +55,7 @@ __all__ = [
 
 backbone = BACKBONES.register
 data_set = DATA.register
+hub = HUBS.register
 loss = LOSSES.register
 memory = MEMORIES.register
 optimizer = OPTIMIZERS.register

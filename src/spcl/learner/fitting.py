@@ -119,3 +119,5 @@ class Fitting:
         if self.checkpoint is not None:
             has_state = hasattr(stream, "state_dict")
             self.learner.save(self.checkpoint, **self.sources, **({"stream": stream} if has_state else {}))
+            if hasattr(stream, "commit"):
+                stream.commit()

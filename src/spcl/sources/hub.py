@@ -172,7 +172,7 @@ class HubSource:
         while self._reading is this:
             try:
                 found = self._hub.read(self._task, after, READ_AHEAD, WAIT_SECONDS)
-            except OSError as error:
+            except Exception as error:  # of any broker; a source that stopped reading would lose batches
                 if not failed:
                     self._on_outage(self._task, error)
                 failed = True

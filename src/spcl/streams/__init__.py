@@ -5,9 +5,10 @@ data set whose tasks overlap in time; `LiveStream` those of sources that run con
 """
 
 from spcl.streams.labels import LabelSet, check_label_set, draw_label_set, split_by_task, task_durations
-from spcl.streams.live import Failure, LiveStream
+from spcl.streams.live import LiveStream
 from spcl.streams.moment import Moment
 from spcl.streams.parallel import ParallelStream, StreamTask, check_timeline
+from spcl.streams.reader import Failure
 from spcl.streams.timeline import Timeline
 
 __all__ = [

@@ -5,51 +5,31 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from torch import Tensor
-
-from spcl.batches import Batch, as_batch, describe, number_of_samples
-from spcl.errors import DataError, SpclError, TaskError
+from spcl.batches import Batch
+from spcl.errors import SpclError, TaskError
+from spcl.sources import Message, Rejected, Source, as_source
+from spcl.streams.arguments import check_arguments
 from spcl.streams.moment import Moment
+from spcl.streams.reader import Failure, Queues, Reader
 
 __all__ = ["Failure", "LiveStream"]
-
-_END = object()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The last exception of a source, its time (`time.time()`), and the number of exceptions so far."""
-
-    exception: BaseException
-    time: float
-    count: int
-
-
-@dataclass(eq=False)
-class _Source:
-    name: str
-    started: bool  # a moment has listed it in `started`
-    queue: deque[Batch] = field(default_factory=deque)
-    awaited_since: float | None = None  # when its thread began to wait for the next batch; None while it does not
-    reading: bool = True  # its thread may still append; False once exhausted or failed
-    failed: bool = False
-    stopped: bool = False  # its thread must exit
-
-    @property
-    def exhausted(self) -> bool:
-        return not (self.reading or self.failed or self.queue)
 
 
 def _log_failure(name: str, failure: Failure) -> None:
     logging.getLogger(__name__).warning("source %r failed (%d×): %r", name, failure.count, failure.exception)
 
 
+def _log_rejected(name: str, rejected: Rejected) -> None:
+    logging.getLogger(__name__).warning("source %r: %s rejected: %s", name, rejected.position, rejected.reason)
+
+
 class LiveStream:
-    """Moments of named sources that run concurrently: generators, DataLoaders, any iterable of `(x, y)` batches.
+    """Moments of named sources that run concurrently: generators, DataLoaders, any iterable of `(x, y)` batches, or a
+    :class:`spcl.sources.Source`, whose batches have positions.
 
     Each source is read by its own thread into its own queue. A moment holds at most one batch of each source, of those
     that have one queued; iteration blocks only while all queues are empty. So a slow source does not delay the others,
@@ -65,14 +45,21 @@ class LiveStream:
     - `last_seen` has the time (`time.time()`) at which each source last yielded a batch, `lag` the seconds for which
       the next one has been awaited: a source that stalls neither fails nor ends, but its lag grows.
     - `add`, `restart`, `remove` and `close` may be called from any thread at any time.
+    - The positions of what was delivered are in `state_dict()`: a `Source` is read on from there after
+      `load_state_dict`, so that every batch is delivered exactly once to a learner that is saved together with the
+      stream. Call `commit` after a checkpoint, so that sources may forget.
 
     Args:
-        sources: The first sources by name; their threads start immediately.
+        sources: The first sources by name, iterables or of the type `Source`; their threads start immediately.
         capacity: The largest number of queued batches per source.
         patience: Seconds to wait for a batch or another event before iteration ends; None waits without limit.
         keep_open: Wait for sources to be added or restarted when none is running, instead of ending the iteration.
         on_failure: Called as `on_failure(name, failure)` in the iterating thread, before the next moment; it may call
             `restart` or raise. By default the failure is logged as a warning.
+        together: Wait in every moment for a batch of every source that is being read, so that the composition of the
+            moments does not depend on the pace of the sources; a source that stalls then delays all.
+        on_rejected: Called as `on_rejected(name, rejected)` in the iterating thread, in the order of the source, for
+            messages that a `Source` rejects. By default they are logged as warnings.
 
     >>> import torch
     >>> def sensor(readings):
@@ -86,37 +73,36 @@ class LiveStream:
 
     def __init__(
         self,
-        sources: Mapping[str, Iterable[Any]] | None = None,
+        sources: Mapping[str, Iterable[Any] | Source] | None = None,
         *,
         capacity: int = 4,
         patience: float | None = None,
         keep_open: bool = False,
         on_failure: Callable[[str, Failure], None] = _log_failure,
+        together: bool = False,
+        on_rejected: Callable[[str, Rejected], None] = _log_rejected,
     ) -> None:
-        if not isinstance(sources, Mapping | None):
-            raise SpclError(f"sources is a {type(sources).__name__}; give a dict of iterables by name")
-        if not isinstance(capacity, int) or capacity < 1:
-            raise SpclError(f"capacity is {capacity!r}; give an integer number of batches, at least 1")
-        if patience is not None and not _is_timeout(patience):
-            raise SpclError(f"patience is {patience!r}; give a number of seconds, or None to wait without limit")
-        if not callable(on_failure):
-            raise SpclError(f"on_failure is {on_failure!r}; give a function of the source's name and its Failure")
+        check_arguments(sources, capacity, patience, on_failure)
         self.capacity = capacity
         self.patience = patience
         self.keep_open = keep_open
         self.on_failure = on_failure
+        self.together = together
+        self.on_rejected = on_rejected
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
         self.last_seen: dict[str, float] = {}
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, Reader] = {}
+        self._positions: dict[str, str] = {}  # of the last message delivered or rejected
+        self._saved: dict[str, str] = {}  # the positions in the last checkpoint
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
         self._unreported: deque[tuple[str, Failure]] = deque()
         self._threads: list[threading.Thread] = []
         self._step = 0
         self._closed = False
         self._changed = threading.Condition()  # guards all of the above, and is notified of every change
-        for name, iterable in (sources or {}).items():
-            self.add(name, iterable)
+        for name, source in (sources or {}).items():
+            self.add(name, source)
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -141,30 +127,47 @@ class LiveStream:
                 if source.reading
             }
 
-    def add(self, name: str, iterable: Iterable[Any]) -> None:
+    @property
+    def queued(self) -> dict[str, int]:
+        """The number of batches that are queued, by source."""
+        with self._changed:
+            return {reader.name: len(reader.queue) for reader in self._sources.values()}
+
+    @property
+    def positions(self) -> dict[str, str]:
+        """The position of the last message of every `Source` that was delivered or rejected."""
+        with self._changed:
+            return dict(self._positions)
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        """Sources that have ended, those that never had a batch included."""
+        with self._changed:
+            return tuple(name for name, announced in self._ended.items() if announced)
+
+    def add(self, name: str, source: Iterable[Any] | Source) -> None:
         """Add a source and start to read it. Names are unique: a task that has ended cannot start again."""
         with self._changed:
             if name in self._sources or name in self._ended:
                 raise TaskError(f"there is or was a source {name!r}; add this one under another name")
-            source = _Source(name, started=name in self.delivered)
-            self._start_reading(source, iterable)
-            self._sources[name] = source
+            self._check_open(name)
+            self._sources[name] = self._new_reader(name, as_source(source))
 
-    def restart(self, name: str, iterable: Iterable[Any]) -> None:
-        """Resume a failed source with a new iterable; batches queued before are delivered first."""
+    def restart(self, name: str, source: Iterable[Any] | Source) -> None:
+        """Resume a failed source with a new iterable or source; batches queued before are delivered first."""
         with self._changed:
-            source = self._find(name)
-            if not source.failed:
+            reader = self._find(name)
+            if not reader.failed:
                 raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
-            self._start_reading(source, iterable)
-            source.failed, source.reading = False, True
+            self._check_open(name)
+            self._keep(reader.restart(as_source(source), self._stop_reading))
 
     def remove(self, name: str) -> None:
         """End a source immediately and discard its queued batches."""
         with self._changed:
-            source = self._find(name)
-            source.stopped = True
-            self._end(source)
+            reader = self._find(name)
+            reader.stop()
+            self._end(reader)
             self._changed.notify_all()
 
     def close(self, timeout: float = 1.0) -> None:
@@ -175,9 +178,8 @@ class LiveStream:
         """
         with self._changed:
             self._closed = True
-            for source in self._sources.values():
-                source.stopped = True
-                source.queue.clear()
+            for reader in self._sources.values():
+                reader.stop()
             self._changed.notify_all()
         deadline = time.monotonic() + timeout
         for thread in self._threads:
@@ -197,14 +199,15 @@ class LiveStream:
             yield moment
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, the number of batches delivered per source, and the sources that have ended.
+        """Return the step, the number of batches delivered per source, the sources that have ended, and positions.
 
-        Sources cannot be rewound: on resuming, the caller skips the batches that were delivered; batches that were read
-        but not delivered are lost.
+        An iterable cannot be rewound and has no position: on resuming, the caller skips the batches that were
+        delivered; batches that were read but not delivered are lost.
         """
         with self._changed:
             ended = [name for name, announced in self._ended.items() if announced]
-            return {"step": self._step, "delivered": dict(self.delivered), "ended": ended}
+            state = {"step": self._step, "delivered": dict(self.delivered), "ended": ended}
+            return state | ({"positions": dict(self._positions)} if self._positions else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from `state_dict()`; call it before the first moment is taken.
@@ -214,93 +217,115 @@ class LiveStream:
         with self._changed:
             self._step = state["step"]
             self.delivered = dict(state["delivered"])
-            for source in self._sources.values():
-                source.started = source.name in self.delivered
+            self._positions = dict(state.get("positions", {}))
             for name in self._ended:  # a source may have been exhausted before this call
                 self._ended[name] = name not in self.delivered
             for name in state["ended"]:
                 if name in self._sources:
-                    self._sources.pop(name).stopped = True
+                    self._sources.pop(name).stop()
                 self._ended[name] = True
+            for name, reader in self._sources.items():
+                reader.started = name in self.delivered
+                if name in self._positions and reader.can_be_read_again:
+                    reader.stop()
+                    self._sources[name] = self._new_reader(name, reader.source)
             self._changed.notify_all()
 
-    def _find(self, name: str) -> _Source:
+    def commit(self) -> None:
+        """Let sources forget what they need no more; call it after a checkpoint with `state_dict()` is saved.
+
+        That is what was delivered before the checkpoint before: the last two are both good to go on from.
+        """
+        with self._changed:
+            saved, self._saved = self._saved, dict(self._positions)
+            sources = {name: reader.source for name, reader in self._sources.items()}
+        for name, position in saved.items():
+            if name in sources:
+                sources[name].commit(position)
+
+    def _find(self, name: str) -> Reader:
         if name not in self._sources:
             raise TaskError(f"there is no source {name!r} that has not ended; the sources are {list(self._sources)}")
         return self._sources[name]
 
-    def _start_reading(self, source: _Source, iterable: Iterable[Any]) -> None:
+    def _check_open(self, name: str) -> None:
         if self._closed:
-            raise SpclError(f"the stream is closed, so source {source.name!r} cannot be added; create a new LiveStream")
-        thread = threading.Thread(target=self._read, args=(source, iterable), name=f"source {source.name}", daemon=True)
-        source.awaited_since = time.monotonic()
+            raise SpclError(f"the stream is closed, so source {name!r} cannot be added; create a new LiveStream")
+
+    def _new_reader(self, name: str, source: Source) -> Reader:
+        queues = Queues(self.capacity, self._changed, self.last_seen)
+        reader = Reader(name, source, name in self.delivered, queues)
+        self._keep(reader.start(self._positions.get(name), self._stop_reading))
+        return reader
+
+    def _keep(self, thread: threading.Thread) -> None:
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-        thread.start()
 
-    def _read(self, source: _Source, iterable: Iterable[Any]) -> None:
-        try:
-            iterator = iter(iterable)
-            while self._wait_for_capacity(source) and (batch := next(iterator, _END)) is not _END:
-                self._put(source, _checked(batch))
-        except BaseException as error:  # also SystemExit: otherwise a dead source would look like a slow one
-            self._stop_reading(source, error)
-        else:
-            self._stop_reading(source, None)
-
-    def _wait_for_capacity(self, source: _Source) -> bool:
+    def _stop_reading(self, reader: Reader, error: BaseException | None) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: source.stopped or len(source.queue) < self.capacity)
-            source.awaited_since = time.monotonic()
-            return not source.stopped
-
-    def _put(self, source: _Source, batch: Batch) -> None:
-        with self._changed:
-            source.queue.append(batch)
-            source.awaited_since = None
-            self.last_seen[source.name] = time.time()
-            self._changed.notify_all()
-
-    def _stop_reading(self, source: _Source, error: BaseException | None) -> None:
-        with self._changed:
-            source.reading, source.awaited_since = False, None
-            if error is not None and not source.stopped:
-                source.failed = True
-                count = self.failures[source.name].count + 1 if source.name in self.failures else 1
-                failure = self.failures[source.name] = Failure(error, time.time(), count)
-                self._unreported.append((source.name, failure))
-            if source.exhausted and not source.stopped:
-                self._end(source)
+            reader.reading, reader.awaited_since = False, None
+            if error is not None and not reader.stopped:
+                reader.failed = True
+                count = self.failures[reader.name].count + 1 if reader.name in self.failures else 1
+                failure = self.failures[reader.name] = Failure(error, time.time(), count)
+                self._unreported.append((reader.name, failure))
+            if reader.exhausted and not reader.stopped:
+                self._end(reader)
             self._changed.notify_all()
 
     def _next(self) -> Moment | None:
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_event, self.patience)
-                if not self._unreported or self._closed:
+                report = None if self._closed else self._next_report()
+                if report is None:
                     return self._collect()
-                name, failure = self._unreported.popleft()  # one at a time, as the call may raise
-            self.on_failure(name, failure)
+            report()  # one at a time, as the call may raise
+
+    def _next_report(self) -> Callable[[], object] | None:
+        """Return the call that reports the next failure or rejected message, if there is one."""
+        if self._unreported:
+            return partial(self.on_failure, *self._unreported.popleft())
+        for name, reader in self._sources.items():
+            if reader.rejects:
+                rejected = cast(Rejected, reader.queue.popleft())
+                self._positions[name] = rejected.position
+                if reader.exhausted:
+                    self._end(reader)
+                self._changed.notify_all()
+                return partial(self.on_rejected, name, rejected)
+        return None
 
     def _has_event(self) -> bool:
-        sources = self._sources.values()
+        readers = self._sources.values()
         return (
             self._closed
             or bool(self._unreported)
             or not all(self._ended.values())
-            or any(source.queue for source in sources)
-            or not (self.keep_open or any(source.reading for source in sources))
+            or any(reader.rejects for reader in readers)
+            or self._has_batches()
+            or not (self.keep_open or any(reader.reading for reader in readers))
         )
+
+    def _has_batches(self) -> bool:
+        """Whether a moment can have batches now."""
+        readers = self._sources.values()
+        waiting = self.together and any(reader.reading and not reader.has_batch for reader in readers)
+        return not waiting and any(reader.has_batch for reader in readers)
 
     def _collect(self) -> Moment | None:
         if self._closed:
             return None
-        batches = {name: source.queue.popleft() for name, source in self._sources.items() if source.queue}
+        batches = {}
+        # Together, a task that has ended is finished before the next step, whenever its end became known.
+        if self._has_batches() and not (self.together and not all(self._ended.values())):
+            batches = {name: self._take(reader) for name, reader in self._sources.items() if reader.has_batch}
         started = tuple(name for name in batches if not self._sources[name].started)
         for name in batches:
             self._sources[name].started = True
             self.delivered[name] = self.delivered.get(name, 0) + 1
-        for source in [source for source in self._sources.values() if source.exhausted]:
-            self._end(source)
+        for reader in [reader for reader in self._sources.values() if reader.exhausted]:
+            self._end(reader)
         ended = tuple(name for name, announced in self._ended.items() if not announced)
         self._ended.update(dict.fromkeys(ended, True))
         if not (batches or ended):
@@ -309,19 +334,13 @@ class LiveStream:
         self._step += 1
         return Moment(self._step - 1, batches, started, ended)
 
-    def _end(self, source: _Source) -> None:
+    def _take(self, reader: Reader) -> Batch:
+        message = cast(Message, reader.queue.popleft())
+        if reader.can_be_read_again:
+            self._positions[reader.name] = message.position
+        return message.batch
+
+    def _end(self, reader: Reader) -> None:
         """Remove the source; the next moment lists it in `ended` if one has listed it in `started`."""
-        del self._sources[source.name]
-        self._ended[source.name] = not source.started
-
-
-def _is_timeout(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and 0 <= seconds <= threading.TIMEOUT_MAX
-
-
-def _checked(batch: Any) -> Batch:
-    x, y = as_batch(batch)
-    if y.dim() == 0 or not number_of_samples(x) == len(y) > 0:
-        shape = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else describe(x)
-        raise DataError(f"the source yielded x {shape} and y of shape {tuple(y.shape)}; yield one y per x")
-    return x, y
+        del self._sources[reader.name]
+        self._ended[reader.name] = not reader.started

@@ -1,0 +1,81 @@
+"""The learner of a service: a new one from its settings, or the one in its checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spcl.batches import Inputs
+from spcl.checkpoint import read_newest
+from spcl.errors import CheckpointError
+from spcl.learner import Learner
+from spcl.models import InputSpec
+from spcl.runs import RunSettings
+from spcl.runs.build import learner_parts, pick_device
+from spcl.runs.tasks import make_heads, make_losses
+from spcl.serve.records import Records
+from spcl.serve.settings import LEARNER
+from spcl.streams import LiveStream
+
+__all__ = ["example_inputs", "load_learner", "new_learner"]
+
+
+def new_learner(settings: RunSettings, inputs: InputSpec, records: Records) -> Learner:
+    """Return a learner without tasks; its settings are recorded."""
+    torch.manual_seed(settings.seed)
+    records.learner = _identity(settings)
+    return Learner(
+        **learner_parts(settings, [inputs], pick_device(settings.device), steps=1),
+        scenario=settings.scenario,
+        memory_batch=settings.memory_batch,
+        clip_norm=settings.clip_norm,
+        average=settings.average,
+        updates=settings.updates,
+        autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
+        measure_stability=settings.stability,
+        capture=settings.capture,
+        low_memory=settings.low_memory,
+        seed=settings.seed,
+    )
+
+
+def load_learner(path: Path, settings: RunSettings, inputs: InputSpec, records: Records, stream: LiveStream) -> Learner:
+    """Return the learner of the checkpoint, or of the one before, and restore records and stream with it."""
+    state = read_newest(path)
+    if "service" not in state.get("sources", {}):
+        raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
+    records.load_state_dict(state["sources"]["service"])
+    _check_same(path, records.learner, _identity(settings))
+    parts = learner_parts(settings, [inputs], pick_device(settings.device), steps=1)
+    added = {entry["name"] for entry in state["tasks"]}
+    tasks = [record.run_task for record in records.tasks.values() if record.name in added]
+    heads = make_heads(tasks, parts["backbone"], settings)
+    return Learner.load(state, **parts, heads=heads, losses=make_losses(tasks, settings), stream=stream)
+
+
+def example_inputs(inputs: InputSpec) -> Inputs:
+    """Return an empty batch of such inputs; parts that are numbered from 0 make a tuple.
+
+    >>> example_inputs(InputSpec((4,), torch.float32)).shape
+    torch.Size([0, 4])
+    """
+    if inputs.parts is None:
+        return torch.empty((0, *inputs.shape), dtype=inputs.dtype)
+    parts = {name: torch.empty((0, *part.shape), dtype=part.dtype) for name, part in inputs.parts.items()}
+    numbered = [str(index) for index in range(len(parts))]
+    return tuple(parts[name] for name in numbered) if list(parts) == numbered else parts
+
+
+def _identity(settings: RunSettings) -> dict[str, Any]:
+    """Return what must not change between two runs of a service on one state."""
+    free = {"device", "threads", "capture", "low_memory"}
+    return settings.model_dump(mode="json", include=set(LEARNER) - free)
+
+
+def _check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
+    for name, value in now.items():
+        if name in recorded and recorded[name] != value:
+            raise CheckpointError(
+                f"the learner in {path} has {name} = {recorded[name]!r}, and the settings say {value!r}; "
+                f"put the setting back, or choose another state folder"
+            )

@@ -1,0 +1,35 @@
+"""Requests to start and finish tasks, kept on disk until they are in a checkpoint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spcl.sources import FolderHub
+
+__all__ = ["Requests"]
+
+STREAM = "requests"
+MOST = 1000
+
+
+class Requests:
+    """A log of requests, each carried out once: the position of the last one is in the checkpoint.
+
+    Args:
+        folder: of the service's state.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._hub = FolderHub(folder / "requests")
+
+    def add(self, request: dict[str, Any]) -> None:
+        """Keep a request."""
+        self._hub.append(STREAM, json.dumps(request).encode())
+
+    def after(self, position: str | None) -> list[tuple[str, dict[str, Any]]]:
+        """Return the requests after a position, with theirs."""
+        return [(at, json.loads(data)) for at, data in self._hub.read(STREAM, position, MOST, wait=0.0)]
+
+    def forget(self, upto: str) -> None:
+        """Delete requests that are in the last two checkpoints."""
+        self._hub.trim(STREAM, upto)

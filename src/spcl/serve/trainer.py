@@ -1,0 +1,116 @@
+"""Training on the moments of a live stream: test, then train; what cannot be learned is a dead letter."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from spcl.batches import Batch
+from spcl.errors import SpclError, is_out_of_memory
+from spcl.learner import Learner, StepReport
+from spcl.runs import RunSettings
+from spcl.runs.tasks import add_task
+from spcl.serve.events import Event, StepEvent, TaskEvent
+from spcl.serve.records import Records
+from spcl.streams import Moment
+
+__all__ = ["Trainer"]
+
+TESTING_SHARE = 0.04
+"""The largest part of the time that tests of batches before training take."""
+
+
+class Trainer:
+    """Trains a learner on moments.
+
+    Args:
+        learner: the learner.
+        settings: with which its tasks are made.
+        records: of all tasks; those of the moments have a schema.
+        on_event: receives what happens.
+        reject: called as ``reject(task, batch, reason)`` with a batch that cannot be learned.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        settings: RunSettings,
+        records: Records,
+        on_event: Callable[[Event], object],
+        reject: Callable[[str, Batch, str], object],
+    ) -> None:
+        self._learner = learner
+        self._settings = settings
+        self._records = records
+        self._on_event = on_event
+        self._reject = reject
+        self._testing_seconds = 0.0
+        self._seconds = 0.0
+
+    def train(self, moment: Moment) -> None:
+        """Add the tasks that are new, learn the batches, and finish the tasks that ended."""
+        begin = time.monotonic()
+        batches = {name: batch for name, batch in moment.batches.items() if self._admit(name, batch)}
+        if batches:
+            self._step(batches, self._test(batches))
+        for name in moment.ended:
+            if name in self._learner.tasks:
+                self._learner.finish_task(name)
+        self._seconds += time.monotonic() - begin
+
+    def _admit(self, name: str, batch: Batch) -> bool:
+        """Add the task of a first batch to the learner; return whether it is there."""
+        if name in self._learner.tasks:
+            return True
+        record = self._records.tasks[name]
+        try:
+            add_task(self._learner, record.run_task, self._settings)
+        except SpclError as error:
+            self._reject(name, batch, str(error))
+            return False
+        self._on_event(TaskEvent(time.time(), name, "started", f"{record.schema}"))
+        return True
+
+    def _test(self, batches: Mapping[str, Batch]) -> dict[str, float]:
+        """Return the accuracies of classifiers on their batches, if there is time for that."""
+        if self._testing_seconds > TESTING_SHARE * self._seconds:
+            return {}
+        begin = time.monotonic()
+        tasks = self._learner.tasks
+        known = [name for name in batches if tasks[name].classes is not None and tasks[name].signature is not None]
+        accuracies = {name: self._learner.evaluate([batches[name]], name) for name in known}
+        self._testing_seconds += time.monotonic() - begin
+        return accuracies
+
+    def _step(self, batches: Mapping[str, Batch], accuracies: dict[str, float]) -> None:
+        """Learn the batches together; if that fails, one by one, to find those that cannot be learned."""
+        begin = time.monotonic()
+        try:
+            report = self._learner.step(batches)
+        except Exception as error:  # the learner is as it was before; the service must outlive any batch
+            if is_out_of_memory(error):
+                raise
+            if len(batches) > 1:
+                for name, batch in batches.items():
+                    self._step({name: batch}, {})
+            else:
+                ((name, batch),) = batches.items()
+                self._reject(name, batch, f"{type(error).__name__}: {error}")
+            return
+        samples = {name: len(y) for name, (_, y) in batches.items()}
+        for name, count in samples.items():
+            self._records.tasks[name].batches += 1
+            self._records.tasks[name].samples += count
+        self._on_event(_event(report, samples, accuracies, time.monotonic() - begin))
+
+
+def _event(report: StepReport, samples: dict[str, int], accuracies: dict[str, float], seconds: float) -> StepEvent:
+    return StepEvent(
+        time=time.time(),
+        step=report.step,
+        samples=samples,
+        losses=report.losses,
+        accuracies=accuracies,
+        kappa_before=None if report.before is None else report.before.condition_number,
+        kappa_after=None if report.after is None else report.after.condition_number,
+        skipped=tuple(report.skipped),
+        seconds=seconds,
+    )

@@ -1,0 +1,59 @@
+"""Watching a hub: which tasks it has, and how much of them waits."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from spcl.sources import Hub
+
+__all__ = ["Watch"]
+
+PERIOD_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Asks a hub for its tasks and backlogs, in a thread of its own, so that training does not wait for the answer.
+
+    Args:
+        hub: the hub.
+        positions: returns how far each task is learned; None where nothing is.
+
+    Attributes:
+        tasks: the tasks of the hub; a new list with every answer.
+        backlogs: the messages that wait, by task.
+    """
+
+    def __init__(self, hub: Hub, positions: Callable[[], Mapping[str, str | None]]) -> None:
+        self.tasks: list[str] = []
+        self.backlogs: dict[str, int] = {}
+        self._hub = hub
+        self._positions = positions
+        self._closed = threading.Event()
+        self._is_reachable = True
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Ask once, and then again and again in a thread."""
+        self._look()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.wait(PERIOD_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            self.tasks = self._hub.tasks()
+            self.backlogs = {task: self._hub.backlog(task, after) for task, after in self._positions().items()}
+        except Exception as error:  # of any broker; it is asked again
+            if self._is_reachable:
+                _log.warning("the tasks of the source cannot be listed: %s", error)
+            self._is_reachable = False
+        else:
+            self._is_reachable = True

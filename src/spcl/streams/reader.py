@@ -1,0 +1,153 @@
+"""Reading one source into a queue, in a thread of its own."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spcl.batches import as_batch, describe, number_of_samples
+from spcl.errors import DataError
+from spcl.sources import IterableSource, Message, Rejected, Source
+
+__all__ = ["Failure", "Queues", "Reader"]
+
+_END = object()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The last exception of a source, its time (`time.time()`), and the number of exceptions so far."""
+
+    exception: BaseException
+    time: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Queues:
+    """What the readers of a stream share.
+
+    Attributes:
+        capacity: the largest number of queued messages per source.
+        changed: guards readers, and is notified of every change.
+        last_seen: when each source last yielded (`time.time()`).
+    """
+
+    capacity: int
+    changed: threading.Condition
+    last_seen: dict[str, float]
+
+
+class Reader:
+    """Reads one source into a queue; all attributes are guarded by `Queues.changed`.
+
+    Attributes:
+        name: the source's name.
+        source: what is read.
+        queue: messages that were read and not delivered yet.
+        started: whether a moment has listed the source in `started`.
+        awaited_since: when the thread began to wait for the next message; None while it does not.
+        reading: whether the thread may still append; False once the source is exhausted or failed.
+        failed: whether the source raised.
+        stopped: whether the thread must exit.
+    """
+
+    def __init__(self, name: str, source: Source, started: bool, queues: Queues) -> None:
+        self.name = name
+        self.source = source
+        self.queue: deque[Message | Rejected] = deque()
+        self.started = started
+        self.awaited_since: float | None = None
+        self.reading = True
+        self.failed = False
+        self.stopped = False
+        self._capacity = queues.capacity
+        self._changed = queues.changed
+        self._last_seen = queues.last_seen
+        self._last: str | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all batches are delivered and no more will come."""
+        return not (self.reading or self.failed or self.queue)
+
+    @property
+    def can_be_read_again(self) -> bool:
+        """Whether the source has positions that mean something after a crash."""
+        return not isinstance(self.source, IterableSource)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the next message is rejected."""
+        return bool(self.queue) and isinstance(self.queue[0], Rejected)
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the next message is a batch."""
+        return bool(self.queue) and isinstance(self.queue[0], Message)
+
+    def start(self, after: str | None, on_end: Callable[["Reader", BaseException | None], object]) -> threading.Thread:
+        """Start to read after a position, in a thread that calls `on_end` with the source's exception, or None."""
+        self.failed, self.reading, self._last = False, True, after
+        self.awaited_since = time.monotonic()
+        arguments = (self.source, after, on_end)
+        thread = threading.Thread(target=self._run, args=arguments, name=f"source {self.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def restart(self, source: Source, on_end: Callable[["Reader", BaseException | None], object]) -> threading.Thread:
+        """Read another source after the last message that was queued."""
+        self.source = source
+        return self.start(self._last, on_end)
+
+    def stop(self) -> None:
+        """Let the thread exit and forget what is queued."""
+        self.stopped = True
+        self.queue.clear()
+        self.source.close()
+
+    def _run(
+        self, source: Source, after: str | None, on_end: Callable[["Reader", BaseException | None], object]
+    ) -> None:
+        try:
+            self._read(source.read(after))
+        except BaseException as error:  # also SystemExit: otherwise a dead source would look like a slow one
+            on_end(self, error)
+        else:
+            on_end(self, None)
+
+    def _read(self, messages: Iterator[Message | Rejected]) -> None:
+        while self._wait_for_capacity() and (message := next(messages, _END)) is not _END:
+            self._put(_checked(message))
+
+    def _wait_for_capacity(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self.stopped or len(self.queue) < self._capacity)
+            self.awaited_since = time.monotonic()
+            return not self.stopped
+
+    def _put(self, message: Message | Rejected) -> None:
+        with self._changed:
+            if self.stopped:
+                return
+            self.queue.append(message)
+            self._last = message.position
+            self.awaited_since = None
+            self._last_seen[self.name] = time.time()
+            self._changed.notify_all()
+
+
+def _checked(message: object) -> Message | Rejected:
+    """Return a message with a batch of tensors, or raise an error if it has none."""
+    if isinstance(message, Rejected):
+        return message
+    if not isinstance(message, Message):
+        raise DataError(f"the source yielded a {type(message).__name__}; yield a Message with position and batch")
+    x, y = as_batch(message.batch)
+    if y.dim() == 0 or not number_of_samples(x) == len(y) > 0:
+        shape = f"of shape {tuple(x.shape)}" if isinstance(x, Tensor) else describe(x)
+        raise DataError(f"the source yielded x {shape} and y of shape {tuple(y.shape)}; yield one y per x")
+    return Message(message.position, (x, y))
