@@ -33,13 +33,13 @@ import torch
 import yaml
 from rich.console import Console
 from rich.table import Table
-from spcl.serve.build import new_learner
-from spcl.serve.records import Records
 from torch import Tensor
 
 from spcl.serve import Event, ServeSettings, StepEvent
+from spcl.serve.build import new_learner
 from spcl.serve.history import History
 from spcl.serve.predictor import Predictor
+from spcl.serve.records import Records
 from spcl.serve.service import Service
 from spcl.sources import FolderHub, Publisher
 

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from spcl.serve import ServeSettings
 from spcl.serve.server import Server
 from spcl.sources import FolderHub, Hub, Publisher, RedisHub
-from torch import Tensor
 
 FEATURES, BATCH = 16, 32
 

@@ -117,7 +117,9 @@ def server(folder: Path) -> Iterator[tuple[Server, str]]:
     thread, address = run_in_thread(server)
     publish(folder)
     client = Client(address, TOKEN)
-    client.wait(lambda: (client.task("camera") or {}).get("batches") == 5 == (client.task("speed") or {}).get("batches"))
+    client.wait(
+        lambda: (client.task("camera") or {}).get("batches") == 5 == (client.task("speed") or {}).get("batches")
+    )
     client.wait(lambda: server.service.predictor.step == client.get("tasks").content["steps"])
     yield server, address
     server.stop()
@@ -299,7 +301,8 @@ def test_a_service_without_a_token_answers_this_machine_alone_and_ends_by_sigter
     def ask(address: str) -> None:
         client = Client(address)
         own = urlsplit(address).netloc
-        answers.append(client.wait(lambda: client.get("healthz")))
+        client.wait(lambda: client.get("tasks").content["uptime"] > 0)
+        answers.append(client.get("healthz"))
         answers.append(client.post("predict?task=camera", {"inputs": [[1, 2, 3, 4]]}))
         answers.append(client.post("tasks", {"name": "camera", "classes": 2}, {"Origin": f"http://{own}"}))
         answers.append(client.post("tasks", {"name": "radar", "classes": 2}, {"Origin": "http://example.org"}))

@@ -33,6 +33,8 @@ PREDICTIONS_AT_ONCE = 4
 """Predictions that are computed at the same time; more would only take the processor from each other."""
 
 BINARY = ("application/vnd.safetensors", "application/octet-stream")
+
+
 class Samples(BaseModel, extra="forbid"):
     """Samples to predict, as nested lists with one entry per sample, or an object of them for inputs with parts."""
 
