@@ -116,7 +116,7 @@ const SHADES = 4; // one path for each keeps many tasks quick to draw
 function shades(rates) {
   const most = Math.max(...rates);
   const groups = Array.from({ length: SHADES }, () => []);
-  rates.forEach((rate, place) => rate && groups[Math.ceil((rate / most) * SHADES) - 1].push(place));
+  rates.forEach((rate, place) => rate && groups[Math.ceil(Math.sqrt(rate / most) * SHADES) - 1].push(place));
   return groups;
 }
 
