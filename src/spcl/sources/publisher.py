@@ -1,5 +1,6 @@
 """Publishing batches to a hub."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Literal
@@ -73,15 +74,23 @@ class Publisher:
 
     def _append(self, task: str, data: bytes) -> None:
         check_task_name(task)
-        deadline = None if self._patience is None else time.monotonic() + self._patience
         if self._when_full == "trim":
             self._hub.append(task, data, self._capacity)
             return
-        while self._hub.backlog(task, None) >= self._capacity:
-            if deadline is not None and time.monotonic() > deadline:
+        deadline = math.inf if self._patience is None else time.monotonic() + self._patience
+        while not self._has_space(task, deadline):
+            if time.monotonic() > deadline:
                 raise HubError(
                     f"the stream of task {task!r} has been full with {self._capacity} messages for {self._patience} s; "
                     f"is it being learned?"
                 )
             time.sleep(POLL_SECONDS)
         self._hub.append(task, data)
+
+    def _has_space(self, task: str, deadline: float) -> bool:
+        try:
+            return self._hub.backlog(task, None) < self._capacity
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            return False

@@ -141,7 +141,7 @@ class RedisHub:
         try:
             return call()
         except (self._redis.RedisError, OSError) as error:
-            raise HubError(f"Redis does not do it: {error}") from error
+            raise HubError(f"Redis cannot be used: {error}") from error
 
     def _persist(self, call: Callable[[], R]) -> R:
         """Call Redis, again and again while it cannot be reached, until ``patience`` is over."""
