@@ -100,7 +100,8 @@ class LiveStream:
         self._threads: list[threading.Thread] = []
         self._step = 0
         self._closed = False
-        self._changed = threading.Condition()  # guards all of the above, and is notified of every change
+        self._lock = threading.RLock()  # guards all of the above
+        self._changed = threading.Condition(self._lock)  # notified of every change
         for name, source in (sources or {}).items():
             self.add(name, source)
 
@@ -253,7 +254,7 @@ class LiveStream:
             raise SpclError(f"the stream is closed, so source {name!r} cannot be added; create a new LiveStream")
 
     def _new_reader(self, name: str, source: Source) -> Reader:
-        queues = Queues(self.capacity, self._changed, self.last_seen)
+        queues = Queues(self.capacity, self._lock, self._changed, self.last_seen)
         reader = Reader(name, source, name in self.delivered, queues)
         self._keep(reader.start(self._positions.get(name), self._stop_reading))
         return reader
@@ -288,7 +289,7 @@ class LiveStream:
             return partial(self.on_failure, *self._unreported.popleft())
         for name, reader in self._sources.items():
             if reader.rejects:
-                rejected = cast(Rejected, reader.queue.popleft())
+                rejected = cast(Rejected, reader.take())
                 self._positions[name] = rejected.position
                 if reader.exhausted:
                     self._end(reader)
@@ -335,7 +336,7 @@ class LiveStream:
         return Moment(self._step - 1, batches, started, ended)
 
     def _take(self, reader: Reader) -> Batch:
-        message = cast(Message, reader.queue.popleft())
+        message = cast(Message, reader.take())
         if reader.can_be_read_again:
             self._positions[reader.name] = message.position
         return message.batch

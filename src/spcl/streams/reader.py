@@ -32,17 +32,19 @@ class Queues:
 
     Attributes:
         capacity: the largest number of queued messages per source.
-        changed: guards readers, and is notified of every change.
+        lock: guards readers.
+        changed: a condition of this lock, notified of every change that a moment may wait for.
         last_seen: when each source last yielded (`time.time()`).
     """
 
     capacity: int
+    lock: threading.RLock
     changed: threading.Condition
     last_seen: dict[str, float]
 
 
 class Reader:
-    """Reads one source into a queue; all attributes are guarded by `Queues.changed`.
+    """Reads one source into a queue; all attributes are guarded by `Queues.lock`.
 
     Attributes:
         name: the source's name.
@@ -66,6 +68,7 @@ class Reader:
         self.stopped = False
         self._capacity = queues.capacity
         self._changed = queues.changed
+        self._has_space = threading.Condition(queues.lock)  # of its own: one for all would wake every thread each time
         self._last_seen = queues.last_seen
         self._last: str | None = None
 
@@ -103,10 +106,16 @@ class Reader:
         self.source = source
         return self.start(self._last, on_end)
 
+    def take(self) -> Message | Rejected:
+        """Return the next message, and let the thread read another."""
+        self._has_space.notify()
+        return self.queue.popleft()
+
     def stop(self) -> None:
         """Let the thread exit and forget what is queued."""
         self.stopped = True
         self.queue.clear()
+        self._has_space.notify()
         self.source.close()
 
     def _run(
@@ -124,8 +133,8 @@ class Reader:
             self._put(_checked(message))
 
     def _wait_for_capacity(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self.stopped or len(self.queue) < self._capacity)
+        with self._has_space:
+            self._has_space.wait_for(lambda: self.stopped or len(self.queue) < self._capacity)
             self.awaited_since = time.monotonic()
             return not self.stopped
 
