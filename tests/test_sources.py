@@ -1,6 +1,5 @@
 """Hubs keep their promises, batches survive the wire, and anything else is refused with a reason."""
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from list_hub import ListHub, batch, damaged
 from redis_process import RedisProcess, needs_redis
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.sources import (
@@ -29,49 +29,9 @@ from spcl.sources import (
     Schema,
     decode,
     encode_batch,
-    encode_end,
     encode_start,
 )
 from spcl.streams import LiveStream
-
-
-class ListHub:
-    """A hub of one's own, in memory."""
-
-    def __init__(self) -> None:
-        self.streams: dict[str, list[tuple[int, bytes]]] = {}
-        self.dead: dict[str, dict[str, str]] = {}
-        self.ended: set[str] = set()
-
-    def tasks(self) -> list[str]:
-        return sorted(self.streams.keys() - self.ended)
-
-    def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
-        found = [(str(number), data) for number, data in self.streams.get(task, []) if number > int(after or 0)]
-        if not found:
-            time.sleep(min(wait, 0.01))
-        return found[:count]
-
-    def append(self, task: str, data: bytes, keep: int | None = None) -> str:
-        if task in self.ended:
-            raise TaskError(f"{task} has ended")
-        stream = self.streams.setdefault(task, [])
-        stream.append((stream[-1][0] + 1 if stream else 1, data))
-        del stream[: -keep if keep else 0]
-        return str(stream[-1][0])
-
-    def backlog(self, task: str, after: str | None) -> int:
-        return sum(number > int(after or 0) for number, _ in self.streams.get(task, []))
-
-    def trim(self, task: str, upto: str) -> None:
-        self.streams[task] = [entry for entry in self.streams[task] if entry[0] >= int(upto)]
-
-    def end(self, task: str) -> None:
-        self.ended.add(task)
-        self.streams[task] = []
-
-    def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
-        self.dead.setdefault(task, {})[position] = reason
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +51,6 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Hub]:
         return lambda: FolderHub(tmp_path)
     server = request.getfixturevalue("redis_server")
     return lambda: RedisHub(server.url, prefix=tmp_path.name)
-
-
-def batch(number: float, size: int = 2) -> tuple[Tensor, Tensor]:
-    return torch.full((size, 3), float(number)), torch.arange(size) % 2
 
 
 def source_of(hub: Hub, task: str = "a", **options: Any) -> HubSource:
@@ -404,34 +360,9 @@ def test_parts_that_share_memory_can_be_sent() -> None:
     assert [part.tolist() for part in letter.batch[0]][2] == [[0, 2], [3, 5]]
 
 
-def mutations(count: int, seed: int) -> Iterator[bytes]:
-    """Valid messages, damaged at random places."""
-    chance = random.Random(seed)
-    schema = Schema.of(classes=2)
-    valid = [encode_batch(batch(1), schema), encode_batch(batch(1)), encode_start(schema), encode_end()]
-    valid += [
-        encode_batch(((torch.ones(2), torch.zeros(2)), torch.zeros(2))),
-        encode_batch(({"a": torch.ones(2)}, torch.ones(2))),
-    ]
-    for _ in range(count):
-        data = bytearray(chance.choice(valid))
-        for _ in range(chance.randint(1, 4)):
-            place = chance.randrange(len(data)) if data else 0
-            kind = chance.randrange(4)
-            if kind == 0 and data:
-                data[place] = chance.randrange(256)
-            elif kind == 1:
-                data[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 9)))
-            elif kind == 2:
-                del data[place : place + chance.randint(1, 30)]
-            else:
-                data = data[:place] if chance.random() < 0.3 else data + data[place:]
-        yield bytes(data)
-
-
 def test_damaged_bytes_are_letters_or_data_errors() -> None:
     outcomes = {"letter": 0, "error": 0}
-    for data in mutations(3000, seed=1):
+    for data in damaged(3000, seed=1):
         try:
             decode(data)
         except DataError:

@@ -76,9 +76,12 @@ class Trainer:
         begin = time.monotonic()
         tasks = self._learner.tasks
         known = [name for name in batches if tasks[name].classes is not None and tasks[name].signature is not None]
-        accuracies = {name: self._learner.evaluate([batches[name]], name) for name in known}
-        self._testing_seconds += time.monotonic() - begin
-        return accuracies
+        try:
+            return {name: self._learner.evaluate([batches[name]], name) for name in known}
+        except Exception:  # a batch that cannot be predicted cannot be learned, either: the step says so
+            return {}
+        finally:
+            self._testing_seconds += time.monotonic() - begin
 
     def _step(self, batches: Mapping[str, Batch], accuracies: dict[str, float]) -> None:
         """Learn the batches together; if that fails, one by one, to find those that cannot be learned."""
