@@ -1,4 +1,4 @@
-"""Watching a hub: which tasks it has, and how much of them waits."""
+"""Looking after a hub: which tasks it has, how much of them waits, and what may be deleted."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Asks a hub for its tasks and backlogs, in a thread of its own, so that training does not wait for the answer.
+    """Asks a hub for its tasks and backlogs, and deletes messages, in a thread of its own: training does not wait.
 
     Args:
         hub: the hub.
@@ -30,6 +30,7 @@ class Watch:
         self.backlogs: dict[str, int] = {}
         self._hub = hub
         self._positions = positions
+        self._deletable: dict[str, str] = {}
         self._closed = threading.Event()
         self._is_reachable = True
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -38,6 +39,10 @@ class Watch:
         """Ask once, and then again and again in a thread."""
         self._look()
         self._thread.start()
+
+    def trim(self, task: str, upto: str) -> None:
+        """Delete messages up to a position soon; what is not done when the service ends, is by the next one."""
+        self._deletable[task] = upto
 
     def close(self) -> None:
         """Stop asking."""
@@ -51,9 +56,19 @@ class Watch:
         try:
             self.tasks = self._hub.tasks()
             self.backlogs = {task: self._hub.backlog(task, after) for task, after in self._positions().items()}
+            self._delete()
         except Exception as error:  # of any broker; it is asked again
             if self._is_reachable:
                 _log.warning("the tasks of the source cannot be listed: %s", error)
             self._is_reachable = False
         else:
             self._is_reachable = True
+
+    def _delete(self) -> None:
+        while self._deletable:
+            task, upto = self._deletable.popitem()
+            try:
+                self._hub.trim(task, upto)
+            except BaseException:
+                self._deletable.setdefault(task, upto)
+                raise
