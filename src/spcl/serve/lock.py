@@ -22,24 +22,24 @@ class StateInUseError(SpclError):
 
 
 @contextmanager
-def held_state(folder: Path, wait: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+def held_state(folder: Path, wait: Callable[[], bool] | None = None) -> Iterator[bool]:
     """Hold the folder within the block; yield whether it is held.
 
     The operating system lets go of it when the process ends, in whatever way.
 
     Args:
         folder: made if it does not exist.
-        wait: whether to go on waiting while another service holds the folder; asked again and again.
+        wait: whether to go on waiting while another service holds the folder, asked again and again; None refuses.
     """
     with user_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock", timeout=0, thread_local=False)
         held = _acquire(lock)
-        if not held and not wait():
+        if not held and wait is None:
             raise StateInUseError(
                 f"the state {folder} is in use by {_owner(folder)}; stop that, or choose another state"
             )
-        while not held and wait():
+        while not held and wait is not None and wait():
             time.sleep(RETRY_SECONDS)
             held = _acquire(lock)
         if held:

@@ -59,7 +59,7 @@ class Service:
         Raises:
             StateInUseError: if another service uses the state, unless this one is a standby.
         """
-        with held_state(self._settings.state, lambda: self._standby and not self._stopping) as held:
+        with held_state(self._settings.state, (lambda: not self._stopping) if self._standby else None) as held:
             if not held:
                 return
             self._began = time.monotonic()

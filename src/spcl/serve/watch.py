@@ -9,6 +9,7 @@ from spcl.sources import Hub
 __all__ = ["Watch"]
 
 PERIOD_SECONDS = 0.5
+CLOSING_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ class Watch:
         self._hub = hub
         self._positions = positions
         self._deletable: dict[str, str] = {}
-        self._closed = threading.Event()
+        self._awake = threading.Event()
+        self._is_closed = False
         self._is_reachable = True
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -41,22 +43,28 @@ class Watch:
         self._thread.start()
 
     def trim(self, task: str, upto: str) -> None:
-        """Delete messages up to a position soon; what is not done when the service ends, is by the next one."""
+        """Let the thread delete messages up to a position, at once; what a crash prevents, the next service does."""
         self._deletable[task] = upto
+        self._awake.set()
 
     def close(self) -> None:
-        """Stop asking."""
-        self._closed.set()
+        """Stop asking, after what is to be deleted."""
+        self._is_closed = True
+        self._awake.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
-        while not self._closed.wait(PERIOD_SECONDS):
+        while not self._is_closed:
+            self._awake.wait(PERIOD_SECONDS)
+            self._awake.clear()
             self._look()
 
     def _look(self) -> None:
         try:
+            self._delete()
             self.tasks = self._hub.tasks()
             self.backlogs = {task: self._hub.backlog(task, after) for task, after in self._positions().items()}
-            self._delete()
         except Exception as error:  # of any broker; it is asked again
             if self._is_reachable:
                 _log.warning("the tasks of the source cannot be listed: %s", error)
