@@ -247,8 +247,10 @@ def test_a_second_instance_is_refused_and_a_standby_takes_over(
             publish(hub, "a", 2, announce=False)
             until(lambda: task(second).batches == 7)
             assert [event.step for event in events if isinstance(event, StepEvent)] == [5, 6]
-    with running(settings), running(settings, standby=True):
-        pass  # a standby that is stopped while it waits
+    with running(settings) as (first, _):
+        until(lambda: first.status().uptime > 0)
+        with running(settings, standby=True):
+            pass  # a standby that is stopped while it waits
 
 
 def test_requests_are_carried_out_once_and_survive_a_restart(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
