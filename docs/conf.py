@@ -61,6 +61,7 @@ PACKAGES = {
     "stability": "Stability",
     "memory": "Memory",
     "streams": "Streams",
+    "sources": "Sources",
     "models": "Backbones",
     "losses": "Losses",
     "schedules": "Schedules",
@@ -71,6 +72,7 @@ PACKAGES = {
     "runs": "Runs",
     "grids": "Grids",
     "results": "Results",
+    "serve": "Serve",
     "checkpoint": "Checkpoints",
     "errors": "Errors",
 }

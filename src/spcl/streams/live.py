@@ -101,7 +101,7 @@ class LiveStream:
         self._step = 0
         self._closed = False
         self._lock = threading.RLock()  # guards all of the above
-        self._changed = threading.Condition(self._lock)  # notified of every change
+        self._changed = threading.Condition(self._lock)
         for name, source in (sources or {}).items():
             self.add(name, source)
 

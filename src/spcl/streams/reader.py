@@ -33,7 +33,7 @@ class Queues:
     Attributes:
         capacity: the largest number of queued messages per source.
         lock: guards readers.
-        changed: a condition of this lock, notified of every change that a moment may wait for.
+        changed: of the same lock; is notified of what the iterating thread may wait for.
         last_seen: when each source last yielded (`time.time()`).
     """
 
@@ -68,7 +68,7 @@ class Reader:
         self.stopped = False
         self._capacity = queues.capacity
         self._changed = queues.changed
-        self._has_space = threading.Condition(queues.lock)  # of its own: one for all would wake every thread each time
+        self._has_space = threading.Condition(queues.lock)  # its own: of 64 readers, only this one is to wake up
         self._last_seen = queues.last_seen
         self._last: str | None = None
 
@@ -108,8 +108,9 @@ class Reader:
 
     def take(self) -> Message | Rejected:
         """Return the next message, and let the thread read another."""
+        message = self.queue.popleft()
         self._has_space.notify()
-        return self.queue.popleft()
+        return message
 
     def stop(self) -> None:
         """Let the thread exit and forget what is queued."""
