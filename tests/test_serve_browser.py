@@ -43,7 +43,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server, thread, address = start(tmp_path_factory.mktemp("service"))
     yield address
     server.stop()
-    thread.join(20)
+    thread.join(60)
 
 
 def fact(reader: Reader, name: str) -> str:
@@ -102,12 +102,12 @@ def test_page_asks_for_the_token_and_waits_for_the_service_to_come_back(reader: 
     assert reader.sees("#connection", "live")
     assert reader.one("#facts").text
     server.stop()
-    thread.join(20)
+    thread.join(60)
     assert reader.sees("#connection", "not connected, trying again")
     port = int(address.rstrip("/").rpartition(":")[2])
     server, thread, _ = start(tmp_path / "again", token_file=tmp_path / "token", port=port)
     assert reader.sees("#connection", "live")
     server.stop()
-    thread.join(20)
+    thread.join(60)
     reader.open("about:blank")
     reader.errors()  # 401 and refused connections are in the console

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -62,7 +63,7 @@ class Client:
         mine = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         request = Request(self.address + path, body, mine | (headers or {}), method=method)
         try:
-            with urlopen(request, timeout=20) as answer:
+            with urlopen(request, timeout=60) as answer:
                 return self._answer(answer)
         except HTTPError as error:
             with error:
@@ -75,7 +76,7 @@ class Client:
         return self.send("POST", path, json.dumps(content).encode(), JSON | (headers or {}))
 
     def wait(self, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (found := condition()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -92,16 +93,10 @@ class Client:
 
 
 def run_in_thread(server: Server) -> tuple[threading.Thread, str]:
-    addresses: list[str] = []
-    ready = threading.Event()
-
-    def run() -> None:
-        server.run(lambda address: (addresses.append(address), ready.set()))
-
-    thread = threading.Thread(target=run, daemon=True)
+    addresses: Queue[str] = Queue()
+    thread = threading.Thread(target=server.run, args=(addresses.put,), daemon=True)
     thread.start()
-    assert ready.wait(30)
-    return thread, addresses[0]
+    return thread, addresses.get(timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +118,7 @@ def server(folder: Path) -> Iterator[tuple[Server, str]]:
     client.wait(lambda: server.service.predictor.step == client.get("tasks").content["steps"])
     yield server, address
     server.stop()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -275,7 +270,7 @@ def test_metrics_are_those_of_the_status(client: Client) -> None:
 def test_events_begin_with_the_history(client: Client) -> None:
     request = Request(client.address + "events", headers={"Authorization": f"Bearer {TOKEN}"})
     found: dict[str, list[Any]] = {}
-    with urlopen(request, timeout=20) as answer:
+    with urlopen(request, timeout=60) as answer:
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         while len(found.get("update", [])) < 2:
             name, data = answer.readline().decode(), answer.readline().decode()
@@ -326,10 +321,33 @@ def test_a_service_without_a_token_answers_this_machine_alone_and_ends_by_sigter
     client = Client(address)
     assert client.wait(lambda: client.task("camera"))
     again.stop()
-    thread.join(20)
+    thread.join(60)
 
 
 def test_a_port_that_is_taken_is_named(server: tuple[Server, str], tmp_path: Path) -> None:
     port = urlsplit(server[1]).port
     with pytest.raises(SpclError, match=f"cannot listen on 127.0.0.1, port {port}: Address already in use"):
         Server(settings(tmp_path, port=port)).run()
+
+
+def test_a_standby_takes_over_port_and_state_and_can_be_stopped_before(tmp_path: Path) -> None:
+    first = Server(settings(tmp_path))
+    thread, address = run_in_thread(first)
+    client = Client(address)
+    client.wait(lambda: client.get("tasks").content["uptime"] > 0)
+    assert client.post("tasks", {"name": "camera", "classes": 2}).status == 202
+    same = settings(tmp_path, port=urlsplit(address).port)
+    second, third = Server(same, standby=True), Server(same, standby=True)
+    waiting = [threading.Thread(target=each.run, daemon=True) for each in (second, third)]
+    for each in waiting:
+        each.start()
+    third.stop()
+    waiting[1].join(60)
+    assert not waiting[1].is_alive()
+    first.stop()
+    thread.join(60)
+    assert client.wait(lambda: second.service.status().tasks)
+    assert client.task("camera")
+    second.stop()
+    waiting[0].join(60)
+    assert not waiting[0].is_alive()
