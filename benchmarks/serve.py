@@ -138,16 +138,16 @@ def throughput(backbone: str, sources: int, steps: int, rounds: int) -> list[tup
     return [(time_service(backbone, moments), time_learner(backbone, moments)) for _ in range(rounds)]
 
 
-def throughput_table(found: dict[str, list[tuple[Times, Times]]], sources: int) -> Table:
-    table = Table(title=f"Throughput: {sources} sources × {BATCH} samples, median of rounds")
-    for name in ("network", "batches/s, service", "batches/s, learner", "ratio", "of processor time", "target", "met"):
-        table.add_column(name, justify="left" if name == "network" else "right")
-    for backbone, rounds in found.items():
-        service, learner = (median(pair[which][0] for pair in rounds) for which in (0, 1))
-        ratios = [median(bare[part] / served[part] for served, bare in rounds) for part in (0, 1)]
-        met = ratios[0] >= TARGET
-        rates = [f"{sources / seconds:,.0f}" for seconds in (service, learner)]
-        table.add_row(backbone, *rates, *(f"{ratio:.2f}×" for ratio in ratios), f"≥ {TARGET}×", "yes" if met else "no")
+def throughput_table(backbone: str, rounds: list[tuple[Times, Times]], sources: int) -> Table:
+    table = Table(title=f"Throughput, {backbone}: {sources} sources × {BATCH} samples, medians of {len(rounds)} rounds")
+    for name in ("", "service, batches/s", "learner, batches/s", "ratio", "lowest", "highest", "target", "met"):
+        table.add_column(name, justify="right" if name else "left")
+    for part, name in enumerate(("by the clock", "in processor time")):
+        ratios = [bare[part] / served[part] for served, bare in rounds]
+        rates = [f"{sources / median(pair[which][part] for pair in rounds):,.0f}" for which in (0, 1)]
+        spread = [f"{ratio:.2f}×" for ratio in (median(ratios), min(ratios), max(ratios))]
+        target = (f"≥ {TARGET}×", "yes" if median(ratios) >= TARGET else "no") if part == 0 else ("", "")
+        table.add_row(name, *rates, *spread, *target)
     return table
 
 
@@ -217,31 +217,29 @@ def latencies(host: str, port: int, body: bytes, seconds: float) -> list[float]:
     return found
 
 
-def latency(table: Table, backbone: str, sources: int, seconds: float) -> None:
+def latency(backbone: str, sources: int, seconds: float) -> Table:
+    table = Table(title=f"Latency of /predict, {backbone}: one sample, one client")
+    for name in ("the service is", "steps/s", "requests/s", "p50", "p99"):
+        table.add_column(name, justify="left" if name == "the service is" else "right")
     body = json.dumps({"inputs": new_batch(backbone, torch.Generator())[0][:1].tolist()}).encode()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, running(Path(name), backbone) as service:
         _, host, port = service
         with Feeder(Path(name), backbone, sources, pace=1000.0):
             latencies(host, port, body, 1.0)  # it trains, and has something to predict with
-            add_latencies(table, backbone, f"training on {sources} sources", host, port, body, seconds)
+            table.add_row(f"training on {sources} sources", *measured(host, port, body, seconds))
         while status(host, port)["tasks"][-1]["backlog"]:
             time.sleep(0.5)
-        add_latencies(table, backbone, "idle", host, port, body, seconds)
+        table.add_row("idle", *measured(host, port, body, seconds))
+    return table
 
 
-def add_latencies(table: Table, backbone: str, when: str, host: str, port: int, body: bytes, seconds: float) -> None:
+def measured(host: str, port: int, body: bytes, seconds: float) -> list[str]:
+    """Steps and requests a second, and the median and 99th percentile of the requests' times."""
     before = status(host, port)["steps"]
     found = latencies(host, port, body, seconds)
     steps = status(host, port)["steps"] - before
-    cuts = [f"{1000 * quantiles(found, n=100)[place]:.1f} ms" for place in (49, 98)]
-    table.add_row(backbone, when, f"{steps / seconds:.1f}", f"{len(found) / seconds:.0f}", *cuts)
-
-
-def latency_table() -> Table:
-    table = Table(title="Latency of /predict for one sample, one client")
-    for name in ("network", "service is", "steps/s", "requests/s", "p50", "p99"):
-        table.add_column(name, justify="left" if name in ("network", "service is") else "right")
-    return table
+    cuts = quantiles(found, n=100)
+    return [f"{steps / seconds:.1f}", f"{len(found) / seconds:.0f}", *(f"{1000 * cuts[at]:.1f} ms" for at in (49, 98))]
 
 
 def status(host: str, port: int) -> dict[str, Any]:
@@ -292,12 +290,11 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(width=120)
     sources = arguments.sources
-    found = {name: throughput(name, sources, arguments.steps, arguments.rounds) for name in arguments.networks}
-    console.print(throughput_table(found, sources))
-    table = latency_table()
     for name in arguments.networks:
-        latency(table, name, sources, arguments.seconds)
-    console.print(table)
+        found = throughput(name, sources, arguments.steps, arguments.rounds)
+        console.print(throughput_table(name, found, sources))
+    for name in arguments.networks:
+        console.print(latency(name, sources, arguments.seconds))
     if arguments.minutes:
         memory(console, arguments.networks[0], sources, arguments.minutes)
 

@@ -75,7 +75,7 @@ class Server:
         host, port = self._http.host, self._http.port
         while not self._is_stopped:
             try:
-                return socket.create_server((host, port), family=_family(host), backlog=CONNECTIONS)
+                return _listener(host, port)
             except OSError as error:
                 if not self._standby or error.errno != errno.EADDRINUSE:
                     reason = error.strerror or str(error)
@@ -120,8 +120,18 @@ def _answering(app: FastAPI, listener: socket.socket, close: Callable[[], object
         thread.join(2 * CLOSING_SECONDS)
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listener(host: str, port: int) -> socket.socket:
+    """Return a listening socket that names its protocol: else asyncio leaves Nagle's algorithm on, 40 ms a request."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(CONNECTIONS)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _address(listener: socket.socket) -> str:
