@@ -180,6 +180,7 @@ def test_what_does_not_fit_is_rejected_with_the_reason_and_the_rest_is_read(reop
                 hub.dead_letter("a", each.position, each.data, each.reason)
 
 
+@needs_redis
 def test_dead_letters_are_kept_once(tmp_path: Path, redis_server: RedisProcess) -> None:
     folder, redis = FolderHub(tmp_path), RedisHub(redis_server.url, prefix="dead")
     for _ in range(2):

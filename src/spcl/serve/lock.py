@@ -29,7 +29,8 @@ def held_state(folder: Path, wait: Callable[[], bool] | None = None) -> Iterator
 
     Args:
         folder: made if it does not exist.
-        wait: whether to go on waiting while another service holds the folder, asked again and again; None refuses.
+        wait: whether to go on waiting while another service holds the folder, asked again and again; None raises a
+            :class:`StateInUseError` instead.
     """
     with user_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,8 @@ class Service:
         Raises:
             StateInUseError: if another service uses the state, unless this one is a standby.
         """
-        with held_state(self._settings.state, (lambda: not self._stopping) if self._standby else None) as held:
+        wait = (lambda: not self._stopping) if self._standby else None
+        with held_state(self._settings.state, wait) as held:
             if not held:
                 return
             self._began = time.monotonic()
