@@ -67,7 +67,7 @@ def test_page_shows_the_service(reader: Reader, address: str, size: tuple[int, i
     events = reader.text("#event-list")
     assert "speed ended" in events
     assert "camera: batch" in events
-    for chart, curves in (("losses", 2), ("accuracies", 1), ("kappas", 2)):
+    for chart, curves in (("losses", 2), ("kappas", 2)):
         drawn = [path for path in reader.all(f"#{chart} path.curve") if path.get_attribute("d")]
         assert len(drawn) == curves, chart
     assert reader.all("#lanes path[fill]")
