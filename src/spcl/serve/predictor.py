@@ -37,6 +37,7 @@ class Predictor:
 
     Nothing changes it, so that calls from any thread neither wait for a step nor for each other.
 
+    >>> import torch
     >>> from spcl.methods import SORO
     >>> learner = Learner(nn.Linear(4, 8), SORO())
     >>> learner.add_task("camera", classes=["cat", "dog"])
