@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-gpu docs serve-docs dist
+.PHONY: help demo serve-demo test lint bench bench-gpu docs serve-docs dist
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,6 +11,9 @@ help: ## what can be made
 
 demo: $(READY) ## a first look at what SPCL does
 	$(BIN)/python examples/demo.py
+
+serve-demo: $(READY) ## a service on five simulated sensors, and its page; make serve-demo REDIS=1 with a redis-server
+	$(BIN)/python examples/serve_demo.py $(if $(REDIS),--redis)
 
 test: lint docs ## everything that must hold before a commit
 	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-fail-under=90

@@ -9,9 +9,9 @@ from spcl import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 
-WITHOUT_MATPLOTLIB = """
+WITHOUT_EXTRAS = """
 import sys
-sys.modules["matplotlib"] = None  # cannot be imported
+sys.modules["matplotlib"] = sys.modules["fastapi"] = None  # cannot be imported
 from typer.testing import CliRunner
 from spcl.cli.app import app
 for command in sys.argv[1:]:
@@ -20,14 +20,14 @@ for command in sys.argv[1:]:
 """
 
 
-def test_only_commands_that_draw_need_the_extra_and_name_it() -> None:
-    commands = ["figure", "report", "compare", "table"]
-    done = subprocess.run([sys.executable, "-c", WITHOUT_MATPLOTLIB, *commands], capture_output=True, text=True)
+def test_only_commands_that_draw_or_serve_need_an_extra_and_name_it() -> None:
+    extras = {"figure": "report", "report": "report", "compare": "report", "serve": "serve", "table": None}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS, *extras], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    for command, kind, message in zip(commands, lines[::2], lines[1::2], strict=True):
+    for extra, kind, message in zip(extras.values(), lines[::2], lines[1::2], strict=True):
         assert kind == "SpclError", message
-        assert ('run: pip install "spcl[report]"' in message) == (command != "table"), message
+        assert re.findall(r'run: pip install "spcl\[(.*)\]"', message) == ([extra] if extra else []), message
 
 
 def test_the_citation_names_the_version() -> None:

@@ -45,7 +45,7 @@ def test_live_sources_join_late_die_and_come_back(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-SHORT = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ("demo", "live_multi_source")]
+SHORT = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ("demo", "live_multi_source", "serve_demo")]
 
 
 @pytest.mark.parametrize("path", SHORT, ids=lambda path: path.stem)

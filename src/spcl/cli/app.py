@@ -29,6 +29,7 @@ class _Commands(LazyGroup):
         "figure": "Draw a figure of the paper from runs, as PNG and SVG.",
         "report": "Write one HTML file with the settings, tables, figures and every run.",
         "protocol": "Write a protocol file: label sets and timelines, drawn for a benchmark or converted from YAML.",
+        "serve": "Train on live sources without end, answer predictions over HTTP, and show it all on a page.",
         "timeline": "Draw when each task of a configuration trains, and when memory starts.",
         "methods": "List the methods: what they do, where they come from, and what a step costs.",
         "settings": "List every setting with its meaning, values and default, or those of a method.",

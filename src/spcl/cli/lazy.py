@@ -12,6 +12,15 @@ from spcl.errors import SpclError
 
 __all__ = ["LazyGroup"]
 
+EXTRAS = {
+    "matplotlib": "report",
+    "plotly": "report",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+}
+"""The extra that brings a library without which some command cannot be imported."""
+
 
 class LazyGroup(TyperGroup):
     """A command group that knows its commands by name and summary only.
@@ -58,8 +67,8 @@ def _module(name: str) -> ModuleType:
         return import_module(f"spcl.cli.{name}")
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        if library in ("matplotlib", "plotly"):
-            raise SpclError(
-                f'{library} is not installed, and {name} needs it; run: pip install "spcl[report]"'
-            ) from error
-        raise
+        if library not in EXTRAS:
+            raise
+        raise SpclError(
+            f'{library} is not installed, and {name} needs it; run: pip install "spcl[{EXTRAS[library]}]"'
+        ) from error

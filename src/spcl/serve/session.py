@@ -178,6 +178,7 @@ class Session:
             schema=record.schema,
             first_sight=sight if tasks.start == "first-sight" else None,
             max_bytes=self._settings.max_bytes,
+            trim=self.watch.trim,
             on_outage=self._report_outage,
         )
         self.sources[record.name] = source

@@ -14,8 +14,8 @@ from spcl.streams import Moment
 
 __all__ = ["Trainer"]
 
-TESTING_SHARE = 0.04
-"""The largest part of the time that tests of batches before training take."""
+MEASURING_SHARE = 0.04
+"""The largest part of the time that tests of batches before training, and κ, take."""
 
 
 class Trainer:
@@ -42,7 +42,7 @@ class Trainer:
         self._records = records
         self._on_event = on_event
         self._reject = reject
-        self._testing_seconds = 0.0
+        self._measuring_seconds = 0.0
         self._seconds = 0.0
 
     def train(self, moment: Moment) -> None:
@@ -50,7 +50,8 @@ class Trainer:
         begin = time.monotonic()
         batches = {name: batch for name, batch in moment.batches.items() if self._admit(name, batch)}
         if batches:
-            self._step(batches, self._test(batches))
+            is_measured = self._measuring_seconds <= MEASURING_SHARE * self._seconds
+            self._step(batches, self._test(batches) if is_measured else {}, is_measured)
         for name in moment.ended:
             if name in self._learner.tasks:
                 self._learner.finish_task(name)
@@ -70,9 +71,7 @@ class Trainer:
         return True
 
     def _test(self, batches: Mapping[str, Batch]) -> dict[str, float]:
-        """Return the accuracies of classifiers on their batches, if there is time for that."""
-        if self._testing_seconds > TESTING_SHARE * self._seconds:
-            return {}
+        """Return the accuracies of classifiers on their batches."""
         begin = time.monotonic()
         tasks = self._learner.tasks
         known = [name for name in batches if tasks[name].classes is not None and tasks[name].signature is not None]
@@ -81,9 +80,9 @@ class Trainer:
         except Exception:  # a batch that cannot be predicted cannot be learned, either: the step says so
             return {}
         finally:
-            self._testing_seconds += time.monotonic() - begin
+            self._measuring_seconds += time.monotonic() - begin
 
-    def _step(self, batches: Mapping[str, Batch], accuracies: dict[str, float]) -> None:
+    def _step(self, batches: Mapping[str, Batch], accuracies: dict[str, float], is_measured: bool) -> None:
         """Learn the batches together; if that fails, one by one, to find those that cannot be learned."""
         begin = time.monotonic()
         try:
@@ -93,7 +92,7 @@ class Trainer:
                 raise
             if len(batches) > 1:
                 for name, batch in batches.items():
-                    self._step({name: batch}, {})
+                    self._step({name: batch}, {}, is_measured)
             else:
                 ((name, batch),) = batches.items()
                 self._reject(name, batch, f"{type(error).__name__}: {error}")
@@ -102,18 +101,33 @@ class Trainer:
         for name, count in samples.items():
             self._records.tasks[name].batches += 1
             self._records.tasks[name].samples += count
-        self._on_event(_event(report, samples, accuracies, time.monotonic() - begin))
+        seconds = time.monotonic() - begin
+        before, after = self._kappas(report) if is_measured else (None, None)
+        self._on_event(_event(report, samples, accuracies, (before, after), seconds))
+
+    def _kappas(self, report: StepReport) -> tuple[float | None, float | None]:
+        """Return κ before and after, as far as the method computed gradients for it."""
+        begin = time.monotonic()
+        kappas = [None if each is None else each.condition_number for each in (report.before, report.after)]
+        self._measuring_seconds += time.monotonic() - begin
+        return kappas[0], kappas[1]
 
 
-def _event(report: StepReport, samples: dict[str, int], accuracies: dict[str, float], seconds: float) -> StepEvent:
+def _event(
+    report: StepReport,
+    samples: dict[str, int],
+    accuracies: dict[str, float],
+    kappas: tuple[float | None, float | None],
+    seconds: float,
+) -> StepEvent:
     return StepEvent(
         time=time.time(),
         step=report.step,
         samples=samples,
         losses=report.losses,
         accuracies=accuracies,
-        kappa_before=None if report.before is None else report.before.condition_number,
-        kappa_after=None if report.after is None else report.after.condition_number,
+        kappa_before=kappas[0],
+        kappa_after=kappas[1],
         skipped=tuple(report.skipped),
         seconds=seconds,
     )

@@ -1,4 +1,4 @@
-"""Watching a hub: which tasks it has, and how much of them waits."""
+"""Looking after a hub: which tasks it has, how much of them waits, and what may be deleted."""
 
 import logging
 import threading
@@ -9,12 +9,13 @@ from spcl.sources import Hub
 __all__ = ["Watch"]
 
 PERIOD_SECONDS = 0.5
+CLOSING_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Asks a hub for its tasks and backlogs, in a thread of its own, so that training does not wait for the answer.
+    """Asks a hub for its tasks and backlogs, and deletes messages, in a thread of its own: training does not wait.
 
     Args:
         hub: the hub.
@@ -30,7 +31,9 @@ class Watch:
         self.backlogs: dict[str, int] = {}
         self._hub = hub
         self._positions = positions
-        self._closed = threading.Event()
+        self._deletable: dict[str, str] = {}
+        self._awake = threading.Event()
+        self._is_closed = False
         self._is_reachable = True
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -39,16 +42,27 @@ class Watch:
         self._look()
         self._thread.start()
 
+    def trim(self, task: str, upto: str) -> None:
+        """Let the thread delete messages up to a position, at once; what a crash prevents, the next service does."""
+        self._deletable[task] = upto
+        self._awake.set()
+
     def close(self) -> None:
-        """Stop asking."""
-        self._closed.set()
+        """Stop asking, after what is to be deleted."""
+        self._is_closed = True
+        self._awake.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
-        while not self._closed.wait(PERIOD_SECONDS):
+        while not self._is_closed:
+            self._awake.wait(PERIOD_SECONDS)
+            self._awake.clear()
             self._look()
 
     def _look(self) -> None:
         try:
+            self._delete()
             self.tasks = self._hub.tasks()
             self.backlogs = {task: self._hub.backlog(task, after) for task, after in self._positions().items()}
         except Exception as error:  # of any broker; it is asked again
@@ -57,3 +71,12 @@ class Watch:
             self._is_reachable = False
         else:
             self._is_reachable = True
+
+    def _delete(self) -> None:
+        while self._deletable:
+            task, upto = self._deletable.popitem()
+            try:
+                self._hub.trim(task, upto)
+            except BaseException:
+                self._deletable.setdefault(task, upto)
+                raise

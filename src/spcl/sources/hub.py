@@ -96,6 +96,7 @@ class HubSource:
         first_sight: the schema of a task whose first batch comes without one, ``"infer"`` for that of the batch, or
             None to wait for an announcement.
         max_bytes: the largest message.
+        trim: called as ``trim(task, upto)`` to delete messages; by default the hub's own.
         on_outage: called as ``on_outage(task, error)`` from the reading thread when the hub cannot be reached, and with
             None when it can again.
     """
@@ -109,6 +110,7 @@ class HubSource:
         schema: Schema | None = None,
         first_sight: Schema | Literal["infer"] | None = None,
         max_bytes: int = MAX_BYTES,
+        trim: Callable[[str, str], object] | None = None,
         on_outage: Callable[[str, Exception | None], object] | None = None,
     ) -> None:
         self._hub = hub
@@ -116,6 +118,7 @@ class HubSource:
         self._inputs = inputs
         self._first_sight = first_sight
         self._max_bytes = max_bytes
+        self._trim = trim or hub.trim
         self._on_outage = on_outage or _log_outage
         self._schema = schema
         self._reading: object = None  # stands for the one call of read that goes on
@@ -158,7 +161,7 @@ class HubSource:
 
     def commit(self, upto: str) -> None:
         """Let the hub delete messages."""
-        self._hub.trim(self._task, upto)
+        self._trim(self._task, upto)
 
     def close(self) -> None:
         """End reading, at the latest after a quarter of a second."""

@@ -11,7 +11,7 @@ from spcl.batches import Batch, BatchLike, Inputs, as_batch, as_inputs, leaves
 from spcl.errors import DataError, SpclError
 from spcl.sources.schema import Schema
 
-__all__ = ["MAX_BYTES", "Letter", "decode", "encode_batch", "encode_end", "encode_start"]
+__all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "encode_end", "encode_start"]
 
 MAX_BYTES = 64 * 2**20
 
@@ -74,6 +74,22 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> Letter:
         raise DataError(str(error)) from None
     except Exception as error:  # bytes from anywhere: whatever they cause, they are no reason to stop
         raise DataError(f"the message is no safetensors: {error!s:.200}") from None
+
+
+def decode_inputs(data: bytes) -> Inputs:
+    """Return inputs without targets, as of :func:`encode_batch`; raise a :class:`DataError` if they are malformed.
+
+    >>> import torch
+    >>> decode_inputs(safetensors.torch.save({"x.tokens": torch.tensor([[7, 9]])}))
+    {'tokens': tensor([[7, 9]])}
+    """
+    try:
+        tensors = safetensors.torch.load(data)
+    except Exception as error:
+        raise DataError(f"the inputs are not in the safetensors format: {error!s:.200}") from None
+    if not tensors:
+        raise DataError("the inputs have no tensors; send x, or x.name or x[0] of its parts")
+    return as_inputs(_inputs(tensors))
 
 
 def _metadata(content: str, schema: Schema | None) -> dict[str, str]:

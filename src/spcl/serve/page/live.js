@@ -1,0 +1,176 @@
+// The page of a service: state that the events build up, drawn once a second
+
+import { drawCurves, drawLanes } from "./charts.js";
+import { byId, bytes, clock, colour, dashes, duration, make, number, onThemeChange, svg } from "./elements.js";
+import { follow } from "./stream.js";
+
+const MOST_EVENTS = 100;
+const LEAST_SPAN = 20; // seconds on the time axis
+const RECENT = 10; // seconds over which rates are counted
+
+const state = { buckets: [], interval: 1, status: null, events: [], marks: [], order: new Map(), chosen: null };
+
+// -- what the events say
+
+function update({ reset, interval, buckets, status, time }) {
+  const first = buckets[0]?.start ?? Infinity;
+  const kept = reset ? [] : state.buckets.filter(({ start }) => start < first);
+  Object.assign(state, { buckets: [...kept, ...buckets], interval, status, time });
+  for (const { name } of status.tasks) if (!state.order.has(name)) state.order.set(name, state.order.size);
+  draw();
+}
+
+function note(name, event) {
+  state.events.unshift([name, event]);
+  state.events.length = Math.min(state.events.length, MOST_EVENTS);
+  if (name === "task") state.marks.push(event);
+}
+
+function receive(name, data) {
+  if (name === "update") update(data);
+  else note(name, data);
+}
+
+// -- drawing
+
+const isFaded = (name) => state.chosen !== null && state.chosen !== name;
+const newest = (field, name) => state.buckets.findLast((bucket) => name in bucket[field])?.[field][name] ?? null;
+
+function series(field, factor = 1) {
+  return state.status.tasks.map(({ name }) => ({
+    name,
+    stroke: colour(state.order.get(name)),
+    dash: dashes(state.order.get(name)),
+    faded: isFaded(name),
+    points: state.buckets.filter((bucket) => name in bucket[field]).map((bucket) => [bucket.start, factor * bucket[field][name]]),
+  }));
+}
+
+function kappas() {
+  return [["before", "var(--soft)"], ["after", "var(--link)"]].map(([name, stroke]) => ({
+    name, stroke, dash: "", faded: false,
+    points: state.buckets.filter((bucket) => name in bucket.kappas).map((bucket) => [bucket.start, bucket.kappas[name]]),
+  }));
+}
+
+function drawCharts() {
+  const to = Math.max(state.time, (state.buckets.at(-1)?.start ?? 0) + state.interval);
+  const from = Math.min(state.buckets[0]?.start ?? to, to - LEAST_SPAN);
+  const axis = { from, to, interval: state.interval };
+  const lanes = state.status.tasks.map(({ name }) => ({ name, index: state.order.get(name), faded: isFaded(name) }));
+  drawLanes(byId("lanes"), lanes, state.buckets, state.marks, axis);
+  drawCurves(byId("losses"), "Losses", series("losses"), { ...axis, log: true });
+  drawCurves(byId("accuracies"), "Accuracies", series("accuracies", 100), { ...axis, range: [0, 100] });
+  drawCurves(byId("kappas"), "Condition numbers", kappas(), { ...axis, log: true });
+  drawCurves(byId("lags"), "Lags", series("lags"), { ...axis, log: true, floor: 0.1, format: duration });
+}
+
+function recentRate(count) {
+  const begin = Math.max(state.time - Math.max(RECENT, 2 * state.interval), state.buckets[0]?.start ?? state.time);
+  const recent = state.buckets.filter(({ start }) => start >= begin);
+  const seconds = state.time - (recent[0]?.start ?? state.time);
+  return seconds > 0 ? recent.reduce((sum, bucket) => sum + count(bucket), 0) / seconds : null;
+}
+
+function drawFacts() {
+  const { status } = state;
+  const all = ({ samples }) => Object.values(samples).reduce((sum, value) => sum + value, 0);
+  const running = status.tasks.filter((task) => task.state === "running").length;
+  const facts = {
+    Steps: number(status.steps),
+    Samples: number(status.samples),
+    "Steps a second": number(recentRate(({ steps }) => steps)),
+    "Samples a second": number(recentRate(all)),
+    Tasks: `${running} running of ${status.tasks.length}`,
+    Memory: `${number(status.memory_samples)} (${bytes(status.memory_bytes)})`,
+    Checkpoint: status.checkpoint_age === null ? "none yet" : `${duration(status.checkpoint_age)} ago`,
+    Uptime: duration(status.uptime),
+  };
+  byId("facts").replaceChildren(...Object.entries(facts).map(([name, value]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+}
+
+function sample(name) {
+  const index = state.order.get(name);
+  const stroke = { stroke: colour(index), "stroke-width": 3, "stroke-dasharray": dashes(index) };
+  return svg("svg", { width: 22, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, ...stroke }));
+}
+
+function drawLegend() {
+  const legend = byId("legend");
+  const names = state.status.tasks.map(({ name }) => name);
+  const key = JSON.stringify([names, state.chosen, colour(0)]);
+  if (legend.dataset.key === key) return; // a button that is replaced loses the focus
+  legend.dataset.key = key;
+  legend.replaceChildren(...names.map((name) => {
+    const button = make("button", { type: "button", "aria-pressed": state.chosen === name }, sample(name), name);
+    button.addEventListener("click", () => {
+      state.chosen = state.chosen === name ? null : name;
+      draw();
+    });
+    return make("li", {}, button);
+  }));
+}
+
+function drawTasks() {
+  const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+  byId("task-rows").replaceChildren(...state.status.tasks.map((task) => {
+    const cell = (value, kind = "number") => make("td", { class: kind }, value);
+    return make("tr", {},
+      make("th", { scope: "row" }, sample(task.name), " ", task.name),
+      cell(task.state, ""), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
+      cell(number(newest("losses", task.name))), cell(percent(newest("accuracies", task.name))),
+      cell(duration(task.lag_seconds)), cell(number(task.backlog)), cell(number(task.dead_letters)));
+  }));
+}
+
+function described(name, event) {
+  if (name === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, event.kind === "failed"];
+  if (name === "dead-letter") return [`${event.task}: batch ${event.position} refused: ${event.reason}`, true];
+  return [`checkpoint after step ${number(event.step)}: ${bytes(event.bytes)} in ${duration(event.seconds)}`, false];
+}
+
+function drawEvents() {
+  byId("event-list").replaceChildren(...state.events.map(([name, event]) => {
+    const [text, isBad] = described(name, event);
+    return make("li", {}, make("time", {}, clock(event.time)), make("span", { class: isBad ? "text bad" : "text" }, text));
+  }));
+}
+
+function draw() {
+  if (!state.status) return;
+  drawFacts();
+  drawLegend();
+  drawCharts();
+  drawTasks();
+  drawEvents();
+}
+
+// -- the connection
+
+const KEY = "spcl-token";
+
+function askToken() {
+  const form = byId("login");
+  byId("login-note").textContent = sessionStorage.getItem(KEY) ? "the service has another token" : "";
+  form.hidden = false;
+  byId("token").focus();
+  return new Promise((resolve) => {
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(KEY, byId("token").value);
+      form.hidden = true;
+      resolve();
+    }, { once: true });
+  });
+}
+
+onThemeChange(draw);
+new ResizeObserver(draw).observe(byId("content"));
+follow("events", {
+  token: () => sessionStorage.getItem(KEY),
+  askToken,
+  onState: (name, text) => Object.assign(byId("connection"), { textContent: text }).setAttribute("data-state", name),
+  onOpen: () => Object.assign(state, { buckets: [], events: [], marks: [] }),
+  onMessage: receive,
+});
