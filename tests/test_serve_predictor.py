@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from spcl.errors import DataError, TaskError
 from spcl.learner import Learner
+from spcl.memory import Reservoir
 from spcl.methods import ER, SORO
 from spcl.models import InputSpec
 from spcl.serve.predictor import Predictor
@@ -52,6 +53,18 @@ def test_predictions_are_those_of_the_learner_when_copied(scenario: str, average
             *(("radar", label) for label in "012"),
         ]
     assert predictor.step == 3
+
+
+def test_a_copy_predicts_by_the_class_means_of_its_time() -> None:
+    made = learner(scenario="class", average=0.5, predict_by="class-means", memory=Reservoir(20))
+    for _ in range(3):
+        step(made)
+    predictor, expected = Predictor.of(made), made.predict_proba(X)
+    assert torch.equal(predictor.predict(X).outputs, expected)
+    for _ in range(3):
+        step(made)
+    assert torch.equal(predictor.predict(X).outputs, expected)
+    assert not torch.equal(made.predict_proba(X), expected)
 
 
 def test_threads_get_whole_snapshots_while_the_learner_trains() -> None:

@@ -4,6 +4,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +128,21 @@ class Predictor:
         backbone = self._sharing_copy(uncompiled(self.model.backbone))
         top = ("heads", JointHeads(heads)) if chosen is None else ("head", heads[0])
         return nn.Sequential(OrderedDict([("backbone", backbone), top])).eval()
+
+    def snapshot(self) -> "Predictor":
+        """Return a predictor with copies of the weights and heads that predict now, which follow no training."""
+        averages = {} if self._average is None else self._average.averages
+        memo: dict[int, Any] = {id(each): nn.Parameter(value.clone(), False) for each, value in averages.items()}
+        trained = [task for task in self.tasks.values() if task.head is not None]
+        parts = (uncompiled(self.model.backbone), trained, self._present_heads(trained))
+        backbone, tasks, heads = copy.deepcopy(parts, memo)
+        model = SharedModel(backbone, self.scenario, nn.Linear, 0, self.model.autocast)
+        for task, head in zip(tasks, heads, strict=True):
+            task.head = head
+            model.tasks[task.name] = task
+        for module in model.modules():
+            module.eval()
+        return Predictor(model, None, PredictionHeads("head", None))
 
     @contextmanager
     def _averaged_weights(self) -> Iterator[None]:

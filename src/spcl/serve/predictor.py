@@ -1,16 +1,12 @@
 """Predictions from an immutable copy of a learner's weights, by any number of threads while the learner trains on."""
 
-import copy
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from spcl.batches import Inputs, describe
-from spcl.engine.model import SharedModel
 from spcl.errors import DataError, TaskError
 from spcl.learner import Learner
-from spcl.learner.modules import uncompiled
 from spcl.learner.prediction import Predictor as ModelPredictor
 from spcl.methods.tasks import Task
 
@@ -38,6 +34,7 @@ class Predictor:
     Nothing changes it, so that calls from any thread neither wait for a step nor for each other.
 
     >>> import torch
+    >>> from torch import nn
     >>> from spcl.methods import SORO
     >>> learner = Learner(nn.Linear(4, 8), SORO())
     >>> learner.add_task("camera", classes=["cat", "dog"])
@@ -59,17 +56,7 @@ class Predictor:
     @classmethod
     def of(cls, learner: Learner) -> "Predictor":
         """Return a predictor with copies of the weights; call it in the thread that trains, between two steps."""
-        shared = learner.model
-        average = learner._average
-        memo: dict[int, Any] = {}
-        for parameter, value in ({} if average is None else average.averages).items():
-            memo[id(parameter)] = nn.Parameter(value.clone(), requires_grad=False)
-        backbone, tasks = copy.deepcopy((uncompiled(shared.backbone), shared.tasks), memo)
-        model = SharedModel(backbone, shared.scenario, learner.method.make_head, 0, shared.autocast)
-        model.tasks = {name: task for name, task in tasks.items() if task.head is not None}
-        for module in model.modules():
-            module.eval()
-        return cls(ModelPredictor(model), learner.steps)
+        return cls(learner.snapshot(), learner.steps)
 
     @property
     def tasks(self) -> list[str]:
