@@ -77,6 +77,7 @@ def test_messages_come_in_order_and_again_from_any_position(reopen: Callable[[],
     messages = list(source_of(hub).read(None))
     assert values(messages) == list(range(20))
     middle = messages[7].position
+    assert values(source_of(hub).read(None)) == list(range(20))  # back again, with the same hub
     assert values(source_of(reopen(), schema=Schema.of(classes=2)).read(middle)) == list(range(8, 20))
     assert hub.backlog("a", middle) == 22 - 9
     source_of(hub).commit(middle)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class FolderHub:
         self._tasks = Path(path) / "tasks"
         self._dead = Path(path) / "dead-letters"
         self._tasks.mkdir(parents=True, exist_ok=True)
-        self._listed: dict[str, list[str]] = {}  # names that are known to be complete up to the last
+        self._turn = threading.Lock()  # threads that read at the same time only take Python's own lock from each other
+        self._listed: dict[str, tuple[str, list[str]]] = {}  # a position, and the names after it up to the last of them
 
     def tasks(self) -> list[str]:
         """Return the folders of tasks that have not ended, sorted."""
@@ -49,17 +51,19 @@ class FolderHub:
     def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
         """Return the content of the next files in the order of their names."""
         deadline, pause = time.monotonic() + wait, SHORTEST_PAUSE
-        while not (names := self._names_after(task, after)):
-            if time.monotonic() >= deadline:
-                return []
+        while not (found := self._read_now(task, after, count)) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+        return found
+
+    def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, bytes]]:
         found = []
-        for name in names[:count]:
-            try:
-                found.append((name, (self._tasks / task / f"{name}{SUFFIX}").read_bytes()))
-            except FileNotFoundError:  # trimmed meanwhile
-                self._listed.pop(task, None)
+        with self._turn:
+            for name in self._names_after(task, after)[:count]:
+                try:
+                    found.append((name, (self._tasks / task / f"{name}{SUFFIX}").read_bytes()))
+                except FileNotFoundError:  # trimmed meanwhile
+                    self._listed.pop(task, None)
         return found
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
@@ -106,12 +110,12 @@ class FolderHub:
         A listing may miss a file that appears while it is made, and have one that appeared later. The second listing
         has all that appeared before the last of the first.
         """
-        known = [name for name in self._listed.get(task, ()) if after is None or name > after]
+        start, (since, names) = after or "", self._listed.get(task, ("", []))
+        known = [name for name in names if name > start] if since <= start else []
         if not known:
-            first = [name for name in self._names(task) if after is None or name > after]
-            known = [name for name in self._names(task) if name <= first[-1]] if first else []
-            known = [name for name in known if after is None or name > after]
-        self._listed[task] = known
+            first = [name for name in self._names(task) if name > start]
+            known = [name for name in self._names(task) if start < name <= first[-1]] if first else []
+        self._listed[task] = (start, known)
         return known
 
     def _names(self, task: str) -> list[str]:

@@ -15,6 +15,9 @@ from spcl.sources.wire import MAX_BYTES, Letter, decode
 
 __all__ = ["HUBS", "Hub", "HubSource", "check_task_name"]
 
+TURN = threading.Lock()
+"""Held while a message is decoded: threads that decode at the same time only take Python's own lock from each other."""
+
 READ_AHEAD = 8  # messages per call: few, since those of 64 sources are in memory at once
 WAIT_SECONDS = 0.25  # longest wait of a call, so that closing takes no longer
 FIRST_DELAY = 0.05
@@ -147,7 +150,8 @@ class HubSource:
             for position, data in self._next(after, this):
                 after = position
                 try:
-                    letter = decode(data, self._max_bytes)
+                    with TURN:
+                        letter = decode(data, self._max_bytes)
                     if letter.content == "end":
                         return
                     batch = self._accept(letter, this)
@@ -201,7 +205,8 @@ class HubSource:
             sight = self._first_sight
             self.announce(Schema.inferred(letter.batch) if isinstance(sight, str) else sight)
         self._wait(lambda: self._reading is not this or self._schema is not None)
-        return None if self._schema is None else self._schema.fit(letter.batch, self._inputs)
+        with TURN:
+            return None if self._schema is None else self._schema.fit(letter.batch, self._inputs)
 
 
 def _log_outage(task: str, error: Any) -> None:

@@ -56,6 +56,7 @@ class RedisHub:
         self._patience = patience
         self._last: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # threads that read at the same time only take Python's own lock from each other
 
     def tasks(self) -> list[str]:
         """Return the tasks that have not ended, sorted."""
@@ -65,7 +66,10 @@ class RedisHub:
     def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
         """Return the next entries of the task's stream."""
         wanted = {self._key("stream", task): after or "0-0"}
-        answer = self._ask(lambda: self._client.xread(wanted, count=count, block=max(1, int(1000 * wait))))
+        with self._turn:
+            answer = self._ask(lambda: self._client.xread(wanted, count=count))
+        if not answer:
+            answer = self._ask(lambda: self._client.xread(wanted, count=count, block=max(1, int(1000 * wait))))
         return [(position.decode(), fields.get(FIELD, b"")) for _, entries in answer for position, fields in entries]
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:

@@ -147,7 +147,8 @@ class Reader:
             self._last = message.position
             self.awaited_since = None
             self._last_seen[self.name] = time.time()
-            self._changed.notify_all()
+            if len(self.queue) == 1:  # others change nothing for the iterating thread
+                self._changed.notify_all()
 
 
 def _checked(message: object) -> Message | Rejected:
