@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spcl.errors import SpclError
 from spcl.serve import ServeSettings
 from spcl.serve.server import Server
 from spcl.sources import FolderHub, Hub, Publisher, RedisHub
@@ -133,7 +134,7 @@ def main() -> None:
             source = {"name": "redis", "url": stack.enter_context(redis_server(folder))}
 
         def ready(address: str) -> None:
-            print(f"the page is at {address}; Ctrl-C ends the demo", flush=True)
+            print(f"the page is at {address} (Ctrl-C ends the demo)", flush=True)
             start_sensors(source, stop)
             if has_screen():
                 webbrowser.open(address)
@@ -151,4 +152,7 @@ def start_sensors(source: dict[str, object], stop: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SpclError as error:
+        sys.exit(f"error: {error}")

@@ -22,6 +22,9 @@ from spcl.runs import FolderInUseError
 __all__ = ["RayPool"]
 
 MARKER = ".grid-"
+SAVE_SECONDS = 60.0
+"""How long ranks may take to save their run: they wait for each other, and one of them may have died."""
+
 LAST_STEPS = 1000
 """The most messages about steps that are read at once."""
 
@@ -211,9 +214,10 @@ class RayPool:
                 run.stop()
             first = {run.tasks[0]: run for run in runs if run.tasks[0] in run.waiting}  # those that write
             if first:
-                self._ray.wait(list(first), num_returns=len(first))
-            for run in first.values():
-                self._end(run, 0)
+                seconds = None if self._processes == 1 else SAVE_SECONDS
+                ended, _ = self._ray.wait(list(first), num_returns=len(first), timeout=seconds)
+                for task in ended:
+                    self._end(first[task], 0)
         finally:
             for run in self._runs.values():
                 run.kill()

@@ -90,6 +90,16 @@ class Schema(BaseModel):
             f"the number of classes is not known from targets {describe(y, 1)}; announce the task, or configure classes"
         )
 
+    def __str__(self) -> str:
+        """Return the kind and its size in words.
+
+        >>> str(Schema.of(classes=["cat", "dog"])), str(Schema.of("regression", 1))
+        ('2 classes', 'regression with 1 output')
+        """
+        if self.kind == "classification":
+            return f"{self.outputs} classes"
+        return f"{self.kind} with {self.outputs} output{'s' if self.outputs > 1 else ''}"
+
     @property
     def outputs(self) -> int:
         """The number of classes, labels or numbers."""
