@@ -1,6 +1,7 @@
 """A predictor predicts what the learner did when it was copied, whatever happens to the learner meanwhile."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from spcl.learner import Learner
 from spcl.memory import Reservoir
 from spcl.methods import ER, SORO
 from spcl.models import InputSpec
+from spcl.serve import ServeSettings
+from spcl.serve.build import new_learner
 from spcl.serve.predictor import Predictor
+from spcl.serve.records import Records
 from spcl.serve.samples import samples_from_lists
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
@@ -133,3 +137,16 @@ def test_lists_become_the_parts_that_the_backbone_was_built_for() -> None:
     for wrong in (["a"], [[1], [2, 3]], [None], [{}]):
         with pytest.raises(DataError, match=r"the inputs are no samples of float32\[\]"):
             samples_from_lists(wrong, size)
+
+
+def test_a_service_predicts_by_what_its_settings_say(tmp_path: Path) -> None:
+    learner_settings = {"scenario": "class", "memory": "reservoir", "memory_budget": 10, "predict_by": "class-means"}
+    given = ServeSettings.of(
+        {
+            "state": str(tmp_path / "state"),
+            "source": {"name": "folder", "path": str(tmp_path / "hub")},
+            "inputs": {"shape": [4]},
+            "learner": learner_settings,
+        }
+    )
+    assert new_learner(given.run_settings(), given.inputs.spec(), Records()).predict_by == "class-means"

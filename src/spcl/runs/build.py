@@ -26,6 +26,7 @@ from spcl.transforms import compose
 __all__ = [
     "DeviceError",
     "inputs_of",
+    "learner_options",
     "learner_parts",
     "make_backbone",
     "make_learner",
@@ -52,19 +53,26 @@ def make_learner(
     torch.manual_seed(settings.seed)
     return Learner(
         **learner_parts(settings, data, device, steps),
-        scenario=settings.scenario,
+        **learner_options(settings),
         memory_batch=settings.memory_batch or settings.batch_size,
-        clip_norm=settings.clip_norm,
-        average=settings.average,
-        predict_by=settings.predict_by,
-        updates=settings.updates,
-        autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
-        measure_stability=settings.stability,
-        capture=settings.capture,
-        low_memory=settings.low_memory,
         distributed=distributed,
-        seed=settings.seed,
     )
+
+
+def learner_options(settings: RunSettings) -> dict[str, Any]:
+    """Return the arguments of a new ``Learner`` that settings say directly; a loaded one has them in its state."""
+    return {
+        "scenario": settings.scenario,
+        "clip_norm": settings.clip_norm,
+        "average": settings.average,
+        "predict_by": settings.predict_by,
+        "updates": settings.updates,
+        "autocast": torch.bfloat16 if settings.precision == "bfloat16" else None,
+        "measure_stability": settings.stability,
+        "capture": settings.capture,
+        "low_memory": settings.low_memory,
+        "seed": settings.seed,
+    }
 
 
 def learner_parts(

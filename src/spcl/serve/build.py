@@ -11,7 +11,7 @@ from spcl.errors import CheckpointError
 from spcl.learner import Learner
 from spcl.models import InputSpec
 from spcl.runs import RunSettings
-from spcl.runs.build import learner_parts, pick_device
+from spcl.runs.build import learner_options, learner_parts, pick_device
 from spcl.runs.tasks import make_heads, make_losses
 from spcl.serve.records import Records
 from spcl.serve.settings import LEARNER
@@ -24,19 +24,8 @@ def new_learner(settings: RunSettings, inputs: InputSpec, records: Records) -> L
     """Return a learner without tasks; its settings are recorded."""
     torch.manual_seed(settings.seed)
     records.learner = _identity(settings)
-    return Learner(
-        **learner_parts(settings, [inputs], pick_device(settings.device), steps=1),
-        scenario=settings.scenario,
-        memory_batch=settings.memory_batch,
-        clip_norm=settings.clip_norm,
-        average=settings.average,
-        updates=settings.updates,
-        autocast=torch.bfloat16 if settings.precision == "bfloat16" else None,
-        measure_stability=settings.stability,
-        capture=settings.capture,
-        low_memory=settings.low_memory,
-        seed=settings.seed,
-    )
+    parts = learner_parts(settings, [inputs], pick_device(settings.device), steps=1)
+    return Learner(**parts, **learner_options(settings), memory_batch=settings.memory_batch)
 
 
 def load_learner(path: Path, settings: RunSettings, inputs: InputSpec, records: Records, stream: LiveStream) -> Learner:

@@ -36,6 +36,7 @@ LEARNER = (
     "memory_batch",
     "updates",
     "average",
+    "predict_by",
     "frozen",
     "stability",
     "device",
