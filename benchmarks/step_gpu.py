@@ -226,7 +226,11 @@ def captured(work: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         work()
-    return graph.replay
+
+    def replay(kept: Step = work) -> None:  # the graph reads tensors that only `work` keeps alive
+        graph.replay()
+
+    return replay
 
 
 def gradient_seconds(kind: str, rounds: int) -> tuple[float, float]:

@@ -215,7 +215,8 @@ def test_eigenvalues_below_the_cutoff_count_as_zero() -> None:
 @pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("method", ["er", "graddrop", "soro", "soro+dbt"])
 def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str) -> None:
-    captured, eager = (losses_on_gpu(method, scenario, capture) for capture in (True, False))
+    with torch.backends.cudnn.flags(allow_tf32=False):  # one pass and a pass per task round differently
+        captured, eager = (losses_on_gpu(method, scenario, capture) for capture in (True, False))
     torch.testing.assert_close(captured, eager, rtol=1e-3, atol=1e-3)
 
 
