@@ -53,6 +53,7 @@ def test_two_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scen
         ("soro", "task", {"alpha": 0.1}),
         ("soro", "task", {"weigh_heads": True}),
         ("er", "class", {"alpha": 0.1, "decoupled": True}),
+        ("soro", "task", {"alpha": 0.1, "adaptive": True}),
         ("der++", "class", {}),
         ("gmed", "class", {}),
         ("graddrop", "task", {"alpha": 0.1}),

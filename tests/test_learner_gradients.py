@@ -205,13 +205,13 @@ class GramianWeighted(LossWeighted):
         return Weights(gradients.known_gramian().sum(dim=0).sigmoid())
 
 
-SETTINGS = [{}, {"alpha": 0.01}, {"alpha": 0.01, "decoupled": True}]
+SETTINGS = [{}, {"alpha": 0.01}, {"alpha": 0.01, "decoupled": True}, {"alpha": 0.1, "adaptive": True}]
 LEAN = [ER, Preferences, LossWeighted, GramianWeighted]
 
 
 @WITH_MEMORY
 @pytest.mark.parametrize("broken", ["none", "first", "last"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "alpha", "decoupled"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "alpha", "decoupled", "adaptive"])
 @pytest.mark.parametrize("method", LEAN)
 def test_a_reduction_gives_the_update_of_the_full_matrix(
     method: type[Method], settings: dict[str, float], broken: str, memory: bool
@@ -231,13 +231,14 @@ def test_a_reduction_gives_the_update_of_the_full_matrix(
     assert reports[1].before is not None
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "alpha", "decoupled"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=["plain", "alpha", "decoupled", "adaptive"])
 @pytest.mark.parametrize("method", [*LEAN, SORO, Agreement])
 def test_the_orthogonality_gradient_enters_as_asked(method: type[Method], settings: dict[str, float]) -> None:
     learner = trained_learner(method(**settings))
     reference = ByHand(learner)
-    rule, alpha, decoupled = copy.deepcopy(learner.method), settings.get("alpha", 0.0), settings.get("decoupled", False)
-    shared = reference.orthogonality_gradient(list(reference.backbone.parameters()))
+    rule, chosen = copy.deepcopy(learner.method), learner.method.settings
+    weights = list(reference.backbone.parameters())
+    shared = reference.orthogonality_gradient(weights)
 
     def combine(rows: Tensor, with_memory: bool) -> Tensor:
         names = ("current", "memory") if rule.reduction == "mean" else ("b", "c", "memory")
@@ -247,10 +248,17 @@ def test_the_orthogonality_gradient_enters_as_asked(method: type[Method], settin
             losses = np.array([losses[:-1].mean(), losses[-1]])
         columns = Gradients(names, losses, rows @ rows.T)
         update = rule.combine(rows) if rule.elementwise else rule.weigh(columns).values.double() @ rows
-        return update + alpha * decoupled * shared
+        return update if chosen.coupled else update + penalty(update)
+
+    def penalty(update: Tensor) -> Tensor:
+        if not chosen.adaptive:
+            return chosen.alpha * shared
+        sizes = [weight.numel() for weight in weights]
+        parts = zip(weights, update.split(sizes), shared.split(sizes), strict=True)
+        return torch.cat([chosen.alpha * u.norm() / max(p.norm(), w.norm()) * p for w, u, p in parts])
 
     report = learner.step(present(learner, 2))
-    reference.step(present(learner, 2), combine, 0.0 if decoupled else alpha)
+    reference.step(present(learner, 2), combine, chosen.alpha if chosen.coupled else 0.0)
     assert_equals_by_hand(learner, reference)
 
 

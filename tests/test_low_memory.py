@@ -77,7 +77,7 @@ def assert_low(learner: Learner) -> None:
     network=st.sampled_from(NETWORKS),
     method=st.sampled_from(METHODS),
     alpha=st.sampled_from([0.0, 0.01]),
-    decoupled=st.booleans(),
+    modes=st.sampled_from([[], ["decoupled"], ["adaptive"]]),
     sizes=st.lists(st.integers(2, 5), min_size=2, max_size=9),
     scenario=st.sampled_from(["task", "class"]),
     memory=st.booleans(),
@@ -89,7 +89,7 @@ def test_updates_are_those_of_held_gradients(
     network: Callable[[], nn.Module],
     method: str,
     alpha: float,
-    decoupled: bool,
+    modes: list[str],
     sizes: list[int],
     scenario: str,
     memory: bool,
@@ -97,7 +97,7 @@ def test_updates_are_those_of_held_gradients(
     updates: int,
     numbers: int,
 ) -> None:
-    make = partial(make_method, method, alpha=alpha, decoupled=decoupled)
+    make = partial(make_method, method, alpha=alpha, **dict.fromkeys(modes, True))
     learners = make_learners(lambda: network().double(), make, memory, scenario=scenario, updates=updates)
     for learner in learners:
         add_tasks(learner, len(sizes))

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from spcl.cuda_graphs.capture import GraphCapture
-from spcl.engine.eager import penalised_layers
+from spcl.engine.eager import penalised_layers, penalty_factor
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
 from spcl.methods.base import Method
@@ -17,7 +17,7 @@ __all__ = ["PenaltyGraph"]
 
 
 class PenaltyGraph:
-    """α times the orthogonality gradient, which the GPU computes while the host prepares batches.
+    """The orthogonality gradient (times α unless that is relative), computed while the host prepares batches.
 
     In mixed precision its products are TF32, as exact as the weights' bfloat16 copies are.
 
@@ -27,7 +27,7 @@ class PenaltyGraph:
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, method: Method) -> None:
         self._model = model
-        self._alpha = method.settings.alpha
+        self._alpha = penalty_factor(method)
         self._layers = penalised_layers(method)
         self._capture = capture
         self.gradient: Tensor = gradients.buffer.new_zeros(gradients.length)

@@ -298,9 +298,13 @@ class DistributedEngine(Engine):
         self._join()
 
     @override
-    def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
-        self.gradients.apply(rule, decoupled)
+    def apply(self, rule: Callable[[Tensor], Tensor], coupled: bool) -> None:
+        self.gradients.apply(rule, coupled)
         self._join()
+
+    @override
+    def add_penalty(self, relative: float | None) -> None:
+        self.local.add_penalty(relative)
 
     def _join(self) -> None:
         self.local.gradients.rows[0].copy_(self._slices.join(self.gradients.rows[0]))

@@ -72,7 +72,7 @@ class Engine(ABC):
 
     @abstractmethod
     def penalty_gradient(self) -> None:
-        """Compute α times the gradient of the orthogonality penalty."""
+        """Compute the gradient of the orthogonality penalty, times α unless that is relative."""
 
     @abstractmethod
     def gramian(self, needed: bool) -> tuple[Array | None, Array]:
@@ -85,9 +85,16 @@ class Engine(ABC):
         """Form the sum of the rows, each times its weight, in row 0 (Alg. 2, line 10)."""
         self.gradients.combine(weights)
 
-    def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
+    def apply(self, rule: Callable[[Tensor], Tensor], coupled: bool) -> None:
         """Form the update of an elementwise rule in row 0."""
-        self.gradients.apply(rule, decoupled)
+        self.gradients.apply(rule, coupled)
+
+    def add_penalty(self, relative: float | None) -> None:
+        """Add the orthogonality gradient to the update in row 0, at a relative length if there is one."""
+        if relative is None:
+            self.gradients.add_penalty()
+        else:
+            self.gradients.add_relative_penalty(relative)
 
     def is_update_finite(self) -> bool:
         """Return whether all of the combined update is finite."""

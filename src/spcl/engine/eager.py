@@ -101,7 +101,7 @@ class EagerEngine(Engine):
         row = self.gradients.penalty_row.zero_()
         views = dict(zip(self.gradients.parameters, self.gradients.views(row), strict=True))
         add_orthogonality_gradient(
-            self.model.backbone, views, self.method.settings.alpha, penalised_layers(self.method)
+            self.model.backbone, views, penalty_factor(self.method), penalised_layers(self.method)
         )
 
     @override
@@ -178,6 +178,11 @@ class EagerEngine(Engine):
 
 def _counted(loss: Tensor, samples: Samples) -> Tensor:
     return loss if samples.share == 1.0 else samples.share * loss
+
+
+def penalty_factor(method: Method) -> float:
+    """Return the factor of the orthogonality gradient, as long as no update is known."""
+    return 1.0 if method.settings.adaptive else method.settings.alpha
 
 
 def penalised_layers(method: Method) -> LayerChoice:

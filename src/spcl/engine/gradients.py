@@ -225,10 +225,10 @@ class GradientMatrix:
             return self.buffer[:tasks].mean(dim=0)
         return self.buffer[0] * float(self.plan.reduction[0, 0])
 
-    def penalty_matrix(self, decoupled: bool) -> Array:
+    def penalty_matrix(self, coupled: bool) -> Array:
         """Return the matrix that adds the orthogonality gradient to every gradient of every row (Alg. 2, line 5)."""
         matrix = np.eye(self.plan.rows, self.plan.rows + self.has_penalty)
-        if self.has_penalty and not decoupled:
+        if self.has_penalty and coupled:
             matrix[:, -1] = self.plan.accumulation.sum(axis=1)
         return matrix
 
@@ -253,13 +253,30 @@ class GradientMatrix:
                 view.copy_(self.factors[parameter].weighted_sum(weights))
         self.factors.clear()  # and the activations that they hold
 
-    def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:
+    def apply(self, rule: Callable[[Tensor], Tensor], coupled: bool) -> None:
         """Form the update of an elementwise rule in row 0; the rule may overwrite the rows."""
-        if self.has_penalty and not decoupled:
+        if self.has_penalty and coupled:
             self.rows.add_(self.penalty_row)
-        update = self.buffer[0].copy_(rule(self.rows))
-        if self.has_penalty and decoupled:
-            update.add_(self.penalty_row)
+        self.buffer[0].copy_(rule(self.rows))
+
+    def add_penalty(self) -> None:
+        """Add the orthogonality gradient to the update in row 0."""
+        self.buffer[0].add_(self.penalty_row)
+
+    def add_relative_penalty(self, alpha: float) -> None:
+        r"""Add the orthogonality gradient p to the update u in row 0, layer by layer, at a length relative to u.
+
+        .. math:: u_l \mathrel{+}= \alpha \frac{\|u_l\|}{\max(\|p_l\|, \|K_l\|)}\, p_l
+
+        for the weights :math:`K_l` of layer l. That is α times as long as the update, and shorter where the weights
+        are longer than the penalty's gradient, so nearly orthogonal.
+        """
+        updates, penalties = self._views[0], self.views(self.penalty_row)
+        weights = [parameter.detach() for parameter in self.parameters[: len(penalties)]]
+        lengths, slopes, sizes = (torch.stack(torch._foreach_norm(each)) for each in (updates, penalties, weights))
+        factors = alpha * lengths / torch.maximum(slopes, sizes).clamp(min=torch.finfo(self.dtype).tiny)
+        torch._foreach_mul_(penalties, list(factors.unbind()))
+        torch._foreach_add_(updates, penalties)
 
     # -- the parameters' views
 

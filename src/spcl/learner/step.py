@@ -198,8 +198,8 @@ class Step:
 
     def _weigh(self, outcome: Outcome, gramian: Array | None, classes: list[int]) -> Array | None:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
-        plan, decoupled = self._gradients.plan, self._method.settings.decoupled
-        mixing = self._gradients.penalty_matrix(decoupled)
+        plan = self._gradients.plan
+        mixing = self._gradients.penalty_matrix(self._method.settings.coupled)
         before = gramian
         if gramian is not None and len(gramian) > plan.rows:  # with that of the orthogonality gradient
             before = mixing @ gramian @ mixing.T
@@ -215,8 +215,6 @@ class Step:
             adjusted = weights if self._method.reduction == "none" else Weights(torch.from_numpy(per_gradient))
             outcome.after = adjusted.adjusted_gramian(outcome.before)
         per_row: Array = mixing.T @ (plan.reduction.T @ values)
-        if decoupled and self._method.settings.alpha > 0.0:
-            per_row[-1] = 1.0
         return per_row
 
     def _reduced_weights(
@@ -244,10 +242,13 @@ class Step:
 
     def _combine(self, outcome: Outcome, weights: Array | None, norms: Array) -> None:
         """Combine the rows in row 0; if the result is not finite, all tasks are faulty."""
+        settings = self._method.settings
         if weights is None:
-            self._engine.apply(self._method.combine, self._method.settings.decoupled)
+            self._engine.apply(self._method.combine, settings.coupled)
         else:
             self._engine.combine(weights)
+        if self._gradients.has_penalty and not settings.coupled:
+            self._engine.add_penalty(settings.alpha if settings.adaptive else None)
         if not self._is_surely_finite(weights, norms) and not self._engine.is_update_finite():
             reason = f"the update that {self._method!r} gives for this step is not finite"
             outcome.faults = {name: reason for name in outcome.losses if name != MEMORY}
@@ -262,7 +263,8 @@ class Step:
 
     def _is_surely_finite(self, weights: Array | None, norms: Array) -> bool:
         """Return whether Σ|w_i|·‖g_i‖ shows that the update is finite, without computing its norm."""
-        if weights is None or len(norms) < len(weights):  # the norm of the orthogonality gradient is not known
+        is_penalty_added = self._gradients.has_penalty and not self._method.settings.coupled
+        if weights is None or is_penalty_added or len(norms) < len(weights):  # the norm of its gradient is not known
             return False
         sizes = np.abs(weights)
         bound = float(max(sizes.max(), sizes @ norms[: len(sizes)]))

@@ -55,6 +55,11 @@ class MethodSettings(BaseModel):
         False,
         description="add the orthogonality gradient to the update after the weighting, not to every task's gradient",
     )
+    adaptive: bool = Field(
+        False,
+        description="α is relative, per layer: the orthogonality gradient is added to the update after the weighting, "
+        "scaled to α times the norm of the layer's update, and to less once the layer is nearly orthogonal",
+    )
     layers: Literal["all", "convolutions"] = Field(
         "all", description="what the penalty is on: all convolutions and linear layers, or convolutions only"
     )
@@ -67,6 +72,11 @@ class MethodSettings(BaseModel):
     replay_loss: ReplayLossName = Field(
         "labels", description="loss on replayed samples, whose options are settings as well"
     )
+
+    @property
+    def coupled(self) -> bool:
+        """Whether the orthogonality gradient is added to every task's gradient, and not to the update."""
+        return not (self.decoupled or self.adaptive)
 
 
 @dataclass(frozen=True)
