@@ -32,6 +32,14 @@ def pool() -> Iterator[WorkerPool]:
         yield pool
 
 
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Make float64 the type of new tensors."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(autouse=True)
 def _no_plugins_of_other_tests() -> Iterator[None]:
     """Forget the plug-ins that a test loads, so that the next one sees the package's own things only."""

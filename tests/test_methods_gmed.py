@@ -1,6 +1,5 @@
 """GMED, which edits memory, against autograd on tiny networks."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -25,12 +24,7 @@ from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset, Memory, ReplayBatch, Reservoir
 from spcl.methods import ER, GMED
 
-
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def edited(learner: Learner, drawn: list[ReplayBatch], settings: dict[str, float], joint: bool) -> list[Tensor]:

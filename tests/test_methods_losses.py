@@ -1,6 +1,5 @@
 """DER++ and MDMTR, which change losses, against autograd on tiny networks."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -26,12 +25,7 @@ from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import DERPP, MDMTR, CosineHead
 
-
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 # -- DER++

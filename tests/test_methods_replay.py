@@ -1,6 +1,5 @@
 """Losses on replayed samples, combined with any weighting, against autograd and against the methods they come from."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,6 @@ from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset
 from spcl.methods import ER, GMED, SORO, Method, make_method
 from spcl.results.records import RunRecord
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.usefixtures("double")
