@@ -52,7 +52,8 @@ def solve_condition(
 
     Args:
         gramian: C, T×T, symmetric and finite.
-        max_condition, lambda_: κ_max, at least 1, or λ, positive; give one of them.
+        max_condition: κ_max, at least 1; give this or ``lambda_``.
+        lambda_: λ, positive.
         cutoff: eigenvalues of C up to this times T times the largest count as zero.
         preference: W, one number per task; all ones by default, so that the update is the sum of Ĝ's columns.
 
