@@ -10,6 +10,7 @@ import typer
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from typer.cli import get_docs_for_click
+from typing_extensions import is_protocol
 
 from spcl import __version__
 from spcl.cli.app import app
@@ -33,6 +34,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
+autodoc_default_options = {"exclude-members": "model_config"}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 napoleon_google_docstring = True
@@ -45,6 +47,7 @@ copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_title = f"SPCL {release}"
 html_static_path = ["static"]
+pygments_dark_style = "a11y-high-contrast-dark"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
@@ -97,6 +100,7 @@ def setup(app: Sphinx) -> None:
     app.connect("config-inited", generate)
     app.connect("source-read", as_myst)
     app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("autodoc-process-signature", as_python)
 
 
 def generate(app: Sphinx, config: Config) -> None:
@@ -105,6 +109,7 @@ def generate(app: Sphinx, config: Config) -> None:
     (GENERATED / "static").mkdir(parents=True)
     (GENERATED / "command-line.md").write_text(command_line(), encoding="utf-8")
     (GENERATED / "records.md").write_text(records(), encoding="utf-8")
+    (GENERATED / "api.md").write_text(api(), encoding="utf-8")
     for package, title in PACKAGES.items():
         (GENERATED / f"{package}.md").write_text(reference(package, title), encoding="utf-8")
     mathjax = find_spec("sphinx-mathjax-offline")
@@ -119,7 +124,8 @@ def command_line() -> str:
     command = typer.main.get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="spcl", title="The spcl command")
     text = re.sub(r"^\* `--help`: .*\n|^\* `--(install|show)-completion`: .*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"^\* `(\w+)`: .*\.\.\.$", lambda found: _summary(text, found[1]), text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`|(--[a-z-]+)", lambda found: f"`{found[1]}`" if found[1] else found[0], text)
+    return re.sub(r"^\* `(\w+)`: .*$", lambda found: _summary(text, found[1]), text, flags=re.MULTILINE)
 
 
 def _summary(text: str, command: str) -> str:
@@ -134,16 +140,36 @@ def records() -> str:
     return text.replace("](speed/", "](../../results/speed/").replace("](../docs/", "](../")
 
 
+def api() -> str:
+    """Return the first page of the reference: a line about every package."""
+    lines = [f"| [`spcl.{name}`]({name}.md) | {_first_line(name)} |" for name in PACKAGES]
+    return "\n".join(
+        [
+            "# API reference\n",
+            "Everything that the packages export; what is not here may change without notice.\n",
+            "| package | what is in it |",
+            "|:--|:--|",
+            *lines,
+            "\n```{toctree}\n:hidden:",
+            *PACKAGES,
+            "```\n",
+        ]
+    )
+
+
+def _first_line(package: str) -> str:
+    return (import_module(f"spcl.{package}").__doc__ or "").strip().splitlines()[0]
+
+
 def reference(package: str, title: str) -> str:
     """Return the page of a package: all that it exports."""
     module = import_module(f"spcl.{package}")
-    exported = [name for name in module.__all__ if name in dir(module)]
     inherited = "\n   :inherited-members: object" if package == "learner" else ""
     return f"""# {title}
 
 ```{{eval-rst}}
 .. automodule:: spcl.{package}
-   :members: {", ".join(exported)}
+   :members: {", ".join(module.__all__)}
    :imported-members:
    :show-inheritance:{inherited}
 ```
@@ -160,9 +186,21 @@ def as_myst(app: Sphinx, docname: str, source: list[str]) -> None:
 
 def as_restructured_text(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Turn the Markdown in docstrings into reStructuredText, in place."""
-    text = re.sub(r"\$`([^`]+)`\$", r":math:`\1`", "\n".join(lines))
+    text = "\n".join(lines).strip()
+    if what in ("attribute", "data", "property"):  # napoleon takes what precedes a colon for a type
+        text = re.sub(r"\A(.*)\n\n:type: ([^\n]*)\Z", r"\2: \1", text, flags=re.DOTALL)
+    text = re.sub(r"\$`([^`]+)`\$", r":math:`\1`", text)
     text = re.sub(r"^( *)```math\n(.*?)\n *```$", _formula, text, flags=re.MULTILINE | re.DOTALL)
-    lines[:] = text.splitlines()
+    lines[:] = [*text.splitlines(), ""]
+
+
+def as_python(
+    app: Sphinx, what: str, name: str, thing: object, options: object, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Return a signature that Sphinx can parse: fields made by a function are `...`, protocols are not called."""
+    if signature == "(*args, **kwargs)" and isinstance(thing, type) and is_protocol(thing):
+        return "", returned
+    return signature and signature.replace("<factory>", "..."), returned
 
 
 def _formula(found: re.Match[str]) -> str:

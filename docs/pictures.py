@@ -63,7 +63,7 @@ def train() -> list[Record]:
 
 def training(records: list[Record]) -> Figure:
     """Draw when tasks train, their accuracies, and the condition number before and after SORO."""
-    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    figure = Figure(figsize=(5.6, 4.8), layout="constrained")
     top, middle, bottom = figure.subplots(3, sharex=True, height_ratios=[1, 2, 1.3])
     start = records[0]
     draw_timeline(top, start["timeline"])
@@ -96,7 +96,7 @@ def moments(records: list[Record]) -> Figure:
     timeline = records[0]["timeline"]
     step = (timeline[2][0] + timeline[0][1]) // 2
     running = [row for row, (first, last) in enumerate(timeline) if first <= step <= last]
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    figure = Figure(figsize=(5.6, 2.2), layout="constrained")
     axes = figure.subplots()
     draw_timeline(axes, timeline)
     axes.axvline(step, color=mpl.rcParams["text.color"], linewidth=1.2)
@@ -121,7 +121,7 @@ def adjusted(G: Array) -> Array:
 
 def gradients() -> Figure:
     """Draw two conflicting gradients, their sum, and the image of the unit circle, before and after SORO."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = Figure(figsize=(5.6, 2.5), layout="constrained")
     for axes, G, title in zip(
         figure.subplots(1, 2), (CONFLICTING, adjusted(CONFLICTING)), ("gradients", "after SORO"), strict=True
     ):
@@ -159,14 +159,14 @@ def memory() -> Figure:
         coreset.finish(str(task))
         for name, samples in coreset.counts().items():
             held[int(name), task + 1] = sum(samples)
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    figure = Figure(figsize=(5.6, 2.4), layout="constrained")
     axes = figure.subplots()
     ended = np.arange(1, len(classes) + 1)
     below = np.zeros(len(classes))
     for task, count in enumerate(classes):
         axes.bar(ended, held[task, 1:], bottom=below, color=COLOURS[task], label=f"task {task + 1}, {count} classes")
         below += held[task, 1:]
-    axes.set(xlabel="tasks that have ended", ylabel="samples in memory", xticks=ended, xlim=(0.4, 6.4))
+    axes.set(xlabel="tasks that have ended", ylabel="samples in memory", xticks=ended, xlim=(0.4, 7.6))
     axes.spines["bottom"].set_bounds(0.4, len(classes) + 0.6)
     axes.legend(frameon=False, loc="center right")
     return figure
@@ -179,7 +179,7 @@ def layers() -> Figure:
     """Draw the singular values of a convolution as it is initialised, and after the DBT penalty was minimised."""
     torch.manual_seed(0)
     convolution = nn.Conv2d(6, 4, 3, bias=False)
-    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    figure = Figure(figsize=(5.6, 2.2), layout="constrained")
     axes = figure.subplots()
     draw_singular_values(axes, convolution, LOUD, "as initialised")
     optimizer = torch.optim.Adam(convolution.parameters(), lr=0.02)

@@ -54,7 +54,7 @@ def test_the_program_of_the_tutorial_survives_a_kill(
 ) -> None:
     text = (DOCS / "tutorials" / "live.md").read_text(encoding="utf-8")
     (program,) = re.findall(r'^```python\n(""".*?)^```$', text, re.DOTALL | re.MULTILINE)
-    shorter = program.replace("3000", "200").replace("1500", "100")
+    shorter = program.replace("1200", "200").replace("600", "100")
     assert shorter != program
     (tmp_path / "train.py").write_text(shorter, encoding="utf-8")
     process = subprocess.Popen([sys.executable, "train.py"], cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_modules_say_what_they_offer(path: Path) -> None:
     assert ast.get_docstring(tree)
     targets = [target for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) for target in names(node)]
     assert "__all__" in targets or len(tree.body) == 1
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in SOURCE.glob("*/__init__.py")))
+def test_packages_have_what_they_offer(package: str) -> None:
+    module = import_module(f"spcl.{package}")
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
 def names(node: ast.Assign | ast.AnnAssign) -> list[str]:

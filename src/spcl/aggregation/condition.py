@@ -45,14 +45,14 @@ def solve_condition(
         \qquad\text{or}\qquad \min_{\hat G} \|G - \hat G\|_F^2 + \lambda\, \kappa(\hat G)
 
     The second is the paper's eq. 7. Of all matrices with given singular values the nearest to :math:`G = U S V^\top`
-    has its singular vectors (von Neumann's trace inequality), and of all values in an interval [a, b] the nearest to S
-    are S clipped to it. So two numbers are left, which :func:`nearest_interval` and :func:`penalised_interval` find
-    exactly: :math:`\hat G = U\, \mathrm{clip}(S, a, b)\, V^\top = G M`, with a T×T matrix M. Singular values that are
-    zero up to rounding stay zero: Ĝ keeps the range of G, and κ is that on its range.
+    has its singular vectors (von Neumann's trace inequality), and of all values in [a, b] the nearest to S are S
+    clipped to it: :math:`\hat G = U\, \mathrm{clip}(S, a, b)\, V^\top = G M`, with a T×T matrix M. The best a and b are
+    those of :func:`nearest_interval` or :func:`penalised_interval`. Singular values of zero stay; κ leaves them out.
 
     Args:
         gramian: C, T×T, symmetric and finite.
-        max_condition, lambda_: κ_max, at least 1, or λ, positive; give one of them.
+        max_condition: κ_max, at least 1; give this or ``lambda_``.
+        lambda_: λ, positive.
         cutoff: eigenvalues of C up to this times T times the largest count as zero.
         preference: W, one number per task; all ones by default, so that the update is the sum of Ĝ's columns.
 

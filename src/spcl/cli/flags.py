@@ -37,9 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-Preset = Annotated[
-    str | None, typer.Option(help="default, plus (more rehearsal), paper or released (as published code).")
-]
+Preset = Annotated[str | None, typer.Option(help="default, plus (more replay), paper or released (as published code).")]
 Protocol = Annotated[Path | None, typer.Option(help="A file of label sets and timelines; see 'spcl protocol'.")]
 Fit = Annotated[bool, typer.Option("--fit", help="Rescale a timeline that does not fit the data.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, ….")]

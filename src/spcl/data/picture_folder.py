@@ -33,8 +33,8 @@ def from_folder(
     A folder with ``train`` and ``test`` (or ``val``, where there is no ``test``) is split as these folders say; of any
     other, `test_fraction` of every class is held out.
 
-    Pictures are converted to colour (or grey, mode ``"L"``), resized to `size`×`size` or, where it is a pair, to this
-    width and height, and cached. Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); pictures of 32-bit
+    Pictures are converted to colour (or grey, mode ``"L"``), resized to the width and height `size` (one number for
+    both), and cached. Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); pictures of 32-bit
     integers or floats are an error.
     """
     root = Path(path).expanduser()

@@ -76,7 +76,7 @@ class Learner(TrainedModel):
     Attributes:
         model: the backbone and the heads; :meth:`module` makes an ``nn.Module`` of them.
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
-        memory, method: as given, and so the other arguments that are not described here.
+        method: as given, and so all other arguments that are not described here.
         steps: the number of steps so far.
 
     >>> from spcl.methods import SORO

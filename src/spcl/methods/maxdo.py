@@ -23,8 +23,9 @@ class MaxDO(Method):
     r"""Maximum discrepancy optimisation: a compromise that is near to every gradient as seen from the others.
 
     .. math:: w = \frac{1}{T+1} \left( w^{(0)} + \sum_i w^{(i)} \right), \qquad
-        w^{(i)} = \arg\min_{w \in \Delta,\, w_i = 0} \mathrm{AGD}\Big(\sum_j w_j g_j \to g_i\Big), \qquad
-        \mathrm{AGD}(x \to y) = \frac{\|x - y\|}{\|x - y\| + \|y\|}
+        w^{(i)} = \arg\min_{w \in \Delta,\, w_i = 0} \mathrm{AGD}\Big(\sum_j w_j g_j \to g_i\Big),
+
+    .. math:: \mathrm{AGD}(x \to y) = \frac{\|x - y\|}{\|x - y\| + \|y\|}
 
     with the weights :math:`w^{(0)}` of the shortest convex combination. For each task, :math:`w^{(i)}` are the weights
     of the convex combination of the *other* gradients that is nearest to it in the asymmetric gradient distance AGD. As

@@ -1,4 +1,4 @@
-"""Preset ``plus``: more rehearsal, for any method."""
+"""Preset ``plus``: more replay, for any method."""
 
 from collections.abc import Mapping
 from typing import Any
