@@ -5,19 +5,21 @@ import os
 import socket
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from method_runs import CLASSES, batch, tensors
-from spcl.distributed import World, join_world
+from spcl.distributed import World, join_world, whole
 from spcl.learner import Learner, Scenario
 from spcl.losses import CrossEntropy
 from spcl.memory import BalancedCoreset
@@ -104,17 +106,29 @@ def new_learner(
     dropout: float = 0.0,
     momentum: float | None = 0.3,
     batch_norm: bool = True,
+    sharded: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
 ) -> Learner:
+    backbone = new_backbone(dropout, momentum, batch_norm)
     return Learner(
-        new_backbone(dropout, momentum, batch_norm),
+        shard(backbone, world) if sharded else backbone,
         make_method(name, **settings),
         memory=BalancedCoreset(12),
         scenario=scenario,
         memory_batch=6,
         optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5),
         distributed=world,
+        **options,
     )
+
+
+def shard(backbone: nn.Module, world: World | None) -> nn.Module:
+    """Shard a backbone, and the first of its layers for itself, over the ranks that split batches."""
+    if world is not None:
+        fully_shard(backbone[0], mesh=world.mesh["data"])  # type: ignore[index]
+        fully_shard(backbone, mesh=world.mesh["data"])
+    return backbone
 
 
 def new_backbone(dropout: float = 0.0, momentum: float | None = 0.3, batch_norm: bool = True) -> nn.Module:
@@ -146,7 +160,7 @@ def trained(world: World | None, name: str, scenario: Scenario, **settings: Any)
 
 
 def arrays(learner: Learner) -> list[Any]:
-    return [tensor.numpy() for tensor in tensors(learner)]
+    return [whole(tensor).numpy() for tensor in tensors(learner)]
 
 
 def saved(world: World | None, path: Path, pause: int, batch_norm: bool = True) -> None:
