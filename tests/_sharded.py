@@ -2,7 +2,8 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 import torch._dynamo  # imported by fully_shard, here once for all ranks
@@ -13,6 +14,7 @@ from _ranks import STEPS, arrays, new_backbone, new_learner, train
 from method_runs import batch
 from spcl.distributed import World
 from spcl.learner import Learner, Scenario
+from spcl.memory import BalancedCoreset
 from spcl.methods import make_method
 
 AVERAGED = {"clip_norm": 0.3, "average": 0.9, "optimizer": partial(torch.optim.Adam, lr=0.01)}
@@ -68,11 +70,12 @@ def held(world: World) -> dict[str, int]:
     learner.step({task: batch(task, 0) for task in ("a", "b")})
     states = [learner.optimizer.state[each] for each in backbone.parameters()]
     local = [tensor.to_local() for state in states for tensor in state.values() if hasattr(tensor, "to_local")]
+    buffers = [learner._engine.gradients.buffer, learner._engine.local.gradients.buffer]  # type: ignore[attr-defined]
     return {
         "all": count,
         "parameters": sum(each.to_local().numel() for each in backbone.parameters()),  # type: ignore[operator]
         "optimizer": sum(each.numel() for each in local),
-        "rows": learner._engine.gradients.buffer.numel(),
+        "rows": sum({each.data_ptr(): each.numel() for each in buffers}.values()),
     }
 
 
@@ -88,6 +91,46 @@ def after_wrong_inputs(world: World | None) -> tuple[str, list[Any]]:
     learner.finish_task("d")
     backbone = train(learner, 2, 5).model_state()["backbone"]
     return message, [tensor.numpy() for tensor in backbone.values()]
+
+
+class MeanOverTime(nn.Module):
+    """Features of sequences of any length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(dim=1)
+
+
+def with_samples_of_two_kinds(world: World) -> None:
+    """Replay sequences of two lengths."""
+    backbone = shard(nn.Sequential(nn.Linear(6, 5), MeanOverTime()), world)
+    learner = Learner(backbone, make_method("er"), memory=BalancedCoreset(12), distributed=world)
+    for length, task in enumerate(("a", "b", "c"), start=1):
+        learner.add_task(task, classes=2)
+        learner.step({task: (torch.ones(4, length, 6), torch.arange(4) % 2)})
+        learner.finish_task(task)
+
+
+def fitted(world: World, path: Path) -> int:
+    """Return how many checkpoints a rank has taken part in, of which only the first one is due at each step."""
+    learner = new_learner(world, "er", "task", batch_norm=False, prepare=shard)
+    moments = [SimpleNamespace(batches={"a": batch("a", step)}, started=["a"], ended=[]) for step in range(3)]
+    saved: list[int] = []
+    stream = Stream(moments, saved)
+    learner.fit(stream, checkpoint=path, every=0.0 if world.is_first else 60.0)
+    return len(saved)
+
+
+class Stream(list[Any]):
+    """Moments of one task, which notes when it is saved."""
+
+    classes: ClassVar = {"a": 2}
+
+    def __init__(self, moments: list[Any], saved: list[int]) -> None:
+        super().__init__(moments)
+        self._saved = saved
+
+    def commit(self) -> None:
+        self._saved.append(1)
 
 
 def refused(world: World) -> list[str]:

@@ -94,6 +94,15 @@ def test_an_error_of_all_ranks_is_undone(ranks: Ranks, case: Any, message: str) 
     compare([tensors for _, tensors in found], expected)
 
 
+def test_ranks_save_together(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.call(partial(_sharded.fitted, path=tmp_path / "c"), 2, "data") == [4, 4]
+
+
+def test_a_replay_batch_of_several_kinds_is_refused(ranks: Ranks) -> None:
+    for error in ranks.call(_sharded.with_samples_of_two_kinds, 2, "data"):
+        assert "a batch of a and b has samples of 2 kinds, each with a pass of its own" in str(error)
+
+
 def test_what_shards_do_not_allow_is_refused(ranks: Ranks) -> None:
     first, second = ranks.call(_sharded.refused, 2, "data")
     assert first == second

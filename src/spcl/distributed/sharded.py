@@ -48,7 +48,7 @@ def check_sharded(backbone: nn.Module, method: Method, world: World | None) -> N
     if not is_sharded(backbone):
         return
     if world is None:
-        raise SpclError("the backbone is sharded over ranks by fully_shard; pass them, e.g. distributed=World()")
+        raise SpclError("the backbone is sharded over ranks by fully_shard; pass them as distributed=")
     if not _is_sharded_module(backbone):
         raise SpclError("only parts of the backbone are sharded; call fully_shard for the backbone itself, too")
     _reshard(backbone)
@@ -90,6 +90,8 @@ class ShardedEngine(DistributedEngine):
 
     def __init__(self, model: SharedModel, method: Method, world: World) -> None:
         super().__init__(model, method, world)
+        if world.tasks.size == 1 and self.local.gradients.length:
+            self.gradients = _SameRows(self.local.gradients)
         self._shares.all_pass = True
         for module in _sharded_modules(model.backbone):
             module.set_gradient_divide_factor(1.0)  # losses count as the part of a batch that a share is
@@ -157,6 +159,23 @@ class _ShardedGradients(GradientMatrix):
         super()._release()
         for parameter in self._sharded:
             parameter.grad = None
+
+
+class _SameRows(GradientMatrix):
+    """The rows of another matrix, where there is nothing to exchange; this one says what they mean for all ranks.
+
+    Args:
+        other: the matrix.
+    """
+
+    def __init__(self, other: GradientMatrix) -> None:
+        super().__init__(other.parameters, like=other.buffer)
+        self._other = other
+
+    @override
+    def _reserve(self, count: int, exactly: bool) -> None:
+        self.buffer = self._other.buffer
+        self._row_tensors = list(self.buffer)
 
 
 class _ShardEngine(EagerEngine):
