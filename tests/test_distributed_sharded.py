@@ -111,7 +111,7 @@ def test_what_shards_do_not_allow_is_refused(ranks: Ranks) -> None:
         [
             "sharded over ranks by fully_shard; pass them",
             "only parts of the backbone are sharded",
-            "split batches; use World",
+            "split batches; call fully_shard(backbone, mesh=",
             "combines gradients entry by entry, which needs a backbone that is not sharded",
             "edits memory along the gradients",
             "weighs the gradients of heads, too",

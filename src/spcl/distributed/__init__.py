@@ -2,28 +2,7 @@
 
 from spcl.distributed.dealing import deal
 from spcl.distributed.engine import DistributedEngine
-from spcl.distributed.sharded import (
-    ShardedAverage,
-    ShardedEngine,
-    check_sharded,
-    is_sharded,
-    refuse_sharded,
-    sharded_like,
-    whole,
-)
+from spcl.distributed.sharded import ShardedEngine, whole
 from spcl.distributed.world import World, join_world, leave_world
 
-__all__ = [
-    "DistributedEngine",
-    "ShardedAverage",
-    "ShardedEngine",
-    "World",
-    "check_sharded",
-    "deal",
-    "is_sharded",
-    "join_world",
-    "leave_world",
-    "refuse_sharded",
-    "sharded_like",
-    "whole",
-]
+__all__ = ["DistributedEngine", "ShardedEngine", "World", "deal", "join_world", "leave_world", "whole"]

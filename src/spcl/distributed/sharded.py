@@ -57,8 +57,8 @@ def check_sharded(backbone: nn.Module, method: Method, world: World | None) -> N
         if parameter.requires_grad and (mesh is None or mesh.mesh.tolist() != world.data.members):
             raise SpclError(
                 f"the backbone's parameter {name!r} is sharded over {'no ranks' if mesh is None else mesh}, but ranks "
-                f'{world.data.members} split batches; use World(split="data") as world, and before that '
-                f'fully_shard(backbone, mesh=world.mesh["data"])'
+                f'{world.data.members} split batches; call fully_shard(backbone, mesh=world.mesh["data"]), of the '
+                f'world = join_world(split="data") that is given as distributed='
             )
     if reason := _obstacle(method):
         raise SpclError(f"{method!r} {reason}, which needs a backbone that is not sharded")
@@ -194,18 +194,21 @@ class ShardedAverage(WeightAverage):
     @override
     @torch.no_grad()
     def update(self) -> None:
-        torch._foreach_lerp_(_shards(self._averages), _shards(self._parameters), 1.0 - self.decay)
+        if self._parameters:
+            torch._foreach_lerp_(_shards(self._averages), _shards(self._parameters), 1.0 - self.decay)
 
     @override
     @contextmanager
     def applied(self) -> Iterator[None]:
-        values = _shards(self._parameters)
-        before = [value.clone() for value in values]
+        pairs = list(zip(_shards(self._parameters), _shards(self._averages), strict=True))
+        before = [value.clone() for value, _ in pairs]
         try:
-            torch._foreach_copy_(values, _shards(self._averages))
+            for value, average in pairs:
+                value.copy_(average)
             yield
         finally:
-            torch._foreach_copy_(values, before)
+            for (value, _), old in zip(pairs, before, strict=True):
+                value.copy_(old)
 
 
 # -- tensors
@@ -246,12 +249,13 @@ def _sharded_like(value: Any, here: Any) -> Any:
 def _clip(parameters: Iterable[nn.Parameter], largest: float, group: Group) -> None:
     """Scale gradients down to a norm of all together, as ``clip_grad_norm_`` does, of which some are shards."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norms = [[torch.zeros((), device=each.device) for each in gradients[:1]] for _ in range(2)]
+    if not gradients:
+        return
+    squares = torch.zeros(2, device=gradients[0].device)  # of whole gradients, and of shards
     for gradient in gradients:
-        norms[_is_shard(gradient)].append(torch.linalg.vector_norm(_shard(gradient)))
-    plain, sharded = (torch.stack(some).square().sum() for some in norms)
-    factor = largest / ((plain + group.sum(sharded)).sqrt() + 1e-6)
-    torch._foreach_mul_(_shards(gradients), factor.clamp(max=1.0))
+        squares[int(_is_shard(gradient))] += torch.linalg.vector_norm(_shard(gradient)).square()
+    norm = (squares[0] + group.sum(squares[1])).sqrt()
+    torch._foreach_mul_(_shards(gradients), (largest / (norm + 1e-6)).clamp(max=1.0))
 
 
 def _is_shard(value: object) -> bool:

@@ -84,7 +84,7 @@ class Shares:
 
     def check_sizes(self, samples: Sequence[Samples]) -> None:
         """Raise an error if ranks have no share of a batch, but must, or if they would make different passes."""
-        if not (self.must_be_everywhere or self.all_pass) or self._group.size == 1:
+        if self._group.size == 1:
             return
         total, kinds = sum(len(group.y) for group in samples), len({sample_kind(group.x) for group in samples})
         if self.all_pass and kinds > 1:
@@ -93,9 +93,7 @@ class Shares:
                 f"with a pass of its own, but all ranks must make the same passes through a sharded backbone; give "
                 f"samples of one kind, or a backbone that is not sharded"
             )
-        if not self.must_be_everywhere:
-            return
-        if total < FEWEST_SAMPLES * self._group.size or kinds > 1:
+        if self.must_be_everywhere and (total < FEWEST_SAMPLES * self._group.size or kinds > 1):
             raise SpclError(
                 f"a batch of {' and '.join(group.task.name for group in samples)} has {total} samples of {kinds} "
                 f"kinds, but SyncBatchNorm needs {FEWEST_SAMPLES} of one kind on each of {self._group.size} ranks; "

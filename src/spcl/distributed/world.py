@@ -86,7 +86,7 @@ class Group:
     @property
     def members(self) -> list[int]:
         """The ranks of the group among all processes."""
-        return dist.get_process_group_ranks(self.group)
+        return dist.get_process_group_ranks(self.group or dist.group.WORLD)
 
     @property
     def is_first(self) -> bool:

@@ -35,6 +35,7 @@ class EagerEngine(Engine):
     """Engine that runs every operation eagerly, on any device."""
 
     matrix: type[GradientMatrix] = GradientMatrix
+    """The class of :attr:`gradients`."""
 
     def __init__(self, model: SharedModel, method: Method) -> None:
         self.model = model

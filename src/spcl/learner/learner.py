@@ -70,7 +70,7 @@ class Learner(TrainedModel):
             batch, in the memory of plain training, without CUDA graphs. ``"auto"``: once they would not fit. Where it
             is not possible, a warning says why.
         distributed: the ranks that train this learner together, ``spcl.distributed.join_world()`` under ``torchrun``.
-            All of them make the same calls with the same batches, and split tasks, the samples of batches, or both.
+            All make the same calls with the same batches; those that split samples may shard the backbone.
         seed: of the initialisation of heads.
 
     Attributes:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spcl.distributed import sharded_like
+from spcl.distributed.sharded import sharded_like
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.methods.base import Task
 

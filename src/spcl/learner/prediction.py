@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
-from spcl.distributed import refuse_sharded
+from spcl.distributed.sharded import refuse_sharded
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.model import Scenario, SharedModel, checked_loss
 from spcl.errors import DataError, SpclError, TaskError

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 import spcl.memory
 from spcl.checkpoint import write_checkpoint
-from spcl.distributed import sharded_like, whole
+from spcl.distributed.sharded import sharded_like, whole
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.model import SharedModel

@@ -4,15 +4,8 @@ import torch
 from torch import nn
 
 from spcl.cuda_graphs import CudaGraphEngine
-from spcl.distributed import (
-    DistributedEngine,
-    ShardedAverage,
-    ShardedEngine,
-    World,
-    check_sharded,
-    is_sharded,
-    refuse_sharded,
-)
+from spcl.distributed import DistributedEngine, ShardedEngine, World
+from spcl.distributed.sharded import ShardedAverage, check_sharded, is_sharded, refuse_sharded
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
