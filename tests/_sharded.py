@@ -28,6 +28,15 @@ def shard(backbone: nn.Module, world: World | None) -> nn.Module:
     return backbone
 
 
+def shard_over_all(backbone: nn.Module, world: World | None) -> nn.Module:
+    return backbone if world is None else fully_shard(backbone)
+
+
+def freeze_and_shard(backbone: nn.Module, world: World | None) -> nn.Module:
+    backbone[0].requires_grad_(False)  # type: ignore[index]
+    return shard(backbone, world)
+
+
 def trained(world: World | None, name: str, scenario: Scenario, **options: Any) -> list[Any]:
     """Return the tensors of a trained learner, and logits of its weights or their average."""
     options = {"batch_norm": False, "prepare": shard} | options

@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mgda": {"name": "mgda"},
     "der++": {"name": "der++"},
     "averaged": {"name": "soro", "options": _sharded.AVERAGED},
+    "frozen": {"name": "soro", "prepare": _sharded.freeze_and_shard},
 }
 
 
@@ -44,7 +45,7 @@ def test_a_mesh_of_task_groups_may_be_sharded_within_them(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("method", ["soro", "der++"])
 def test_shares_may_be_unequal_or_empty(ranks: Ranks, method: str) -> None:
-    case = partial(_ranks.trained_on_uneven_batches, method=method, prepare=_sharded.shard)
+    case = partial(_ranks.trained_on_uneven_batches, method=method, prepare=_sharded.shard_over_all)
     compare(ranks.call(case, 4, "data"), case(None))
 
 
