@@ -95,7 +95,7 @@ class ShardedEngine(DistributedEngine):
         self._shares.all_pass = True
         for module in _sharded_modules(model.backbone):
             module.set_gradient_divide_factor(1.0)  # losses count as the part of a batch that a share is
-            module.set_force_sum_reduction_for_comms(True)  # gloo cannot divide
+            module.set_force_sum_reduction_for_comms(True)  # only NCCL has another reduction with a factor
         model.backbone.register_forward_hook(_after_pass, always_call=True)
 
     @override

@@ -1,6 +1,6 @@
 """The processes that train one model together, and what they say to each other.
 
-Groups are made one by one, and the mesh of them: ``init_device_mesh`` takes no timeout, and has all processes only.
+The mesh is made from the groups, because ``init_device_mesh`` takes neither a timeout nor a part of the processes.
 """
 
 import os

@@ -134,7 +134,7 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], tasks: Map
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     known = dict(zip(indices, parameters, strict=True))
     entries = ((int(index), entry) for index, entry in saved["state"].items())
-    state = {index: sharded_like(entry, dict.fromkeys(entry, known[index])) for index, entry in entries}
+    state = {index: sharded_like(entry, dict.fromkeys(entry, known.get(index))) for index, entry in entries}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
