@@ -3,13 +3,16 @@
 import multiprocessing
 import os
 import socket
+import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from method_runs import CLASSES, batch, tensors
-from spcl.distributed import World, join_world
+from spcl.distributed import World, join_world, whole
 from spcl.learner import Learner, Scenario
 from spcl.losses import CrossEntropy
 from spcl.memory import BalancedCoreset
@@ -33,9 +36,9 @@ Case = Callable[[World | None], Any]
 class Ranks:
     """Processes of one group, which call a function with their world and return what it gives or raises."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, preload: str = "_ranks") -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["_ranks"])  # PyTorch is imported once
+        context.set_forkserver_preload([preload])  # PyTorch is imported once
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -45,8 +48,9 @@ class Ranks:
             context.Process(target=_serve, args=(rank, size, port, there), daemon=True)
             for rank, (_, there) in enumerate(ends)
         ]
-        for process in self.processes:
-            process.start()
+        with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # else nothing is found that is preloaded
+            for process in self.processes:
+                process.start()
 
     def start(self, case: Case, size: int, split: str = "tasks") -> None:
         """Let the first ``size`` ranks call a function."""
@@ -104,16 +108,18 @@ def new_learner(
     dropout: float = 0.0,
     momentum: float | None = 0.3,
     batch_norm: bool = True,
+    prepare: Callable[[nn.Module, World | None], nn.Module] = lambda backbone, world: backbone,
+    options: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
 ) -> Learner:
     return Learner(
-        new_backbone(dropout, momentum, batch_norm),
+        prepare(new_backbone(dropout, momentum, batch_norm), world),
         make_method(name, **settings),
         memory=BalancedCoreset(12),
         scenario=scenario,
         memory_batch=6,
-        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5),
         distributed=world,
+        **{"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.5), **options},
     )
 
 
@@ -146,7 +152,7 @@ def trained(world: World | None, name: str, scenario: Scenario, **settings: Any)
 
 
 def arrays(learner: Learner) -> list[Any]:
-    return [tensor.numpy() for tensor in tensors(learner)]
+    return [whole(tensor).numpy() for tensor in tensors(learner)]
 
 
 def saved(world: World | None, path: Path, pause: int, batch_norm: bool = True) -> None:
@@ -159,10 +165,10 @@ def resumed(world: World | None, path: Path, pause: int, batch_norm: bool = True
 
 
 def with_bad_batches(
-    world: World | None, bad: bool, sample: int | None = None, batch_norm: bool = True
+    world: World | None, bad: bool, sample: int | None = None, batch_norm: bool = True, **options: Any
 ) -> tuple[list[Any], list[str]]:
     """Return tensors and skipped tasks of a learner to which a task is given of which samples are not finite."""
-    learner = train(new_learner(world, "soro", "task", batch_norm=batch_norm), 0, 4)
+    learner = train(new_learner(world, "soro", "task", batch_norm=batch_norm, **options), 0, 4)
     batches = {task: batch(task, 4) for task in ("a", "b")}
     if bad:
         batches["b"][0][slice(None) if sample is None else sample] = torch.nan  # type: ignore[index]
@@ -172,9 +178,9 @@ def with_bad_batches(
     return arrays(learner), list(report.skipped)
 
 
-def after_error(world: World | None) -> tuple[str, list[Any]]:
+def after_error(world: World | None, **options: Any) -> tuple[str, list[Any]]:
     """Return the error of a step in which the loss of one task raises, and the tensors after a further step."""
-    learner, broken = new_learner(world, "soro", "task"), [False]
+    learner, broken = new_learner(world, "soro", "task", **options), [False]
 
     def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if broken[0]:
@@ -245,9 +251,9 @@ def _buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
-def trained_on_uneven_batches(world: World | None, method: str) -> list[Any]:
+def trained_on_uneven_batches(world: World | None, method: str, **options: Any) -> list[Any]:
     """Return all tensors of a learner whose batches have 7, 3 and 1 samples, and memory's 5."""
-    learner = new_learner(world, method, "class", batch_norm=False)
+    learner = new_learner(world, method, "class", batch_norm=False, **options)
     learner.memory_batch = 5
     sizes = {"a": 7, "b": 3, "c": 1}
     for task in sizes:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import _ranks
@@ -113,7 +113,6 @@ def test_a_wrong_world_is_refused_by_every_rank(ranks: Ranks, case: Any, message
     [
         (DistributedDataParallel, "DistributedDataParallel; pass the module that it wraps"),
         (FullyShardedDataParallel, "FullyShardedDataParallel; pass the module that it wraps"),
-        (FSDPModule, "sharded by fully_shard, but every rank needs all of them"),
     ],
 )
 def test_a_backbone_that_ranks_share_already_is_refused(wrapper: type, message: str) -> None:

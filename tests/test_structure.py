@@ -26,6 +26,7 @@ SLOW_OR_OPTIONAL = {
     "plotly",
     "matplotlib",
     "scipy",
+    "torch.distributed.tensor",
     "spcl.engine.batch_norm_kernels",  # needs Triton
 }
 

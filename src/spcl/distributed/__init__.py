@@ -2,6 +2,7 @@
 
 from spcl.distributed.dealing import deal
 from spcl.distributed.engine import DistributedEngine
+from spcl.distributed.sharded import ShardedEngine, whole
 from spcl.distributed.world import World, join_world, leave_world
 
-__all__ = ["DistributedEngine", "World", "deal", "join_world", "leave_world"]
+__all__ = ["DistributedEngine", "ShardedEngine", "World", "deal", "join_world", "leave_world", "whole"]

@@ -58,7 +58,7 @@ class DistributedEngine(Engine):
         self.model = model
         self.method = method
         self.world = world
-        self.local = EagerEngine(model, method)
+        self.local = self._make_local()
         self._shares = Shares(world.data, model, method)
         self._idle = IdleRanks(world)
         self._averages = RunningAverages(world)
@@ -68,9 +68,21 @@ class DistributedEngine(Engine):
 
     def _use_slices(self) -> None:
         own = self.local.gradients
-        self._slices = Slices(self.world, own.length, whole=self.method.elementwise)
+        self._slices = self._make_slices(own.length)
         columns = nn.Parameter(own.buffer.new_empty(self._slices.width))
         self.gradients = GradientMatrix([columns] * bool(self._slices.width), like=own.buffer)
+
+    # -- hooks for subclasses
+
+    def _make_local(self) -> EagerEngine:
+        """Return the engine of this rank's gradients."""
+        return EagerEngine(self.model, self.method)
+
+    def _make_slices(self, length: int) -> Slices:
+        """Return the columns that every rank holds, given how many this rank's gradients have."""
+        return Slices(self.world, length, whole=self.method.elementwise)
+
+    # -- a step
 
     @override
     def begin(self, plan: ReductionPlan) -> None:

@@ -21,7 +21,8 @@ def shared_logits(
         return {}
     logits = {name: torch.zeros(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()}
     for name in shapes.keys() & own.keys():
-        logits[name][shares.of_batch(len(logits[name]))] = own[name]
+        mine = logits[name][shares.of_batch(len(logits[name]))]
+        mine.copy_(own[name][: len(mine)])  # none of a pass that does not count
     total = world.sum(torch.cat([each.view(-1) for each in logits.values()]))
     parts = torch.split_with_sizes(total, [shape.numel() for shape in shapes.values()])
     return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -47,6 +47,8 @@ class Shares:
 
     Attributes:
         must_be_everywhere: whether every rank must have a share of every batch, since its layers wait for all ranks.
+        all_pass: whether every rank must make a pass over every batch; one without a share takes all of it, and its
+            loss counts nothing.
     """
 
     def __init__(self, group: Group, model: SharedModel, method: Method) -> None:
@@ -54,6 +56,7 @@ class Shares:
         self._model = model
         self._method = method
         self.must_be_everywhere = False
+        self.all_pass = False
         self._checked: set[tuple[str, int]] = set()
 
     def of_batch(self, samples: int) -> slice:
@@ -69,6 +72,8 @@ class Shares:
             return list(samples)
         total = sum(len(group.y) for group in samples)
         chosen = self.of_batch(total)
+        if self.all_pass and not chosen.stop:
+            return [replace(group, share=0.0) for group in samples]
         part, parts, start = len(range(total)[chosen]) / total, list[Samples](), 0
         for group in samples:
             first = (chosen.start - start) % chosen.step
@@ -78,11 +83,17 @@ class Shares:
         return parts
 
     def check_sizes(self, samples: Sequence[Samples]) -> None:
-        """Raise an error if ranks have no share of a batch, but must."""
-        if not self.must_be_everywhere or self._group.size == 1:
+        """Raise an error if ranks have no share of a batch, but must, or if they would make different passes."""
+        if self._group.size == 1:
             return
         total, kinds = sum(len(group.y) for group in samples), len({sample_kind(group.x) for group in samples})
-        if total < FEWEST_SAMPLES * self._group.size or kinds > 1:
+        if self.all_pass and kinds > 1:
+            raise SpclError(
+                f"a batch of {' and '.join(group.task.name for group in samples)} has samples of {kinds} kinds, each "
+                f"with a pass of its own, but all ranks must make the same passes through a sharded backbone; give "
+                f"samples of one kind, or a backbone that is not sharded"
+            )
+        if self.must_be_everywhere and (total < FEWEST_SAMPLES * self._group.size or kinds > 1):
             raise SpclError(
                 f"a batch of {' and '.join(group.task.name for group in samples)} has {total} samples of {kinds} "
                 f"kinds, but SyncBatchNorm needs {FEWEST_SAMPLES} of one kind on each of {self._group.size} ranks; "

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from spcl.distributed.world import Group, World
 
-__all__ = ["Slices"]
+__all__ = ["ShardSlices", "Slices"]
 
 MOST_NUMBERS = 1 << 24
 """How many numbers are sent at once: buffers as large as these are held."""
@@ -45,6 +46,28 @@ class Slices:
     def join(self, part: Tensor) -> Tensor:
         """Return the whole of a vector of which every rank has its columns."""
         return self._of_shares.joined(self._of_tasks.joined(part))
+
+
+class ShardSlices(Slices):
+    """The columns of shards of gradients: the ranks that split batches have summed up theirs, each for its shard.
+
+    Args:
+        world: the ranks.
+        length: the number of columns of this rank's shard.
+    """
+
+    def __init__(self, world: World, length: int) -> None:
+        self.length = length
+        self._of_tasks = _Columns(world.tasks, length, whole=False)
+        self.width = max(self._of_tasks.width, 1)  # a rank without columns takes part in all that follows
+
+    @override
+    def collect(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        return self._of_tasks.exchanged(rows, counts)
+
+    @override
+    def join(self, part: Tensor) -> Tensor:
+        return self._of_tasks.joined(part[: self._of_tasks.width])[: self.length]
 
 
 class _Columns:

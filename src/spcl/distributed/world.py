@@ -1,14 +1,19 @@
-"""The processes that train one model together, and what they say to each other."""
+"""The processes that train one model together, and what they say to each other.
+
+The mesh is made from the groups, because ``init_device_mesh`` takes neither a timeout nor a part of the processes.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from spcl.distributed.mesh import mesh_shape
 from spcl.errors import LostRankError, OtherRankError, SpclError
@@ -77,6 +82,11 @@ class Group:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._place = f"{dist.get_rank()} of {dist.get_world_size()}"  # among all processes, for errors
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks of the group among all processes."""
+        return dist.get_process_group_ranks(self.group or dist.group.WORLD)
 
     @property
     def is_first(self) -> bool:
@@ -177,8 +187,8 @@ class Group:
 class World(Group):
     """All ranks that train one model: groups of them have different tasks, the ranks of a group different samples.
 
-    Rank r is the (r mod D)-th of the D ranks of task group r div D, as in a ``DeviceMesh`` with the dimensions
-    ``("task", "data")``. All ranks construct their worlds at the same time.
+    Rank r is the (r mod D)-th of the D ranks of task group r div D, as in :attr:`mesh`. All ranks construct their
+    worlds at the same time.
 
     Args:
         group: by default all processes; only these can be split both by tasks and by samples.
@@ -203,6 +213,17 @@ class World(Group):
             raise SpclError(f"the split {split} is over all processes, but a process group is given; leave that out")
         self.tasks = self._part([range(share, self.size, shares) for share in range(shares)], timeout)
         self.data = self._part([range(first, first + shares) for first in range(0, self.size, shares)], timeout)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The ranks by task group and share, for ``fully_shard(backbone, mesh=world.mesh["data"])``."""
+        groups: list[Any] = [part.group or dist.group.WORLD for part in (self.tasks, self.data)]
+        return DeviceMesh.from_group(
+            groups,
+            "cuda" if "nccl" in dist.get_backend_config(self.group) else "cpu",
+            mesh=torch.tensor(self.members).view(self.tasks.size, self.data.size),
+            mesh_dim_names=("task", "data"),
+        )
 
     def _part(self, parts: Sequence[range], timeout: timedelta) -> Group:
         """Return the part of the ranks that this one is in; every rank makes all of them, in the same order."""

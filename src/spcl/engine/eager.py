@@ -34,11 +34,14 @@ Array = NDArray[np.float64]
 class EagerEngine(Engine):
     """Engine that runs every operation eagerly, on any device."""
 
+    matrix: type[GradientMatrix] = GradientMatrix
+    """The class of :attr:`gradients`."""
+
     def __init__(self, model: SharedModel, method: Method) -> None:
         self.model = model
         self.method = method
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
-        self.gradients = GradientMatrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
+        self.gradients = self.matrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
         on_cpu = model.device.type == "cpu"  # a GPU has more to launch, and waits for it
         joins = on_cpu and not method.settings.weigh_heads  # a pass over all batches adds up the heads' gradients

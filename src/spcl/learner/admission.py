@@ -112,15 +112,10 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
 
 
 def _check_whole(backbone: nn.Module) -> None:
-    """Refuse a backbone that averages gradients over ranks itself, or of whose parameters a rank holds only shards."""
+    """Refuse a backbone that averages gradients over ranks itself."""
     for kind in {parent.__name__ for module in backbone.modules() for parent in type(module).__mro__}:
         if kind in WRAPPERS:
             raise SpclError(f"the backbone is wrapped in {kind}; pass the module that it wraps, and distributed=")
-        if kind == "FSDPModule":
-            raise SpclError(
-                "the backbone's parameters are sharded by fully_shard, but every rank needs all of them; pass the "
-                "backbone as it was before, and distributed="
-            )
 
 
 def check_method(method: object) -> None:

@@ -4,7 +4,7 @@ import zlib
 
 from torch import Tensor, nn
 
-from spcl.distributed import World
+from spcl.distributed import World, whole
 from spcl.engine.model import SharedModel
 from spcl.errors import SpclError
 from spcl.learner.low_memory import LowMemory
@@ -49,4 +49,4 @@ def _checksums(module: nn.Module) -> dict[str, int]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return zlib.crc32(whole(tensor.detach()).cpu().contiguous().numpy().tobytes())

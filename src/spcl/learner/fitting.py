@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spcl.batches import BatchLike
+from spcl.distributed import World
 from spcl.errors import SpclError, TaskError
 from spcl.learner.report import StepReport
 from spcl.learner.state import Stateful
@@ -35,6 +36,9 @@ class MomentLike(Protocol):
 
 class Trainable(Protocol):
     """The calls of a learner that training on a stream consists of."""
+
+    distributed: World | None
+    """The ranks that train together, or None."""
 
     @property
     def tasks(self) -> Mapping[str, object]:
@@ -87,7 +91,7 @@ class Fitting:
         saved_at = time.monotonic()
         for moment in stream:
             self._train(stream, moment)
-            if time.monotonic() - saved_at >= self.every:
+            if self._is_any(time.monotonic() - saved_at >= self.every):
                 self._save(stream)
                 saved_at = time.monotonic()
         self._save(stream)
@@ -114,6 +118,11 @@ class Fitting:
                 f"task {name!r} starts, but was not added; call add_task before fit, or in the function that you pass "
                 f"as on_start="
             )
+
+    def _is_any(self, condition: bool) -> bool:
+        """Return whether the condition holds on any rank, all of which save together."""
+        ranks = self.learner.distributed
+        return condition if ranks is None or self.checkpoint is None else ranks.any(condition)
 
     def _save(self, stream: Any) -> None:
         if self.checkpoint is not None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from spcl.batches import BatchLike
-from spcl.checkpoint import read_checkpoint, write_checkpoint
-from spcl.distributed import World
+from spcl.checkpoint import read_checkpoint
+from spcl.distributed import World, whole
 from spcl.engine.model import Samples, Scenario, SharedModel
 from spcl.engine.update import Update
 from spcl.errors import TaskError
@@ -70,7 +70,7 @@ class Learner(TrainedModel):
             batch, in the memory of plain training, without CUDA graphs. ``"auto"``: once they would not fit. Where it
             is not possible, a warning says why.
         distributed: the ranks that train this learner together, ``spcl.distributed.join_world()`` under ``torchrun``.
-            All of them make the same calls with the same batches, and split tasks, the samples of batches, or both.
+            All make the same calls with the same batches; those that split samples may shard the backbone.
         seed: of the initialisation of heads.
 
     Attributes:
@@ -118,9 +118,8 @@ class Learner(TrainedModel):
         check_arguments(backbone, method, memory, memory_batch)
         check_habits(schedule, clip_norm, average, augment, updates)
         model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
-        options: dict[str, Any] = {"average": average, "predict_by": predict_by, "capture": capture}
-        options["low_memory"] = low_memory
-        super().__init__(model, method, memory, optimizer=optimizer, distributed=distributed, **options)
+        parts: Any = {"optimizer": optimizer, "distributed": distributed, "low_memory": low_memory}
+        super().__init__(model, method, memory, average=average, predict_by=predict_by, capture=capture, **parts)
         self.schedule = schedule
         self.clip_norm = clip_norm
         self.augment = augment
@@ -262,8 +261,9 @@ class Learner(TrainedModel):
             sources: streams, schedules and whatever else has ``state_dict()``, saved under these names.
         """
         states.check_source_names(type(self).load, sources)
-        if self.distributed is None or self.distributed.is_first:
-            write_checkpoint(path, self._state() | {"sources": {k: v.state_dict() for k, v in sources.items()}})
+        writes = self.distributed is None or self.distributed.is_first
+        if writes or self._is_sharded:
+            states.write_state(path, self._state(), sources, writes)
 
     def model_state(self) -> dict[str, Any]:
         """Return the model as plain data and tensors: backbone, tasks with their heads, and method.
@@ -271,7 +271,7 @@ class Learner(TrainedModel):
         :meth:`load` makes a learner of it that predicts the same; its optimiser is new and its memory empty.
         """
         self._present_heads([])  # makes those of the present weights
-        return {"learner": self._settings()} | states.model_state(self._parts())
+        return whole({"learner": self._settings()} | states.model_state(self._parts()))
 
     def _state(self) -> dict[str, Any]:
         return {"learner": self._settings()} | states.parts_state(self._parts())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from spcl.distributed.sharded import sharded_like
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.methods.base import Task
 
@@ -129,7 +130,11 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], tasks: Map
             f"the checkpoint has groups of {sizes[0]} parameters, the learner of {sizes[1]}; pass the optimizer= "
             f"and freeze the parameters as before"
         )
-    state = {int(index): entry for index, entry in saved["state"].items()}
+    indices = [index for group in groups for index in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    known = dict(zip(indices, parameters, strict=True))
+    entries = ((int(index), entry) for index, entry in saved["state"].items())
+    state = {index: sharded_like(entry, dict.fromkeys(entry, known.get(index))) for index, entry in entries}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
+from spcl.distributed.sharded import refuse_sharded
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.model import Scenario, SharedModel, checked_loss
 from spcl.errors import DataError, SpclError, TaskError
@@ -122,6 +123,7 @@ class Predictor:
         parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
         Where other heads than the trained ones predict, it has the present ones, which follow no training.
         """
+        refuse_sharded(self.model.backbone, "copied")
         chosen = self._chosen(task)
         tasks = self.model.classifiers if chosen is None else [chosen]
         heads = [self._sharing_copy(head) for head in self._present_heads(tasks)]
@@ -131,6 +133,7 @@ class Predictor:
 
     def snapshot(self) -> "Predictor":
         """Return a predictor with copies of the weights and heads that predict now, which follow no training."""
+        refuse_sharded(self.model.backbone, "copied")
         averages = {} if self._average is None else self._average.averages
         memo: dict[int, Any] = {id(each): nn.Parameter(value.clone(), False) for each, value in averages.items()}
         trained = [task for task in self.tasks.values() if task.head is not None]

@@ -1,6 +1,7 @@
 """State of a learner's parts as plain data and tensors."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 import spcl.memory
+from spcl.checkpoint import write_checkpoint
+from spcl.distributed.sharded import sharded_like, whole
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.model import SharedModel
@@ -41,6 +44,7 @@ __all__ = [
     "saved_parts",
     "saved_trainable",
     "trainable_names",
+    "write_state",
 ]
 
 MODEL = frozenset({"learner", "tasks", "backbone", "method"})
@@ -117,6 +121,15 @@ def model_state(parts: Parts) -> dict[str, Any]:
     }
 
 
+def write_state(
+    path: str | os.PathLike[str], state: Mapping[str, Any], sources: Mapping[str, Stateful], writes: bool
+) -> None:
+    """Write a checkpoint, if this rank is the one that writes; all of them gather what is sharded."""
+    state = whole(state, keep=writes)
+    if writes:
+        write_checkpoint(path, {**state, "sources": {name: each.state_dict() for name, each in sources.items()}})
+
+
 def saved_parts(
     state: Mapping[str, Any], method: Method | None, optimizer: MakeOptimizer | None, memory: Memory | None
 ) -> dict[str, Any]:
@@ -153,7 +166,8 @@ def restore_parts(
         parts.heads.load_state_dict(state["prediction"], model, are_current="memory" not in state)
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
-    uncompiled(model.backbone).load_state_dict(state["backbone"])
+    backbone = uncompiled(model.backbone)
+    backbone.load_state_dict(sharded_like(state["backbone"], backbone.state_dict()))
     parts.engine.load_state_dict(state.get("engine", {}))
     if "random" in state:
         set_random_state(state["random"])
@@ -215,8 +229,8 @@ def _restore_average(average: WeightAverage, model: SharedModel, saved: Mapping[
     average.follow(model.modules())
     for owner, here in _average_state(average, model).items():
         check_same(f"the averaged {owner}", here, saved[owner])
-        for name, tensor in here.items():
-            tensor.copy_(saved[owner][name])
+        for name, tensor in sharded_like(saved[owner], here).items():
+            here[name].copy_(tensor)
 
 
 # -- method and memory

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from spcl.cuda_graphs import CudaGraphEngine
-from spcl.distributed import DistributedEngine, World
+from spcl.distributed import DistributedEngine, ShardedEngine, World
+from spcl.distributed.sharded import ShardedAverage, check_sharded, is_sharded, refuse_sharded
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
@@ -53,8 +54,10 @@ class TrainedModel(Predictor):
         low_memory: LowMemory,
         distributed: World | None,
     ) -> None:
-        heads = PredictionHeads(predict_by, memory)
-        super().__init__(model, None if average is None else WeightAverage(average), heads)
+        check_sharded(model.backbone, method, distributed)
+        self._is_sharded = is_sharded(model.backbone)
+        mean = ShardedAverage if self._is_sharded else WeightAverage
+        super().__init__(model, None if average is None else mean(average), PredictionHeads(predict_by, memory))
         self.method = method
         self.memory = memory
         self.average = average
@@ -93,6 +96,7 @@ class TrainedModel(Predictor):
     def _train(self, chosen: set[nn.Parameter]) -> None:
         """Train these parameters of the backbone, and no others, from now on."""
         backbone = self.model.backbone
+        refuse_sharded(backbone, "frozen or unfrozen")
         frozen_layers = frozen_normalisations(backbone)
         with trainable(backbone, chosen):
             engine = self._make_engine()
@@ -128,7 +132,8 @@ class TrainedModel(Predictor):
 
     def _make_engine(self) -> Engine:
         if self.distributed is not None:
-            return DistributedEngine(self.model, self.method, self.distributed)
+            kind = ShardedEngine if self._is_sharded else DistributedEngine
+            return kind(self.model, self.method, self.distributed)
         if self._low_memory.is_chosen:
             return LowMemoryEngine(self.model, self.method)
         graphs = self.capture and self.model.device.type == "cuda"

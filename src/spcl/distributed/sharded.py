@@ -1,0 +1,304 @@
+"""Backbones whose parameters ``torch.distributed.fsdp.fully_shard`` has sharded over the ranks that split batches.
+
+Gradients, optimiser and averages of the weights then are shards, too. FSDP gathers parameters for a pass, and sums up
+gradients over the ranks; everything else is as without it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from spcl.distributed.engine import DistributedEngine
+from spcl.distributed.slices import ShardSlices
+from spcl.distributed.world import Group, World
+from spcl.engine.averaging import WeightAverage
+from spcl.engine.eager import EagerEngine
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.model import SharedModel
+from spcl.engine.update import Update
+from spcl.errors import SpclError
+from spcl.methods.base import Method
+
+__all__ = ["ShardedAverage", "ShardedEngine", "check_sharded", "is_sharded", "refuse_sharded", "sharded_like", "whole"]
+
+T = TypeVar("T")
+
+
+def is_sharded(backbone: nn.Module) -> bool:
+    """Return whether any part of the backbone is sharded."""
+    return bool(_sharded_modules(backbone))
+
+
+def refuse_sharded(backbone: nn.Module, done: str) -> None:
+    """Raise an error if the backbone is sharded, in the words of what cannot be done with it."""
+    if is_sharded(backbone):
+        raise SpclError(
+            f"a backbone that is sharded by fully_shard cannot be {done}; do it before it is sharded, or load a "
+            f"checkpoint with a backbone that is not"
+        )
+
+
+def check_sharded(backbone: nn.Module, method: Method, world: World | None) -> None:
+    """Raise an error if the backbone is sharded, but not over the ranks that split batches, or not for this method."""
+    if not is_sharded(backbone):
+        return
+    if world is None:
+        raise SpclError("the backbone is sharded over ranks by fully_shard; pass them as distributed=")
+    if not _is_sharded_module(backbone):
+        raise SpclError("only parts of the backbone are sharded; call fully_shard for the backbone itself, too")
+    _reshard(backbone)
+    for name, parameter in backbone.named_parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        if parameter.requires_grad and (mesh is None or mesh.mesh.tolist() != world.data.members):
+            raise SpclError(
+                f"the backbone's parameter {name!r} is sharded over {'no ranks' if mesh is None else mesh}, but ranks "
+                f'{world.data.members} split batches; call fully_shard(backbone, mesh=world.mesh["data"]), of the '
+                f'world = join_world(split="data") that is given as distributed='
+            )
+    if reason := _obstacle(method):
+        raise SpclError(f"{method!r} {reason}, which needs a backbone that is not sharded")
+    if not hasattr(backbone, "set_force_sum_reduction_for_comms"):
+        raise SpclError(
+            f"sharded backbones need a PyTorch with FSDPModule.set_force_sum_reduction_for_comms, but this is "
+            f"{torch.__version__}; install a later one"
+        )
+
+
+def _obstacle(method: Method) -> str | None:
+    if method.elementwise:
+        return "combines gradients entry by entry"
+    if method.edits_memory:
+        return "edits memory along the gradients"
+    if method.settings.weigh_heads:
+        return "weighs the gradients of heads, too"
+    return "has an orthogonality penalty on whole layers" if method.settings.alpha > 0.0 else None
+
+
+class ShardedEngine(DistributedEngine):
+    """Engine of a sharded backbone: a rank has the shards of its task group's gradients, which FSDP has summed up.
+
+    Args:
+        model: the shared model.
+        method: how gradients become an update.
+        world: the ranks; the backbone is sharded over those that split batches.
+    """
+
+    def __init__(self, model: SharedModel, method: Method, world: World) -> None:
+        super().__init__(model, method, world)
+        if world.tasks.size == 1 and self.local.gradients.length:
+            self.gradients = _SameRows(self.local.gradients)
+        self._shares.all_pass = True
+        for module in _sharded_modules(model.backbone):
+            module.set_gradient_divide_factor(1.0)  # losses count as the part of a batch that a share is
+            module.set_force_sum_reduction_for_comms(True)  # only NCCL has another reduction with a factor
+        model.backbone.register_forward_hook(_after_pass, always_call=True)
+
+    @override
+    def _make_local(self) -> EagerEngine:
+        return _ShardEngine(self.model, self.method)
+
+    @override
+    def _make_slices(self, length: int) -> ShardSlices:
+        return ShardSlices(self.world, length)
+
+    @contextmanager
+    @override
+    def _deferred_errors(self) -> Iterator[None]:
+        with super()._deferred_errors():
+            yield
+        if self._error is not None:
+            _reset(self.model.backbone)
+
+    @override
+    def is_update_finite(self) -> bool:
+        return not self.world.any(not super().is_update_finite())
+
+    @override
+    def update(self, update: Update) -> None:
+        if update.clip_norm is not None:
+            parameters = [parameter for group in update.optimizer.param_groups for parameter in group["params"]]
+            _clip(parameters, update.clip_norm, self.world.data)
+        super().update(replace(update, clip_norm=None))
+
+
+class _ShardedGradients(GradientMatrix):
+    """The rows of a rank's shards. FSDP adds those of gradients to the parameters' ``.grad``, which are views of a row.
+
+    Args:
+        parameters: the sharded parameters.
+        like: gives type and device where there are none.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], like: Tensor | None = None) -> None:
+        self._sharded: list[Any] = list(parameters)
+        super().__init__([nn.Parameter(each, requires_grad=False) for each in _shards(parameters)], like)
+
+    @override
+    def assign_grads(self, row: int) -> None:
+        for parameter, view in zip(self._sharded, self._views[row], strict=True):
+            parameter.grad = view
+
+    @override
+    def views(self, vector: Tensor) -> list[Tensor]:
+        from torch.distributed.tensor import DTensor
+
+        return [
+            DTensor.from_local(
+                view, each.device_mesh, each.placements, run_check=False, shape=each.shape, stride=each.stride()
+            )
+            for view, each in zip(super().views(vector), self._sharded, strict=False)
+        ]
+
+    @override
+    def _release(self) -> None:
+        super()._release()
+        for parameter in self._sharded:
+            parameter.grad = None
+
+
+class _SameRows(GradientMatrix):
+    """The rows of another matrix, where there is nothing to exchange; this one says what they mean for all ranks.
+
+    Args:
+        other: the matrix.
+    """
+
+    def __init__(self, other: GradientMatrix) -> None:
+        super().__init__(other.parameters, like=other.buffer)
+        self._other = other
+
+    @override
+    def _reserve(self, count: int, exactly: bool) -> None:
+        self.buffer = self._other.buffer
+        self._row_tensors = list(self.buffer)
+
+
+class _ShardEngine(EagerEngine):
+    """Computes the gradients of a rank's shards, each batch by a pass of its own."""
+
+    matrix = _ShardedGradients
+
+    def __init__(self, model: SharedModel, method: Method) -> None:
+        super().__init__(model, method)
+        self.one_pass = None
+
+
+class ShardedAverage(WeightAverage):
+    """The average of weights of which some are shards: FSDP gathers what they hold, so that values are copied."""
+
+    @override
+    @torch.no_grad()
+    def update(self) -> None:
+        if self._parameters:
+            torch._foreach_lerp_(_shards(self._averages), _shards(self._parameters), 1.0 - self.decay)
+
+    @override
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        pairs = list(zip(_shards(self._parameters), _shards(self._averages), strict=True))
+        before = [value.clone() for value, _ in pairs]
+        try:
+            for value, average in pairs:
+                value.copy_(average)
+            yield
+        finally:
+            for (value, _), old in zip(pairs, before, strict=True):
+                value.copy_(old)
+
+
+# -- tensors
+
+
+def whole(state: T, keep: bool = True) -> T:
+    """Return a state with whole tensors on the host instead of shards; all ranks make this call.
+
+    Args:
+        state: plain data and tensors.
+        keep: whether this rank gets the tensors, or None in their places.
+    """
+    found: Any = state
+    if isinstance(found, Mapping):
+        found = {name: whole(value, keep) for name, value in found.items()}
+    elif isinstance(found, list):
+        found = [whole(value, keep) for value in found]
+    elif _is_shard(found):
+        gathered = found.full_tensor().cpu()
+        found = gathered if keep else None
+    return found  # type: ignore[no-any-return]
+
+
+def sharded_like(saved: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved tensors, those as shards that are shards of the same shape here."""
+    return {name: _sharded_like(value, here[name]) if name in here else value for name, value in saved.items()}
+
+
+def _sharded_like(value: Any, here: Any) -> Any:
+    if not (_is_shard(here) and isinstance(value, Tensor) and value.shape == here.shape):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, here.device_mesh, here.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def _clip(parameters: Iterable[nn.Parameter], largest: float, group: Group) -> None:
+    """Scale gradients down to a norm of all together, as ``clip_grad_norm_`` does, of which some are shards."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return
+    squares = torch.zeros(2, device=gradients[0].device)  # of whole gradients, and of shards
+    for gradient in gradients:
+        squares[int(_is_shard(gradient))] += torch.linalg.vector_norm(_shard(gradient)).square()
+    norm = (squares[0] + group.sum(squares[1])).sqrt()
+    torch._foreach_mul_(_shards(gradients), (largest / (norm + 1e-6)).clamp(max=1.0))
+
+
+def _is_shard(value: object) -> bool:
+    return hasattr(value, "full_tensor")  # the class takes longer to import than all of this package
+
+
+def _shard(tensor: Tensor) -> Tensor:
+    """Return what this rank holds of a tensor, in the same memory."""
+    held: Any = tensor.detach()
+    return held.to_local() if _is_shard(held) else held  # type: ignore[no-any-return]
+
+
+def _shards(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [_shard(tensor) for tensor in tensors]
+
+
+# -- modules
+
+
+def _is_sharded_module(module: nn.Module) -> bool:
+    return any(parent.__name__ == "FSDPModule" for parent in type(module).__mro__)  # likewise
+
+
+def _sharded_modules(backbone: nn.Module) -> list[Any]:
+    return [module for module in backbone.modules() if _is_sharded_module(module)]
+
+
+def _reshard(backbone: nn.Module) -> None:
+    """Let the backbone have shards as its parameters, and not what was gathered for a pass."""
+    for module in _sharded_modules(backbone):
+        module.reshard()
+
+
+def _after_pass(backbone: nn.Module, inputs: object, features: object) -> None:
+    """Reshard after a forward pass that no backward pass follows: FSDP leaves the outermost module as it is then."""
+    if features is None:
+        _reset(backbone)
+    elif not torch.is_grad_enabled():
+        _reshard(backbone)
+
+
+def _reset(backbone: nn.Module) -> None:
+    """Let FSDP forget a pass that has failed."""
+    _reshard(backbone)
+    with suppress(AttributeError):  # earlier versions of PyTorch have nothing to forget, nor has one without a pass
+        backbone.reset_iter_state()  # type: ignore[operator]
