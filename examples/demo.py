@@ -1,4 +1,4 @@
-"""A first look: three methods on the embedded benchmark, compared in a table, figures and a report.
+"""A first look: four methods on the embedded benchmark, compared in a table, figures and a report.
 
 python examples/demo.py [FOLDER]     (make demo)
 """
@@ -16,7 +16,10 @@ def main() -> None:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo")
     begin = time.monotonic()
     spcl("timeline", "--config", "4")
-    for backbone, methods, scenarios in (("mlp", "er,soro", "task,class"), ("cnn", "er,soro,soro+dbt", "task")):
+    for backbone, methods, scenarios in (
+        ("mlp", "er,soro,spcl", "task,class"),
+        ("cnn", "er,soro,soro+dbt,spcl", "task"),
+    ):
         grid = f"grid --methods {methods} --scenarios {scenarios} --configs 4 --seeds 0 --jobs 2"
         spcl(*grid.split(), "--set", f"backbone={backbone}", "--out", str(out / backbone))
     spcl("table", str(out / "mlp"), str(out / "cnn"))

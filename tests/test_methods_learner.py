@@ -103,7 +103,7 @@ def test_learns_tasks_that_run_side_by_side(name: str) -> None:
         ("gmed", {"decay": 1.1}, "decay = 1.1"),
         ("emgd", {"temperatur": 1.0}, "did you mean 'temperature'\\?"),
         ("emgd", {"momentum": 1.0}, "momentum = 1.0"),
-        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; choose one of alpha, decoupled"),
+        ("mgda", {"max_iters": 3}, "there is no setting 'max_iters'; choose one of adaptive, alpha, decoupled"),
         ("pc-grad", {}, "there is no method 'pc-grad'; did you mean 'pcgrad'\\?"),
         ("agem", {}, "did you mean 'a-gem'\\?"),
         ("derpp", {}, "there is no method 'derpp'; did you mean 'der\\+\\+'\\?"),
@@ -150,6 +150,7 @@ def test_costs_follow_from_what_a_method_declares() -> None:
     assert {name: cost.memory for name, cost in costs.items() if cost.memory != "samples"} == {
         "gmed": "samples as floats",
         "der++": "samples and logits",
+        "spcl": "samples and logits",
     }
 
 

@@ -26,6 +26,7 @@ from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset
 from spcl.methods import ER, GMED, SORO, Method, make_method
 from spcl.results.records import RunRecord
+from spcl.results.variants import find_variants
 
 
 @pytest.mark.usefixtures("double")
@@ -105,6 +106,20 @@ def test_edited_samples_need_a_memory_of_floats() -> None:
     learner.add_task("a", classes=2)
     with pytest.raises(SpclError, match="method 'soro' edits inputs, but memory keeps those of task 'a' as"):
         learner.step({"a": (torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([0, 1]))})
+
+
+def test_options_of_a_replay_loss_tell_runs_apart_beside_runs_without_it() -> None:
+    weights = {"labels": [{}], "logits": [{"logit_weight": 0.1}, {"logit_weight": 2.0}]}
+    settings = [
+        {"benchmark": "b", "method": {"name": "soro", "replay_loss": loss, **options}}
+        for loss, choices in weights.items()
+        for options in choices
+    ]
+    labels = [
+        RunRecord(Path(), each, None, variant).label
+        for each, variant in zip(settings, find_variants(settings), strict=True)
+    ]
+    assert labels == ["soro", "soro + logits (logit_weight=0.1)", "soro + logits (logit_weight=2)"]
 
 
 def test_labels_name_the_combination() -> None:

@@ -5,13 +5,16 @@ from pydantic import Field
 from spcl.aggregation import NormScale, solve_scale_free
 from spcl.methods.base import Gradients, Method, Weights
 from spcl.methods.preference import PreferenceSettings, preference
+from spcl.methods.replay import LogitOptions, ReplayLossName
 
 __all__ = ["SPCL"]
 
 
-class SPCLSettings(PreferenceSettings):
-    """Settings of :class:`SPCL`; the defaults are provisional."""
+class SPCLSettings(LogitOptions, PreferenceSettings):
+    """Settings of :class:`SPCL`, chosen on held-out parts of PS-EMNIST and PS-CIFAR-100."""
 
+    replay_loss: ReplayLossName = Field("logits", description="loss on replayed samples")
+    logit_weight: float = Field(0.2, ge=0.0, description="weight of the distance to the stored logits")
     kappa: float = Field(2.0, ge=1.0, description="κ_max, largest condition number of the adjusted unit gradients")
     scale: NormScale = Field(
         "median",
@@ -31,7 +34,8 @@ class SPCL(Method):
     minimum is exact: the singular values of E are clipped to an interval. κ_max = 1 makes the directions orthogonal, a
     large κ_max only normalises them. The scale s gives the update its length, with which it shrinks as the gradients
     do; the median is one that no single task decides. The preference W is all ones, or by ``memory_share`` such that
-    memory has a given part of it.
+    memory has a given part of it. Replayed samples are trained towards their labels and, with a small weight, towards
+    the logits of the model that had just finished their task (``replay_loss="logits"``).
 
     Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
 
@@ -44,7 +48,7 @@ class SPCL(Method):
 
     name = "spcl"
     family = "PCL"
-    summary = "unit gradients of bounded condition number, times a typical norm, added up"
+    summary = "unit gradients of bounded condition number, added up; memory keeps its labels and logits"
     reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
     Settings = SPCLSettings
     settings: SPCLSettings

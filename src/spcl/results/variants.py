@@ -18,8 +18,8 @@ USUAL_VALUES = {"paradigm": "parallel", "validation": 0.0}
 def find_variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each run, given by its settings, those that tell it from the other runs on its benchmark.
 
-    They are the settings of its method in which the runs of this method differ, and the other settings in which any
-    runs differ.
+    They are the settings of its method in which the runs of this method differ, options of its loss on memory among
+    them, and the other settings in which any runs differ.
 
     >>> a = {"benchmark": "b", "method": {"name": "soro", "sigma": 1.0}, "seed": 0}
     >>> b = {"benchmark": "b", "method": {"name": "soro", "sigma": 9.0}, "seed": 1}
@@ -31,11 +31,12 @@ def find_variants(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key: _differing(members) - USUAL_VALUES.keys() for key, members in group_by(flat, _benchmark).items()
     }
     of_method = {key: _differing(members) for key, members in group_by(flat, _benchmark_and_method).items()}
+    of_recipe = {key: _differing(members) for key, members in group_by(flat, _benchmark_and_recipe).items()}
     return [
         {
             name: value
             for name, value in settings.items()
-            if name in of_method[_benchmark_and_method(settings)]
+            if name in of_method[_benchmark_and_method(settings)] | of_recipe[_benchmark_and_recipe(settings)]
             or (name in of_benchmark[_benchmark(settings)] and not name.startswith("method."))
             or USUAL_VALUES.get(name, value) != value
         }
@@ -50,6 +51,10 @@ def _benchmark(settings: Mapping[str, Any]) -> tuple[str, bool]:
 
 def _benchmark_and_method(settings: Mapping[str, Any]) -> tuple[str, bool, str]:
     return *_benchmark(settings), str(settings["method.name"])
+
+
+def _benchmark_and_recipe(settings: Mapping[str, Any]) -> tuple[str, bool, str, str]:
+    return *_benchmark_and_method(settings), str(settings.get("method.replay_loss"))
 
 
 def _differing(members: Sequence[Mapping[str, Any]]) -> set[str]:
