@@ -134,7 +134,7 @@ class JointPass:
             self._gradients.mark_filled(self._rows)
 
     def _differentiate_losses(self) -> None:
-        self.losses.sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(self.losses, torch.ones_like(self.losses))
         if self._stack is not None:
             self._stack.assign_grads()
 
