@@ -103,7 +103,7 @@ def host_gramian(matrix: Tensor) -> Array:
     if not np.isfinite(array).all():
         i, j = np.argwhere(~np.isfinite(array))[0]
         raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; skip that task")
-    if array.size:
+    if not (array == array.T).all():
         asymmetry = np.abs(array - array.T)
         if asymmetry.max() > 1e-5 * np.abs(array).max():
             i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)

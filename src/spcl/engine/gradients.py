@@ -250,7 +250,7 @@ class GradientMatrix:
             self.buffer[0, part] = weights @ self.buffer[: len(weights), part]
         for parameter, view in zip(self.parameters, self._views[0], strict=True):
             if parameter in self.factors:
-                view.copy_(self.factors[parameter].weighted_sum(weights))
+                self.factors[parameter].weighted_sum(weights, view)
         self.factors.clear()  # and the activations that they hold
 
     def apply(self, rule: Callable[[Tensor], Tensor], decoupled: bool) -> None:

@@ -132,9 +132,10 @@ class SegmentGradients:
             return
         lengths = self.segments.lengths_in(left)
         block, is_new = self._block(parameter)
-        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(lengths)):
+        is_direct, may_factor = left.dtype == block.dtype, is_new and self._gradients.keeps_factors
+        if is_direct and may_factor and FactoredGradients.are_faster(left, right, len(lengths)):
             self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
-        elif self._range is not None and left.dtype == block.dtype:
+        elif is_direct and self._range is not None:
             rows = block[self._range]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
             torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)

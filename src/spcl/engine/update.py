@@ -89,8 +89,7 @@ def _small_tensors_at_once(optimizer: Optimizer) -> Iterator[None]:
 
 def _has_small_tensors(group: Mapping[str, Any]) -> bool:
     """Return whether a group has many small tensors on a CPU, and leaves it to PyTorch how they are updated."""
-    parameters = group["params"]
-    if len(parameters) < MANY or not all(each.numel() <= SMALL and each.device.type == "cpu" for each in parameters):
+    parameters, is_fixed = group["params"], group.get("foreach") is not None or group.get("fused")
+    if is_fixed or group.get("differentiable") or isinstance(group["lr"], Tensor) or len(parameters) < MANY:
         return False
-    is_left_open = group.get("foreach") is None and not group.get("fused") and not group.get("differentiable")
-    return is_left_open and not isinstance(group["lr"], Tensor)
+    return parameters[0].device.type == "cpu" and max(map(Tensor.numel, parameters)) <= SMALL

@@ -227,11 +227,12 @@ class Step:
         """Return the method's weights of the reduced gradients, given the Gramian of the rows."""
         if self._method.reduction == "sum":
             return Weights(torch.ones(1, dtype=torch.float64))
-        reduced_losses = plan.matrix @ np.array([losses[name] for name in plan.names])
-        if rows is not None and self._method.reduction == "mean":
-            rows = plan.reduction @ rows @ plan.reduction.T
+        reduced_losses, reduced_classes = np.array([losses[name] for name in plan.names]), tuple(classes)
+        if self._method.reduction == "mean":
+            rows = None if rows is None else plan.reduction @ rows @ plan.reduction.T
+            reduced_losses = plan.matrix @ reduced_losses
+            reduced_classes = tuple(((plan.matrix > 0.0) @ np.array(classes)).tolist())
         gramian = None if rows is None else torch.from_numpy(rows)
-        reduced_classes = tuple(((plan.matrix > 0.0) @ np.array(classes)).tolist())
         return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian, reduced_classes))
 
     def _method_weights(self, gradients: Gradients) -> Weights:
