@@ -60,7 +60,7 @@ def test_few_or_large_tensors_and_explicit_choices_are_left_alone(
     assert train(Adam(parameters, **options), parameters, at_once=True) == [options.get("foreach")] * 5
 
 
-def test_optimisers_that_would_round_otherwise_are_left_alone() -> None:
+def test_other_optimisers_are_left_alone() -> None:
     parameters = heads(40)
     assert train(RMSprop(parameters), parameters, at_once=True) == [None] * 5
 

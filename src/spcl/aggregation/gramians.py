@@ -197,11 +197,10 @@ def double_products(rows: Block, columns: int | None = None) -> Tensor:
     if isinstance(rows, FactoredGradients):
         return rows.double().products()[0]
     chunk = columns or (DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK)
-    first, *others = rows.split(chunk, dim=1)
-    double = first.double()
+    double = rows[:, :chunk].double()
     products = double @ double.T
-    for part in others:
-        double = part.double()
+    for start in range(chunk, rows.shape[1], chunk):
+        double = rows[:, start : start + chunk].double()
         products.addmm_(double, double.T)
     return products
 

@@ -82,8 +82,8 @@ def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
     weights, adjusted = W, C
     if settings.scale == "unit" and C[0, 0] > 0.0:
         weights, adjusted = W / np.sqrt(C[0]), np.ones((1, 1))
-    copies = (torch.from_numpy(each.copy()) for each in (weights, adjusted, np.ones(1)))
-    return SOROSolution(*copies, (0.0,), "converged")
+    copies = [torch.from_numpy(each.copy()) for each in (weights, adjusted)]
+    return SOROSolution(copies[0], copies[1], torch.from_numpy(np.ones(1)), (0.0,), "converged")
 
 
 def right_singular(C: Array, cutoff: float) -> tuple[Array, Array]:

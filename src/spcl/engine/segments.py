@@ -87,10 +87,10 @@ class Segments:
         places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(device, non_blocking=True)
 
-    def lengths_in(self, tensor: Tensor) -> list[int]:
+    def lengths_in(self, tensor: Tensor) -> tuple[int, ...]:
         """Return how many rows of the tensor belong to every segment."""
         multiple = self.multiple(tensor)
-        return [multiple * length for length in self.lengths]
+        return self.lengths if multiple == 1 else tuple(multiple * length for length in self.lengths)
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the part of every segment."""

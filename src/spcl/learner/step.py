@@ -186,12 +186,14 @@ class Step:
         plan = self._gradients.plan
         computed = [name for name in plan.names if name not in outcome.faults]
         outcome.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
-        norms = np.zeros(len(health))
+        norms: Array | None = None
         if gramian is not None and plan.is_separate:
             norms = row_norms(gramian.diagonal()[: len(health)], torch.finfo(self._gradients.dtype).max)
             health[:, 1] += norms
         faults = find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
-        if faults and outcome.is_joint:  # loss and row are what no other gradient of the pass has a part in
+        if (
+            faults and outcome.is_joint and norms is not None
+        ):  # loss and row are what no other gradient of the pass has a part in
             own = np.stack([health[:, 0], norms, np.zeros(len(health))], axis=1)
             if found := find_faults(computed, own, self._rollback.buffers_were_finite):
                 outcome.faults, outcome.is_joint = found, False
