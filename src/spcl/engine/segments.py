@@ -111,6 +111,7 @@ class SegmentGradients:
 
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self._gradients = gradients
+        self._anchor = torch.zeros((), device=gradients.device, requires_grad=True)
         self._unwritten = set(gradients.parameters) if fresh else set()
         self._use(segments)
 
@@ -124,7 +125,7 @@ class SegmentGradients:
 
     def follow(self, *parameters: Tensor | None) -> Tensor:
         """Note a use of parameters; return the tensor that autograd follows in their place, which gets no gradient."""
-        return _anchor(self._gradients.device)
+        return self._anchor
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
@@ -207,11 +208,6 @@ class SegmentGradients:
             pairs = ((block[row], value) for row, value in zip(self.segments.rows, values, strict=True))
         for rows, value in pairs:
             (rows.copy_ if is_new else rows.add_)(value)
-
-
-@lru_cache
-def _anchor(device: torch.device) -> Tensor:
-    return torch.zeros((), device=device, requires_grad=True)
 
 
 def _store(row: Tensor, work: Work, is_new: bool) -> None:
