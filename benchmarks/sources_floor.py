@@ -1,4 +1,4 @@
-"""What separate gradients of many sources take at the least on the MLP, beside plain training on the joint batch.
+"""What separate gradients of many sources add on the MLP to plain training on the joint batch, part by part.
 
 The additional arithmetic of a SORO step, each part measured by itself in processor time: rows of weight gradients
 instead of one, their Gramian, and their weighted sum. What a step takes beyond both is calls: of PyTorch, NumPy and
@@ -79,7 +79,7 @@ def measure(sources: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The least that separate gradients take on the MLP.")
+    parser = argparse.ArgumentParser(description="What separate gradients add on the MLP, part by part.")
     parser.add_argument("--sources", nargs="+", type=int, default=[4, 16, 64], help="numbers of sources")
     parser.add_argument("--rounds", type=int, default=40, help="measurements of every part")
     arguments = parser.parse_args()
