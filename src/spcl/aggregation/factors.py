@@ -94,14 +94,14 @@ class FactoredGradients:
         sums = values.new_zeros(len(values), len(lengths), dtype=torch.float64).index_add_(1, segment, values.double())
         return sums.new_zeros(last - first, len(lengths)).index_add_(0, segment[: len(values)], sums)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return the sum of the gradients, each times its weight."""
+    def weighted_sum(self, weights: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the sum of the gradients, each times its weight; ``out`` receives it, if given."""
         weights = weights.to(self.dtype)
         if len(set(self.lengths)) == 1:
             by_sample = weights.unsqueeze(1).expand(-1, self.lengths[0]).reshape(-1)
         else:
             by_sample = weights[self.segment]
-        return (self.left * by_sample.unsqueeze(1)).T @ self.right
+        return torch.mm((self.left * by_sample.unsqueeze(1)).T, self.right, out=out)
 
     def dense(self) -> Tensor:
         """Return the gradients themselves."""

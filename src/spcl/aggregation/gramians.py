@@ -103,7 +103,7 @@ def host_gramian(matrix: Tensor) -> Array:
     if not np.isfinite(array).all():
         i, j = np.argwhere(~np.isfinite(array))[0]
         raise SpclError(f"the Gramian must be finite, but entry ({i}, {j}) is {array[i, j]}; skip that task")
-    if array.size:
+    if not (array == array.T).all():
         asymmetry = np.abs(array - array.T)
         if asymmetry.max() > 1e-5 * np.abs(array).max():
             i, j = np.unravel_index(int(asymmetry.argmax()), asymmetry.shape)
@@ -184,7 +184,7 @@ def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
     products = torch.bmm(slices, slices.transpose(1, 2))
     traces = products.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
-    return products.sum(dim=0, dtype=torch.float64) + double_products(rows[:, whole:]), traces.square().sum()
+    return products.sum(dim=0, dtype=torch.float64) + double_products(rows[:, whole:]), traces.dot(traces)
 
 
 def double_products(rows: Block, columns: int | None = None) -> Tensor:
@@ -196,9 +196,10 @@ def double_products(rows: Block, columns: int | None = None) -> Tensor:
     """
     if isinstance(rows, FactoredGradients):
         return rows.double().products()[0]
-    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     chunk = columns or (DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK)
-    for start in range(0, rows.shape[1], chunk):
+    double = rows[:, :chunk].double()
+    products = double @ double.T
+    for start in range(chunk, rows.shape[1], chunk):
         double = rows[:, start : start + chunk].double()
         products.addmm_(double, double.T)
     return products

@@ -82,9 +82,8 @@ def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
     weights, adjusted = W, C
     if settings.scale == "unit" and C[0, 0] > 0.0:
         weights, adjusted = W / np.sqrt(C[0]), np.ones((1, 1))
-    return SOROSolution(
-        torch.tensor(weights), torch.tensor(adjusted), torch.ones(1, dtype=torch.float64), (0.0,), "converged"
-    )
+    copies = [torch.from_numpy(each.copy()) for each in (weights, adjusted)]
+    return SOROSolution(copies[0], copies[1], torch.from_numpy(np.ones(1)), (0.0,), "converged")
 
 
 def right_singular(C: Array, cutoff: float) -> tuple[Array, Array]:
@@ -107,18 +106,18 @@ def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Ar
     tau = sigma / (settings.lambda_ + sigma)
     step = 1.0 / (8.0 * sigma + 2.0) if settings.eta is None else settings.eta
 
-    def evaluated(X: Array, on_diagonal: float = settings.lambda_ * tau) -> tuple[Array, Array, float]:
-        A = X.T @ X
-        a = A.diagonal()
-        misfit, flat, error = (X - target).ravel(), A.ravel(), a - 1.0
+    def evaluated(X: Array, on_diagonal: float = settings.lambda_ * tau) -> tuple[Array, Array, Array, float]:
+        misfit, A = X - target, X.T @ X
+        a, flat, distance = A.diagonal(), A.ravel(), misfit.ravel()
+        error = a - 1.0
         penalty = sigma * (flat.dot(flat) - a.dot(a)) + on_diagonal * error.dot(error)
-        return A, error, float(misfit.dot(misfit) + penalty)
+        return misfit, A, error, float(distance.dot(distance) + penalty)
 
-    A, _, objective = evaluated(X, sigma)
+    misfit, A, _, objective = evaluated(X, sigma)
     d, history, velocity, halvings = np.ones(X.shape[1]), [objective], np.zeros_like(X), 0
     while len(history) <= settings.iterations:
-        slope = 2.0 * (X - target) + (4.0 * sigma) * (X @ A - X * d)
-        velocity = settings.momentum * velocity + slope
+        slope = 2.0 * misfit + (4.0 * sigma) * (X @ A - X * d)
+        velocity = settings.momentum * velocity + slope if settings.momentum else slope
         candidate = X - step * velocity
         result = evaluated(candidate)
         while not result[-1] <= history[-1] + tolerance:
@@ -127,7 +126,7 @@ def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Ar
             halvings, step, velocity = halvings + 1, step / 2.0, slope
             candidate = X - step * velocity
             result = evaluated(candidate)
-        X, (A, error, objective) = candidate, result
+        X, (misfit, A, error, objective) = candidate, result
         d = 1.0 + tau * error
         history.append(objective)
         if history[-2] - objective < tolerance:

@@ -243,14 +243,14 @@ class GradientMatrix:
             for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
                 update.add_(row, alpha=weight)
         elif others:
-            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
+            update.addmv_(self.buffer[1 : len(weights)].T, torch.tensor(others, dtype=self.dtype))
 
     def _combine_columns(self, weights: Tensor) -> None:
         for part in self._dense_columns():
             self.buffer[0, part] = weights @ self.buffer[: len(weights), part]
         for parameter, view in zip(self.parameters, self._views[0], strict=True):
             if parameter in self.factors:
-                view.copy_(self.factors[parameter].weighted_sum(weights))
+                self.factors[parameter].weighted_sum(weights, view)
         self.factors.clear()  # and the activations that they hold
 
     def apply(self, rule: Callable[[Tensor], Tensor], coupled: bool) -> None:

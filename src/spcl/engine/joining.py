@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from spcl.batches import Inputs, sample_kind
+from spcl.batches import Inputs
 from spcl.engine.known_layers import consists_of_known_layers
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.snapshot import BufferSnapshot
@@ -74,7 +74,7 @@ class JoiningRule:
             return None
         kinds: dict[Hashable, list[Inputs]] = {}
         for samples in groups:
-            for kind, x in {sample_kind(group.x): group.x for group in samples}.items():
+            for kind, x in {group.kind: group.x for group in samples}.items():
                 kinds.setdefault(kind, []).append(x)
         results = [self._result(kind, inputs) for kind, inputs in kinds.items()]
         self.reason = next((reason for _, reason in results if reason is not None), None)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spcl.batches import Inputs, concatenate, sample_kind
+from spcl.batches import Inputs, concatenate
 from spcl.engine.classifier_stack import ClassifierStack
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.joining import JoiningRule
@@ -134,7 +134,7 @@ class JointPass:
             self._gradients.mark_filled(self._rows)
 
     def _differentiate_losses(self) -> None:
-        self.losses.sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(self.losses, torch.ones_like(self.losses))
         if self._stack is not None:
             self._stack.assign_grads()
 
@@ -166,7 +166,7 @@ class JointPass:
         kinds: dict[Hashable, dict[int, int]] = {}
         for place, batch in enumerate(self._batches):
             for group in batch.samples:
-                sizes = kinds.setdefault(sample_kind(group.x), {})
+                sizes = kinds.setdefault(group.kind, {})
                 sizes[place] = sizes.get(place, 0) + len(group.y)
         layouts = []
         for sizes in kinds.values():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -37,6 +38,11 @@ class Samples:
     y: Tensor
     stored: Tensor | None = None
     share: float = 1.0
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """Structure, shape and type of an input: samples of one kind can be one batch."""
+        return sample_kind(self.x)
 
 
 class SharedModel:

@@ -50,7 +50,7 @@ class OnePass:
             joint.backward()
             done.append(joint)
         heads = [gradient for joint in done for gradient in joint.head_gradients()]
-        losses = torch.cat([joint.losses.detach() for joint in done])
+        losses = done[0].losses.detach() if len(done) == 1 else torch.cat([joint.losses.detach() for joint in done])
         self._note_health([batch for part in passes for batch in part], losses, heads)
         return [logits for joint in done for logits in joint.logits]
 
@@ -76,4 +76,5 @@ class OnePass:
             losses = torch.cat([losses[:own], losses[own:].sum(dim=0, keepdim=True)])
         health = self._gradients.health[: len(losses)]
         health[:, 0] = losses
-        health[:, 1:] = torch.stack([total_norm(parts, losses[0]), self._snapshot.norm().to(losses.dtype)])
+        health[:, 1] = total_norm(parts, losses[0])
+        health[:, 2] = self._snapshot.norm()

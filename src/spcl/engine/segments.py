@@ -87,10 +87,10 @@ class Segments:
         places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(device, non_blocking=True)
 
-    def lengths_in(self, tensor: Tensor) -> list[int]:
+    def lengths_in(self, tensor: Tensor) -> tuple[int, ...]:
         """Return how many rows of the tensor belong to every segment."""
         multiple = self.multiple(tensor)
-        return [multiple * length for length in self.lengths]
+        return self.lengths if multiple == 1 else tuple(multiple * length for length in self.lengths)
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the part of every segment."""
@@ -133,9 +133,10 @@ class SegmentGradients:
             return
         lengths = self.segments.lengths_in(left)
         block, is_new = self._block(parameter)
-        if is_new and self._gradients.keeps_factors and FactoredGradients.are_faster(left, right, len(lengths)):
+        is_direct, may_factor = left.dtype == block.dtype, is_new and self._gradients.keeps_factors
+        if is_direct and may_factor and FactoredGradients.are_faster(left, right, len(lengths)):
             self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
-        elif self._range is not None and left.dtype == block.dtype:
+        elif is_direct and self._range is not None:
             rows = block[self._range]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
             torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)

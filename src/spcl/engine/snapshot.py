@@ -70,6 +70,8 @@ class BufferSnapshot:
     @torch.no_grad()
     def norm(self) -> Tensor:
         """Return the summed norm of all floating-point buffers; non-finite if any buffer is."""
+        if not self._owners:
+            return self._zero
         return total_norm(_floating_point(_buffers(self._owners)), self._zero)
 
     def was_finite(self) -> bool:

@@ -1,6 +1,9 @@
 """The update of the weights, once the gradients are in the parameters' ``.grad``."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +13,12 @@ from torch.optim import Optimizer
 from spcl.engine.averaging import WeightAverage
 
 __all__ = ["Update"]
+
+SAME_BY_FOREACH = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Optimisers that give the same numbers, to the last bit, for one tensor after the other and for many at once."""
+
+MANY, SMALL = 16, 1 << 14
+"""From so many tensors on, of at most so many numbers, calls take longer than arithmetic on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,32 @@ class Update:
         if self.clip_norm is not None:
             parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             clip_grad_norm_(parameters, self.clip_norm)
-        self.optimizer.step()
+        with _small_tensors_at_once(self.optimizer):
+            self.optimizer.step()
         if self.average is not None:
             self.average.update()
+
+
+@contextmanager
+def _small_tensors_at_once(optimizer: Optimizer) -> Iterator[None]:
+    """Let the optimiser take each operation on all tensors of a group in one call, as PyTorch does on a GPU only.
+
+    For the heads of 64 tasks that halves the time. Large tensors are faster one by one: they stay in the cache.
+    """
+    groups = [group for group in optimizer.param_groups if _has_small_tensors(group)]
+    chosen = groups if type(optimizer) in SAME_BY_FOREACH else []
+    for group in chosen:
+        group["foreach"] = True
+    try:
+        yield
+    finally:
+        for group in chosen:
+            group["foreach"] = None
+
+
+def _has_small_tensors(group: Mapping[str, Any]) -> bool:
+    """Return whether a group has many small tensors on a CPU, and leaves it to PyTorch how they are updated."""
+    parameters, is_fixed = group["params"], group.get("foreach") is not None or group.get("fused")
+    if is_fixed or group.get("differentiable") or isinstance(group["lr"], Tensor) or len(parameters) < MANY:
+        return False
+    return parameters[0].device.type == "cpu" and max(map(Tensor.numel, parameters)) <= SMALL

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from spcl.methods.base import MEMORY
 
-__all__ = ["add_row_norms", "find_faults"]
+__all__ = ["find_faults", "row_norms"]
 
 Array = NDArray[np.float64]
 
@@ -41,14 +41,12 @@ def find_faults(names: Sequence[str], health: Array, buffers_were_finite: Callab
     return faults
 
 
-def add_row_norms(health: Array, squares: Array, largest: float) -> None:
-    """Add the norms of the gradients' rows, given their squares, in place.
+def row_norms(squares: Array, largest: float) -> Array:
+    """Return the norms of gradients, given their squares.
 
     Squares above ``largest`` count as infinite: an optimiser that squares such a gradient overflows.
 
-    >>> health = np.zeros((2, 3))
-    >>> add_row_norms(health, np.array([4.0, 1e39]), largest=3e38)
-    >>> health[:, 1]
+    >>> row_norms(np.array([4.0, 1e39]), largest=3e38)
     array([ 2., inf])
     """
-    health[:, 1] += np.where(squares < largest, np.sqrt(np.abs(squares)), np.inf)
+    return np.where(squares < largest, np.sqrt(np.abs(squares)), np.inf)

@@ -16,7 +16,7 @@ from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
-from spcl.learner.health import add_row_norms, find_faults
+from spcl.learner.health import find_faults, row_norms
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
 from spcl.memory import ReplayBatch
@@ -186,15 +186,19 @@ class Step:
         plan = self._gradients.plan
         computed = [name for name in plan.names if name not in outcome.faults]
         outcome.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
+        norms: Array | None = None
         if gramian is not None and plan.is_separate:
-            own = np.zeros_like(health)  # what no other gradient of a joint pass has a part in
-            own[:, 0] = health[:, 0]
-            for each in (own, health):
-                add_row_norms(each, gramian.diagonal()[: len(plan.names)], torch.finfo(self._gradients.dtype).max)
-            if outcome.is_joint and (faults := find_faults(computed, own, self._rollback.buffers_were_finite)):
-                outcome.faults, outcome.is_joint = faults, False
+            norms = row_norms(gramian.diagonal()[: len(health)], torch.finfo(self._gradients.dtype).max)
+            health[:, 1] += norms
+        faults = find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
+        if (
+            faults and outcome.is_joint and norms is not None
+        ):  # loss and row are what no other gradient of the pass has a part in
+            own = np.stack([health[:, 0], norms, np.zeros(len(health))], axis=1)
+            if found := find_faults(computed, own, self._rollback.buffers_were_finite):
+                outcome.faults, outcome.is_joint = found, False
                 return
-        outcome.faults |= find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
+        outcome.faults |= faults
 
     def _weigh(self, outcome: Outcome, gramian: Array | None, classes: list[int]) -> Array | None:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
@@ -223,11 +227,12 @@ class Step:
         """Return the method's weights of the reduced gradients, given the Gramian of the rows."""
         if self._method.reduction == "sum":
             return Weights(torch.ones(1, dtype=torch.float64))
-        reduced_losses = plan.matrix @ np.array([losses[name] for name in plan.names])
-        if rows is not None and self._method.reduction == "mean":
-            rows = plan.reduction @ rows @ plan.reduction.T
+        reduced_losses, reduced_classes = np.array([losses[name] for name in plan.names]), tuple(classes)
+        if self._method.reduction == "mean":
+            rows = None if rows is None else plan.reduction @ rows @ plan.reduction.T
+            reduced_losses = plan.matrix @ reduced_losses
+            reduced_classes = tuple(((plan.matrix > 0.0) @ np.array(classes)).tolist())
         gramian = None if rows is None else torch.from_numpy(rows)
-        reduced_classes = tuple(((plan.matrix > 0.0) @ np.array(classes)).tolist())
         return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian, reduced_classes))
 
     def _method_weights(self, gradients: Gradients) -> Weights:

@@ -148,7 +148,11 @@ class StepRunner:
 
 def _once(function: Meanwhile | None) -> Meanwhile:
     """Return a function that calls the given one, if there is one, the first time only."""
-    return lru_cache(maxsize=1)(function or (lambda: None))
+    return _nothing if function is None else lru_cache(maxsize=1)(function)
+
+
+def _nothing() -> None:
+    return
 
 
 def _count_skipped(samples: Sequence[Samples], skipped: Mapping[str, str]) -> None:

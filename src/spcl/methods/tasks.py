@@ -143,7 +143,8 @@ def check_labels(owner: str, y: Tensor, classes: int) -> None:
 
 def _wrong_label(y: Tensor, classes: int) -> int | None:
     """Return a label that is none of the classes, or None."""
-    lowest, highest = torch.stack(torch.aminmax(y)).tolist() if len(y) else (0, 0)
+    labels = y.numpy(force=True)
+    lowest, highest = int(labels.min(initial=0)), int(labels.max(initial=0))
     return lowest if lowest < 0 else highest if highest >= classes else None
 
 
