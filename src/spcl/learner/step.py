@@ -191,10 +191,8 @@ class Step:
             norms = row_norms(gramian.diagonal()[: len(health)], torch.finfo(self._gradients.dtype).max)
             health[:, 1] += norms
         faults = find_faults(computed, health[: len(computed)], self._rollback.buffers_were_finite)
-        if (
-            faults and outcome.is_joint and norms is not None
-        ):  # loss and row are what no other gradient of the pass has a part in
-            own = np.stack([health[:, 0], norms, np.zeros(len(health))], axis=1)
+        if faults and outcome.is_joint and norms is not None:
+            own = np.stack([health[:, 0], norms, np.zeros(len(health))], axis=1)  # no other gradient has a part in it
             if found := find_faults(computed, own, self._rollback.buffers_were_finite):
                 outcome.faults, outcome.is_joint = found, False
                 return
