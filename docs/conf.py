@@ -91,6 +91,8 @@ ON_THE_SITE = {
     "../results/ps-cifar100-default/table.md": "results.md#ps-cifar-100-preset-default",
     "../results/ps-emnist-held-out/table.md": "results.md#ps-emnist-held-out",
     "../results/ps-tiny-imagenet/table.md": "results.md#ps-imagenet-tiny",
+    "../results/ps-emnist-search/table.md": "results.md#ps-emnist-search-of-defaults",
+    "../results/ps-cifar100-search/table.md": "results.md#ps-cifar-100-search-of-defaults",
 }
 """Pages that show files from outside of this folder: links to the one lead to the other."""
 

@@ -55,6 +55,8 @@ class Registry(Mapping[str, F], Generic[F]):
     ...     return f"SGD of {parameters} with {lr}"
     >>> OPTIMIZERS.make({"name": "sgd", "lr": 0.5}, "weights")
     'SGD of weights with 0.5'
+    >>> OPTIMIZERS
+    <optimizer: sgd>
     >>> OPTIMIZERS.make("sdg", "weights")
     Traceback (most recent call last):
     ...
@@ -74,6 +76,9 @@ class Registry(Mapping[str, F], Generic[F]):
         self._keywords = frozenset({*keywords, "model"})
         self._factories: dict[str, F] = {}
         on_plugin(self._count_of)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}: {', '.join(self._factories)}>"
 
     def register(self, name: str) -> Callable[[F], F]:
         """Return a decorator that adds a factory under this name."""
