@@ -210,6 +210,16 @@ def test_hyperparameters_shows_means_and_the_strict_limit(base: Path) -> None:
         assert limit.get_linestyle() == "--"
 
 
+def test_sensitivity_shows_settings_as_multiples_of_their_defaults(base: Path) -> None:
+    folder = sweep_runs(base)
+    (axes,) = drawn("sensitivity", folder).figure.axes
+    sigma = axes.get_lines()[0]
+    assert axes.get_xscale() == "log"
+    np.testing.assert_allclose(np.array(sigma.get_xdata(), float), [0.01, 1.0])  # 1 and 100, of 100
+    expected = [np.mean([result(folder / f"sigma={v}" / seed)["accuracy"] for seed in "01"]) for v in (1.0, 100.0)]
+    np.testing.assert_allclose(np.array(sigma.get_ydata(), float), expected)
+
+
 def test_rehearsal_has_a_line_for_each_method(base: Path) -> None:
     folder = memory_runs(base)
     (axes,) = drawn("rehearsal", folder).figure.axes
@@ -287,6 +297,7 @@ FOLDERS = {
     "timeline": two_task_runs,
     "paradigms": paradigm_runs,
     "hyperparameters": sweep_runs,
+    "sensitivity": sweep_runs,
     "rehearsal": memory_runs,
     "toy-timelines": two_task_runs,
 }
