@@ -2,8 +2,8 @@
 
 import os
 import re
-import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import FileLock
@@ -39,7 +39,6 @@ class FolderHub:
         self._tasks = Path(path) / "tasks"
         self._dead = Path(path) / "dead-letters"
         self._tasks.mkdir(parents=True, exist_ok=True)
-        self._turn = threading.Lock()  # threads that read at the same time only take Python's own lock from each other
         self._listed: dict[str, tuple[str, list[str]]] = {}  # a position, and the names after it up to the last of them
 
     def tasks(self) -> list[str]:
@@ -48,22 +47,23 @@ class FolderHub:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
         return sorted(name for name in names if not (self._tasks / name / ENDED).exists())
 
-    def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
-        """Return the content of the next files in the order of their names."""
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, bytes]]]:
+        """Return the content of the next files of every task in the order of their names."""
         deadline, pause = time.monotonic() + wait, SHORTEST_PAUSE
-        while not (found := self._read_now(task, after, count)) and time.monotonic() < deadline:
+        while True:
+            found = {task: self._read_now(task, position, count) for task, position in after.items()}
+            if any(found.values()) or time.monotonic() >= deadline:
+                return found
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return found
 
     def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, bytes]]:
-        found = []
-        with self._turn:
-            for name in self._names_after(task, after)[:count]:
-                try:
-                    found.append((name, (self._tasks / task / f"{name}{SUFFIX}").read_bytes()))
-                except FileNotFoundError:  # trimmed meanwhile
-                    self._listed.pop(task, None)
+        found, folder = [], str(self._tasks / task)
+        for name in self._names_after(task, after)[:count]:
+            try:
+                found.append((name, _content(f"{folder}/{name}{SUFFIX}")))
+            except FileNotFoundError:  # trimmed meanwhile
+                self._listed.pop(task, None)
         return found
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
@@ -129,6 +129,15 @@ class FolderHub:
     def _delete(self, task: str, names: list[str]) -> None:
         for name in names:
             (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
+
+
+def _content(path: str) -> bytes:
+    """Return the content of a file by few calls: each of them may let another thread take Python's lock."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)
 
 
 def _successor(last: str | None) -> str:

@@ -1,10 +1,12 @@
 """Messages as bytes: safetensors with a batch, or an announcement in the metadata; never a pickle."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from spcl.batches import Batch, BatchLike, Inputs, as_batch, as_inputs, leaves
@@ -15,6 +17,7 @@ __all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "en
 
 MAX_BYTES = 64 * 2**20
 
+CACHED_BYTES = 4096  # the longest header that is remembered
 CONTENT = "spcl"
 TASK = "task"
 
@@ -97,9 +100,46 @@ def _metadata(content: str, schema: Schema | None) -> dict[str, str]:
 
 
 def _decode(data: bytes) -> Letter:
-    tensors = safetensors.torch.load(data)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    metadata: dict[str, Any] = header.get("__metadata__", {})
+    start = 8 + int.from_bytes(data[:8], "little")
+    layout = _layout if start <= CACHED_BYTES else _layout.__wrapped__
+    letter, slots = layout(data[:start], len(data) - start)
+    if letter.content != "batch":
+        return letter
+    body = memoryview(data)[start:]
+    return replace(letter, batch=_batch({name: slot.tensor(body) for name, slot in slots.items()}))
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a tensor is in the body of a message, and what it is."""
+
+    first: int
+    last: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def tensor(self, body: memoryview) -> Tensor:
+        """Return a copy of the tensor, which is aligned and may be changed."""
+        if self.first == self.last:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(bytearray(body[self.first : self.last]), dtype=self.dtype).view(self.shape)
+
+
+@lru_cache(maxsize=1024)
+def _layout(header: bytes, size: int) -> tuple[Letter, dict[str, _Slot]]:
+    """Return what a message with this header says, and where its tensors are in a body of so many bytes.
+
+    Messages of a task have the same header again and again: it is checked, by safetensors, once.
+    """
+    tensors = safetensors.torch.load(header + bytes(size))
+    entries = json.loads(header[8:])
+    letter = _letter(entries.get("__metadata__", {}))
+    offsets = {name: entries[name]["data_offsets"] for name in tensors}
+    return letter, {name: _Slot(*offsets[name], leaf.dtype, leaf.shape) for name, leaf in tensors.items()}
+
+
+def _letter(metadata: dict[str, Any]) -> Letter:
+    """Return what the metadata say, without the batch."""
     content = metadata.get(CONTENT, "batch")
     schema = Schema.parsed(json.loads(metadata[TASK])) if TASK in metadata else None
     if content == "end":
@@ -110,7 +150,7 @@ def _decode(data: bytes) -> Letter:
         return Letter("start", schema=schema)
     if content != "batch":
         raise DataError(f"the message says it is {content!r:.80}; send batch, start or end")
-    return Letter("batch", _batch(tensors), schema)
+    return Letter("batch", schema=schema)
 
 
 def _batch(tensors: dict[str, Tensor]) -> Batch:

@@ -13,6 +13,7 @@ from spcl.batches import Batch
 from spcl.errors import SpclError, TaskError
 from spcl.sources import Message, Rejected, Source, as_source
 from spcl.streams.arguments import check_arguments
+from spcl.streams.feeder import Feeder
 from spcl.streams.moment import Moment
 from spcl.streams.reader import Failure, Queues, Reader
 
@@ -31,7 +32,7 @@ class LiveStream:
     """Moments of named sources that run concurrently: generators, DataLoaders, any iterable of `(x, y)` batches, or a
     :class:`spcl.sources.Source`, whose batches have positions.
 
-    Each source is read by its own thread into its own queue. A moment holds at most one batch of each source, of those
+    Each source is read into its own queue, by its own thread or, of a hub, by one thread for all its tasks. A moment holds at most one batch of each source, of those
     that have one queued; iteration blocks only while all queues are empty. So a slow source does not delay the others,
     and a source that is faster than the learner is paused when `capacity` batches are queued.
 
@@ -102,6 +103,7 @@ class LiveStream:
         self._closed = False
         self._lock = threading.RLock()  # guards all of the above
         self._changed = threading.Condition(self._lock)
+        self._feeder = Feeder(self._lock, self._stop_reading)
         for name, source in (sources or {}).items():
             self.add(name, source)
 
@@ -161,7 +163,8 @@ class LiveStream:
             if not reader.failed:
                 raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
             self._check_open(name)
-            self._keep(reader.restart(as_source(source), self._stop_reading))
+            reader.source = as_source(source)
+            self._keep(self._feeder.start(reader, reader.after))
 
     def remove(self, name: str) -> None:
         """End a source immediately and discard its queued batches."""
@@ -256,11 +259,11 @@ class LiveStream:
     def _new_reader(self, name: str, source: Source) -> Reader:
         queues = Queues(self.capacity, self._lock, self._changed, self.last_seen)
         reader = Reader(name, source, name in self.delivered, queues)
-        self._keep(reader.start(self._positions.get(name), self._stop_reading))
+        self._keep(self._feeder.start(reader, self._positions.get(name)))
         return reader
 
     def _keep(self, thread: threading.Thread) -> None:
-        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        self._threads = [each for each in self._threads if each.is_alive() and each is not thread] + [thread]
 
     def _stop_reading(self, reader: Reader, error: BaseException | None) -> None:
         with self._changed:
