@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class FolderHub:
 
     def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, bytes]]:
         found, folder = [], str(self._tasks / task)
-        for name in self._names_after(task, after)[:count]:
+        for name in self._names_after(task, after, count):
             try:
                 found.append((name, _content(f"{folder}/{name}{SUFFIX}")))
             except FileNotFoundError:  # trimmed meanwhile
@@ -104,19 +105,19 @@ class FolderHub:
             file.write(data)
         write_text(folder / f"{position}.txt", f"{reason}\n")
 
-    def _names_after(self, task: str, after: str | None) -> list[str]:
-        """Return names after a position, complete up to the last of them.
+    def _names_after(self, task: str, after: str | None, count: int) -> list[str]:
+        """Return up to ``count`` names after a position, without a gap.
 
         A listing may miss a file that appears while it is made, and have one that appeared later. The second listing
         has all that appeared before the last of the first.
         """
         start, (since, names) = after or "", self._listed.get(task, ("", []))
-        known = [name for name in names if name > start] if since <= start else []
-        if not known:
-            first = [name for name in self._names(task) if name > start]
-            known = [name for name in self._names(task) if start < name <= first[-1]] if first else []
-        self._listed[task] = (start, known)
-        return known
+        if since > start or not names or names[-1] <= start:
+            first = self._names(task)
+            names = [name for name in self._names(task) if start < name <= first[-1]] if first else []
+            self._listed[task] = (start, names)
+        index = bisect_right(names, start)
+        return names[index : index + count]
 
     def _names(self, task: str) -> list[str]:
         try:

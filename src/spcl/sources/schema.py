@@ -127,13 +127,14 @@ class Schema(BaseModel):
             return _probabilities(y)
         if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise DataError(f"the targets are {describe(y, 1)}; give one whole number per sample, or probabilities")
-        lowest, highest = (int(each) for each in torch.aminmax(y))
+        labels = y.numpy()  # operations of PyTorch would give Python's lock away, to a thread that trains
+        lowest, highest = int(labels.min()), int(labels.max())
         if lowest < 0 or highest >= self.outputs:
             raise DataError(
                 f"there are {self.outputs} classes, but the batch has label {lowest if lowest < 0 else highest}; "
                 f"announce as many classes as there are, or fix the labels"
             )
-        return y.to(torch.int64)
+        return y if y.dtype == torch.int64 else y.to(torch.int64)
 
     def _regression(self, y: Tensor) -> Tensor:
         y = y.unsqueeze(1) if y.dim() == 1 else y

@@ -1,10 +1,11 @@
 """Messages as bytes: safetensors with a batch, or an announcement in the metadata; never a pickle."""
 
 import json
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ def _decode(data: bytes) -> Letter:
     if letter.content != "batch":
         return letter
     body = memoryview(data)[start:]
-    return replace(letter, batch=_batch({name: slot.tensor(body) for name, slot in slots.items()}))
+    return Letter("batch", _batch({name: slot.tensor(body) for name, slot in slots.items()}), letter.schema)
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,25 @@ class _Slot:
     shape: torch.Size
 
     def tensor(self, body: memoryview) -> Tensor:
-        """Return a copy of the tensor, which is aligned and may be changed."""
+        """Return a copy of the tensor, which is aligned and may be changed.
+
+        By way of NumPy, which keeps Python's lock: operations of PyTorch give it away, and to get it back from a thread
+        that trains takes longer than all the rest.
+        """
         if self.first == self.last:
             return torch.empty(self.shape, dtype=self.dtype)
-        return torch.frombuffer(bytearray(body[self.first : self.last]), dtype=self.dtype).view(self.shape)
+        values = np.frombuffer(bytearray(body[self.first : self.last]), _numpy_type(self.dtype))
+        tensor = torch.from_numpy(values.reshape(self.shape))
+        return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype)
+
+
+@cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the same type, or integers of the same size where NumPy has none."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return np.dtype(f"i{dtype.itemsize}")
 
 
 @lru_cache(maxsize=1024)
