@@ -4,7 +4,7 @@ A :class:`Publisher` puts batches into a hub, a :class:`FolderHub` or :class:`Re
 those of one task for a :class:`spcl.streams.LiveStream`.
 """
 
-from spcl.sources.base import HubError, Message, Rejected, Source
+from spcl.sources.base import Data, HubError, Message, Rejected, Source
 from spcl.sources.folder import FolderHub
 from spcl.sources.hub import HUBS, Hub, check_task_name
 from spcl.sources.hub_source import Excerpt, HubReader, HubSource
@@ -16,6 +16,7 @@ from spcl.sources.wire import Letter, decode, encode_batch, encode_end, encode_s
 
 __all__ = [
     "HUBS",
+    "Data",
     "Excerpt",
     "FolderHub",
     "Hub",

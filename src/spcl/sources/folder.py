@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from spcl.errors import TaskError
 from spcl.files import atomic_write, write_text
+from spcl.sources.base import Data
 from spcl.sources.hub import HUBS
 
 __all__ = ["FolderHub"]
@@ -48,7 +49,7 @@ class FolderHub:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
         return sorted(name for name in names if not (self._tasks / name / ENDED).exists())
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, bytes]]]:
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
         """Return the content of the next files of every task in the order of their names."""
         deadline, pause = time.monotonic() + wait, SHORTEST_PAUSE
         while True:
@@ -58,8 +59,9 @@ class FolderHub:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, bytes]]:
-        found, folder = [], str(self._tasks / task)
+    def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, Data]]:
+        found: list[tuple[str, Data]] = []
+        folder = str(self._tasks / task)
         for name in self._names_after(task, after, count):
             try:
                 found.append((name, _content(f"{folder}/{name}{SUFFIX}")))
@@ -132,11 +134,13 @@ class FolderHub:
             (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
 
-def _content(path: str) -> bytes:
-    """Return the content of a file by few calls: each of them may let another thread take Python's lock."""
+def _content(path: str) -> bytearray:
+    """Return the content of a file, in memory that tensors may share, by few calls."""
     file = os.open(path, os.O_RDONLY)
     try:
-        return os.read(file, os.fstat(file).st_size)
+        data = bytearray(os.fstat(file).st_size)
+        os.readv(file, [data])
+        return data
     finally:
         os.close(file)
 

@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from spcl.errors import TaskError
 from spcl.registry import Registry
+from spcl.sources.base import Data
 
 __all__ = ["HUBS", "Hub", "check_task_name"]
 
@@ -22,7 +23,7 @@ class Hub(Protocol):
         """Return the tasks that have a stream and have not ended, sorted."""
         ...
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, bytes]]]:
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
         """Return up to ``count`` messages of every task, with their positions, that come after its given position.
 
         Tasks that have none may be left out. If none has any, wait at most so many seconds for the first.

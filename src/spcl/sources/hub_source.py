@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spcl.errors import DataError, TaskError
-from spcl.sources.base import Message, Rejected
+from spcl.sources.base import Data, Message, Rejected
 from spcl.sources.hub import Hub
 from spcl.sources.schema import Schema
 from spcl.sources.wire import MAX_BYTES, decode
@@ -133,7 +133,7 @@ class HubSource:
             self._is_out = error is not None
             self._on_outage(self.task, error)
 
-    def open(self, after: str | None, found: Sequence[tuple[str, bytes]]) -> Excerpt:
+    def open(self, after: str | None, found: Sequence[tuple[str, Data]]) -> Excerpt:
         """Decode and check the messages found after a position, up to one that must wait for the schema."""
         messages: list[Message | Rejected] = []
         for position, data in found:
@@ -150,7 +150,7 @@ class HubSource:
                         break
                     messages.append(Message(position, schema.fit(letter.batch, self._inputs)))
             except (DataError, TaskError) as error:
-                messages.append(Rejected(position, data, str(error)))
+                messages.append(Rejected(position, bytes(data), str(error)))
             after = position
         return Excerpt(messages, after)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from spcl.errors import SpclError, TaskError
-from spcl.sources.base import HubError
+from spcl.sources.base import Data, HubError
 from spcl.sources.hub import HUBS
 
 __all__ = ["RedisHub"]
@@ -62,7 +62,7 @@ class RedisHub:
         found = self._ask(lambda: self._client.sdiff(self._key("tasks"), self._key("ended")))
         return sorted(name.decode(errors="replace") for name in found)
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, bytes]]]:
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
         """Return the next entries of the tasks' streams."""
         keys = {self._key("stream", task).encode(): task for task in after}
         wanted = {key: after[task] or "0-0" for key, task in keys.items()}

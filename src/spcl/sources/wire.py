@@ -12,6 +12,7 @@ from torch import Tensor
 
 from spcl.batches import Batch, BatchLike, Inputs, as_batch, as_inputs, leaves
 from spcl.errors import DataError, SpclError
+from spcl.sources.base import Data
 from spcl.sources.schema import Schema
 
 __all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "encode_end", "encode_start"]
@@ -62,7 +63,7 @@ def encode_end() -> bytes:
     return safetensors.torch.save({}, _metadata("end", None))
 
 
-def decode(data: bytes, max_bytes: int = MAX_BYTES) -> Letter:
+def decode(data: Data, max_bytes: int = MAX_BYTES) -> Letter:
     """Return what a message says; raise a :class:`DataError` if it is malformed or larger than ``max_bytes``.
 
     >>> decode(b"hello")
@@ -100,14 +101,14 @@ def _metadata(content: str, schema: Schema | None) -> dict[str, str]:
     return {CONTENT: content} | ({} if schema is None else {TASK: schema.model_dump_json()})
 
 
-def _decode(data: bytes) -> Letter:
+def _decode(data: Data) -> Letter:
     start = 8 + int.from_bytes(data[:8], "little")
     layout = _layout if start <= CACHED_BYTES else _layout.__wrapped__
-    letter, slots = layout(data[:start], len(data) - start)
+    letter, slots = layout(bytes(data[:start]), len(data) - start)
     if letter.content != "batch":
         return letter
-    body = memoryview(data)[start:]
-    return Letter("batch", _batch({name: slot.tensor(body) for name, slot in slots.items()}), letter.schema)
+    shared = data if isinstance(data, bytearray) else bytearray(data)
+    return Letter("batch", _batch({name: slot.tensor(shared, start) for name, slot in slots.items()}), letter.schema)
 
 
 @dataclass(frozen=True)
@@ -115,20 +116,19 @@ class _Slot:
     """Where a tensor is in the body of a message, and what it is."""
 
     first: int
-    last: int
     dtype: torch.dtype
     shape: torch.Size
 
-    def tensor(self, body: memoryview) -> Tensor:
-        """Return a copy of the tensor, which is aligned and may be changed.
+    def tensor(self, data: bytearray, start: int) -> Tensor:
+        """Return the tensor in a message whose body starts there.
 
         By way of NumPy, which keeps Python's lock: operations of PyTorch give it away, and to get it back from a thread
         that trains takes longer than all the rest.
         """
-        if self.first == self.last:
+        if not (count := self.shape.numel()):
             return torch.empty(self.shape, dtype=self.dtype)
-        values = np.frombuffer(bytearray(body[self.first : self.last]), _numpy_type(self.dtype))
-        tensor = torch.from_numpy(values.reshape(self.shape))
+        values = np.frombuffer(data, _numpy_type(self.dtype), count, start + self.first)
+        tensor = torch.from_numpy((values if values.flags.aligned else values.copy()).reshape(self.shape))
         return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype)
 
 
@@ -150,8 +150,8 @@ def _layout(header: bytes, size: int) -> tuple[Letter, dict[str, _Slot]]:
     tensors = safetensors.torch.load(header + bytes(size))
     entries = json.loads(header[8:])
     letter = _letter(entries.get("__metadata__", {}))
-    offsets = {name: entries[name]["data_offsets"] for name in tensors}
-    return letter, {name: _Slot(*offsets[name], leaf.dtype, leaf.shape) for name, leaf in tensors.items()}
+    first = {name: entries[name]["data_offsets"][0] for name in tensors}
+    return letter, {name: _Slot(first[name], leaf.dtype, leaf.shape) for name, leaf in tensors.items()}
 
 
 def _letter(metadata: dict[str, Any]) -> Letter:

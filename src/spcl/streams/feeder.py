@@ -13,18 +13,19 @@ OnEnd = Callable[[Reader, BaseException | None], object]
 
 WAIT_SECONDS = 0.25  # longest wait of a call to a hub, so that closing takes no longer
 SHORTEST_PAUSE = 0.002
+GRACE_SECONDS = 0.02
 
 
 class Feeder:
     """Starts threads that read sources into their queues.
 
     Args:
-        lock: guards readers.
+        changed: its lock guards readers; is notified when they are read.
         on_end: called from the reading thread with a reader whose source has ended, and its exception or None.
     """
 
-    def __init__(self, lock: threading.RLock, on_end: OnEnd) -> None:
-        self._lock = lock
+    def __init__(self, changed: threading.Condition, on_end: OnEnd) -> None:
+        self._changed = changed
         self._on_end = on_end
         self._hubs: dict[int, _HubThread] = {}
 
@@ -38,9 +39,17 @@ class Feeder:
             return thread
         shared = self._hubs.get(id(source.hub))
         if shared is None or not shared.readers:
-            shared = self._hubs[id(source.hub)] = _HubThread(source.hub, self._lock, self._on_end)
+            shared = self._hubs[id(source.hub)] = _HubThread(source.hub, self._changed, self._on_end)
         shared.add(reader, source)
         return shared.thread
+
+    def wait(self) -> None:
+        """Let a hub be read on, for a short time; the caller holds the lock, and has taken messages.
+
+        A thread that trains and one that reads at the same time would take Python's lock from each other, which takes
+        longer than reading. A hub that is slow is read while the other thread trains.
+        """
+        self._changed.wait_for(lambda: not any(hub.is_due for hub in self._hubs.values()), GRACE_SECONDS)
 
     def _run(self, reader: Reader) -> None:
         try:
@@ -58,12 +67,18 @@ class _HubThread:
     It ends when it has no more readers.
     """
 
-    def __init__(self, hub: Hub, lock: threading.RLock, on_end: OnEnd) -> None:
+    def __init__(self, hub: Hub, changed: threading.Condition, on_end: OnEnd) -> None:
         self.readers: dict[Reader, HubSource] = {}
         self.thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._hub = HubReader(hub)
-        self._has_space = threading.Condition(lock)
+        self._changed = changed
+        self._has_space = threading.Condition(changed._lock)
         self._on_end = on_end
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to read on."""
+        return any(reader.is_due for reader in self.readers)
 
     def add(self, reader: Reader, source: HubSource) -> None:
         """Read one more source; the caller holds the lock."""
@@ -79,8 +94,8 @@ class _HubThread:
             while self._has_readers():
                 with self._has_space:
                     wanted = self._wanted()
-                    is_full = any(not reader.is_half_empty for reader in self.readers)
-                if wanted and self._read(wanted, wait=0.0 if is_full else WAIT_SECONDS):
+                    waits = not self.is_due and all(reader.is_half_empty for reader in self.readers)
+                if wanted and self._read(wanted, WAIT_SECONDS if waits else 0.0):
                     pause = SHORTEST_PAUSE
                 else:
                     self._rest(wanted, pause)
@@ -105,7 +120,9 @@ class _HubThread:
     def _rest(self, known: list[Reader], seconds: float) -> None:
         """Wait until there are others to read for than those that have no messages now."""
         with self._has_space:
-            self._has_space.wait_for(lambda: any(each.stopped for each in self.readers) or self._wanted() != known, seconds)
+            self._has_space.wait_for(
+                lambda: any(each.stopped for each in self.readers) or self.is_due or self._wanted() != known, seconds
+            )
 
     def _read(self, wanted: list[Reader], wait: float) -> bool:
         """Queue messages; return whether there were any."""
@@ -116,6 +133,10 @@ class _HubThread:
             sources[source].put(excerpt.messages, excerpt.after)
             if excerpt.ended:
                 self._end(sources[source], None)
+        with self._changed:
+            for reader in wanted:
+                reader.is_due = False
+            self._changed.notify_all()
         return any(excerpt.messages or excerpt.ended for excerpt in found.values())
 
     def _end(self, reader: Reader, error: BaseException | None) -> None:

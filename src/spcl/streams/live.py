@@ -103,7 +103,7 @@ class LiveStream:
         self._closed = False
         self._lock = threading.RLock()  # guards all of the above
         self._changed = threading.Condition(self._lock)
-        self._feeder = Feeder(self._lock, self._stop_reading)
+        self._feeder = Feeder(self._changed, self._stop_reading)
         for name, source in (sources or {}).items():
             self.add(name, source)
 
@@ -336,6 +336,7 @@ class LiveStream:
             return None
         self._changed.notify_all()
         self._step += 1
+        self._feeder.wait()
         return Moment(self._step - 1, batches, started, ended)
 
     def _take(self, reader: Reader) -> Batch:
