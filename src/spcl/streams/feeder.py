@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from spcl.sources import Hub, HubReader, HubSource
-from spcl.streams.reader import Reader
+from spcl.streams.reader import Queues, Reader
 
 __all__ = ["Feeder"]
 
@@ -13,19 +13,19 @@ OnEnd = Callable[[Reader, BaseException | None], object]
 
 WAIT_SECONDS = 0.25  # longest wait of a call to a hub, so that closing takes no longer
 SHORTEST_PAUSE = 0.002
-GRACE_SECONDS = 0.02
+GRACE_SECONDS = 0.1
 
 
 class Feeder:
     """Starts threads that read sources into their queues.
 
     Args:
-        changed: its lock guards readers; is notified when they are read.
+        queues: what readers share.
         on_end: called from the reading thread with a reader whose source has ended, and its exception or None.
     """
 
-    def __init__(self, changed: threading.Condition, on_end: OnEnd) -> None:
-        self._changed = changed
+    def __init__(self, queues: Queues, on_end: OnEnd) -> None:
+        self._queues = queues
         self._on_end = on_end
         self._hubs: dict[int, _HubThread] = {}
 
@@ -39,7 +39,7 @@ class Feeder:
             return thread
         shared = self._hubs.get(id(source.hub))
         if shared is None or not shared.readers:
-            shared = self._hubs[id(source.hub)] = _HubThread(source.hub, self._changed, self._on_end)
+            shared = self._hubs[id(source.hub)] = _HubThread(source.hub, self._queues, self._on_end)
         shared.add(reader, source)
         return shared.thread
 
@@ -49,7 +49,7 @@ class Feeder:
         A thread that trains and one that reads at the same time would take Python's lock from each other, which takes
         longer than reading. A hub that is slow is read while the other thread trains.
         """
-        self._changed.wait_for(lambda: not any(hub.is_due for hub in self._hubs.values()), GRACE_SECONDS)
+        self._queues.changed.wait_for(lambda: not any(hub.is_due for hub in self._hubs.values()), GRACE_SECONDS)
 
     def _run(self, reader: Reader) -> None:
         try:
@@ -67,12 +67,12 @@ class _HubThread:
     It ends when it has no more readers.
     """
 
-    def __init__(self, hub: Hub, changed: threading.Condition, on_end: OnEnd) -> None:
+    def __init__(self, hub: Hub, queues: Queues, on_end: OnEnd) -> None:
         self.readers: dict[Reader, HubSource] = {}
         self.thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._hub = HubReader(hub)
-        self._changed = changed
-        self._has_space = threading.Condition(changed._lock)
+        self._changed = queues.changed
+        self._has_space = threading.Condition(queues.lock)
         self._on_end = on_end
 
     @property
@@ -127,7 +127,7 @@ class _HubThread:
     def _read(self, wanted: list[Reader], wait: float) -> bool:
         """Queue messages; return whether there were any."""
         sources = {self.readers[reader]: reader for reader in wanted}
-        count = wanted[0].capacity - wanted[0].capacity // 2
+        count = (wanted[0].capacity + 1) // 2
         found = self._hub.read({source: reader.after for source, reader in sources.items()}, count, wait)
         for source, excerpt in found.items():
             sources[source].put(excerpt.messages, excerpt.after)
