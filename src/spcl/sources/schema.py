@@ -127,8 +127,8 @@ class Schema(BaseModel):
             return _probabilities(y)
         if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise DataError(f"the targets are {describe(y, 1)}; give one whole number per sample, or probabilities")
-        labels = y.numpy()  # operations of PyTorch would give Python's lock away, to a thread that trains
-        lowest, highest = int(labels.min()), int(labels.max())
+        labels = y.tolist()  # reductions of PyTorch would give Python's lock away, to a thread that trains
+        lowest, highest = min(labels), max(labels)
         if lowest < 0 or highest >= self.outputs:
             raise DataError(
                 f"there are {self.outputs} classes, but the batch has label {lowest if lowest < 0 else highest}; "
