@@ -13,7 +13,6 @@ OnEnd = Callable[[Reader, BaseException | None], object]
 
 WAIT_SECONDS = 0.25  # longest wait of a call to a hub, so that closing takes no longer
 SHORTEST_PAUSE = 0.002
-GRACE_SECONDS = 0.1
 
 
 class Feeder:
@@ -43,14 +42,6 @@ class Feeder:
         shared.add(reader, source)
         return shared.thread
 
-    def wait(self) -> None:
-        """Let a hub be read on, for a short time; the caller holds the lock, and has taken messages.
-
-        A thread that trains and one that reads at the same time would take Python's lock from each other, which takes
-        longer than reading. A hub that is slow is read while the other thread trains.
-        """
-        self._queues.changed.wait_for(lambda: not any(hub.is_due for hub in self._hubs.values()), GRACE_SECONDS)
-
     def _run(self, reader: Reader) -> None:
         try:
             reader.read()
@@ -71,14 +62,8 @@ class _HubThread:
         self.readers: dict[Reader, HubSource] = {}
         self.thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._hub = HubReader(hub)
-        self._changed = queues.changed
         self._has_space = threading.Condition(queues.lock)
         self._on_end = on_end
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to read on."""
-        return any(reader.is_due for reader in self.readers)
 
     def add(self, reader: Reader, source: HubSource) -> None:
         """Read one more source; the caller holds the lock."""
@@ -94,7 +79,7 @@ class _HubThread:
             while self._has_readers():
                 with self._has_space:
                     wanted = self._wanted()
-                    waits = not self.is_due and all(reader.is_half_empty for reader in self.readers)
+                    waits = all(reader.is_half_empty for reader in self.readers)
                 if wanted and self._read(wanted, WAIT_SECONDS if waits else 0.0):
                     pause = SHORTEST_PAUSE
                 else:
@@ -121,7 +106,7 @@ class _HubThread:
         """Wait until there are others to read for than those that have no messages now."""
         with self._has_space:
             self._has_space.wait_for(
-                lambda: any(each.stopped for each in self.readers) or self.is_due or self._wanted() != known, seconds
+                lambda: any(each.stopped for each in self.readers) or self._wanted() != known, seconds
             )
 
     def _read(self, wanted: list[Reader], wait: float) -> bool:
@@ -133,10 +118,6 @@ class _HubThread:
             sources[source].put(excerpt.messages, excerpt.after)
             if excerpt.ended:
                 self._end(sources[source], None)
-        with self._changed:
-            for reader in wanted:
-                reader.is_due = False
-            self._changed.notify_all()
         return any(excerpt.messages or excerpt.ended for excerpt in found.values())
 
     def _end(self, reader: Reader, error: BaseException | None) -> None:

@@ -335,7 +335,6 @@ class LiveStream:
             return None
         self._changed.notify_all()
         self._step += 1
-        self._feeder.wait()
         return Moment(self._step - 1, batches, started, ended)
 
     def _take(self, reader: Reader) -> Batch:

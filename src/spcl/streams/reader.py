@@ -56,7 +56,6 @@ class Reader:
         reading: whether a thread may still append; False once the source is exhausted or failed.
         failed: whether the source raised.
         stopped: whether the thread must stop reading it.
-        is_due: whether messages were taken, so that it is time to read on, and the thread has not done so yet.
         has_space: the thread that reads it waits for this.
     """
 
@@ -70,7 +69,6 @@ class Reader:
         self.reading = True
         self.failed = False
         self.stopped = False
-        self.is_due = False
         self.has_space = threading.Condition(queues.lock)  # its own: of 64 readers, only this one is to wake up
         self.capacity = queues.capacity
         self._changed = queues.changed
@@ -109,7 +107,6 @@ class Reader:
     def take(self) -> Message | Rejected:
         """Return the next message, and let the thread read another."""
         message = self.queue.popleft()
-        self.is_due = self.is_half_empty
         self.has_space.notify()
         return message
 
