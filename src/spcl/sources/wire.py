@@ -104,7 +104,7 @@ def _metadata(content: str, schema: Schema | None) -> dict[str, str]:
 def _decode(data: Data) -> Letter:
     start = 8 + int.from_bytes(data[:8], "little")
     layout = _layout if start <= CACHED_BYTES else _layout.__wrapped__
-    letter, slots = layout(bytes(data[:start]), len(data) - start)
+    letter, slots = layout(bytes(data[:start]), max(0, len(data) - start))
     if letter.content != "batch":
         return letter
     shared = data if isinstance(data, bytearray) else bytearray(data)
