@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -24,15 +24,17 @@ class ListHub:
     def tasks(self) -> list[str]:
         return sorted(self.streams.keys() - self.ended)
 
-    def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, bytes]]]:
         if self.is_down:
             raise HubError("it is down")
-        found = [(str(number), data) for number, data in self.streams.get(task, []) if number > int(after or 0)]
-        if not found:
+        found = {
+            task: [(str(number), data) for number, data in self.streams.get(task, []) if number > int(position or 0)]
+            for task, position in after.items()
+        }
+        if not any(found.values()):
             time.sleep(min(wait, 0.01))
-        if found:
-            self.furthest[task] = int(found[:count][-1][0])
-        return found[:count]
+        self.furthest |= {task: int(entries[:count][-1][0]) for task, entries in found.items() if entries}
+        return {task: entries[:count] for task, entries in found.items()}
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
         if task in self.ended:

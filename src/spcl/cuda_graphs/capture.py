@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,13 +75,17 @@ class GraphCapture:
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream), _buffers_in_place(self._modules):
+            with self._capturing(graph, pool=self._pool), _buffers_in_place(self._modules):
                 work()
         except BaseException:
             torch.cuda.set_stream(before)
             self._leave_pool()
             raise
         return graph.replay
+
+    def _capturing(self, graph: torch.cuda.CUDAGraph, **options: Any) -> torch.cuda.graph:
+        """Return the context of a capture that other threads, which e.g. predict with a copy, do not disturb."""
+        return torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local", **options)
 
     def _leave_pool(self) -> None:
         """Release the pool, which PyTorch does not do if a capture cannot be ended: its memory would be lost."""
@@ -92,7 +97,7 @@ class GraphCapture:
     def _mark_unsupported(self, reason: BaseException) -> None:
         self.unsupported = str(reason).splitlines()[0]
         # a failed capture leaves the random number generator in capture mode; an empty one ends that
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+        with self._capturing(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=self.device)
         warnings.warn(
             f"no CUDA graph can be captured of this training, so its kernels are launched singly: {self.unsupported}",

@@ -28,7 +28,8 @@ class Requests:
 
     def after(self, position: str | None) -> list[tuple[str, dict[str, Any]]]:
         """Return the requests after a position, with theirs."""
-        return [(at, json.loads(data)) for at, data in self._hub.read(STREAM, position, MOST, wait=0.0)]
+        found = self._hub.read({STREAM: position}, MOST, wait=0.0)[STREAM]
+        return [(at, json.loads(data)) for at, data in found]
 
     def forget(self, upto: str) -> None:
         """Delete requests that are in the last two checkpoints."""

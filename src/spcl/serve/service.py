@@ -1,5 +1,6 @@
 """The service: one learner that trains on the tasks of a hub until it is stopped."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -65,6 +66,7 @@ class Service:
                 return
             self._began = time.monotonic()
             session = self._session = Session(self._settings, self._hub, self._on_event, lambda: self._stopping)
+            gc.freeze()  # what exists now stays: to search it for garbage again and again takes 0.3 s each time
             try:
                 self._swap_predictor()
                 while not self._stopping:
@@ -74,6 +76,7 @@ class Service:
                 pass  # the last checkpoint is from before that message
             finally:
                 session.close()
+                gc.unfreeze()
 
     def stop(self) -> None:
         """Let :meth:`run` save and return; may be called from any thread and from signal handlers."""

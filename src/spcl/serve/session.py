@@ -23,6 +23,7 @@ from spcl.streams import Failure, LiveStream
 __all__ = ["Session", "StoppedError"]
 
 CHECKPOINT = "learner.safetensors"
+CAPACITY = 8  # batches of a task that are read ahead
 IDLE_SECONDS = 0.1
 TICK_SECONDS = 1.0
 RETRY_SECONDS = 0.2
@@ -70,6 +71,7 @@ class Session:
         self.memory_size = (0, 0)
         self.saved_at: float | None = None
         self.stream = LiveStream(
+            capacity=CAPACITY,
             patience=IDLE_SECONDS,
             keep_open=True,
             together=settings.together,

@@ -14,7 +14,7 @@ from spcl.streams import Moment
 
 __all__ = ["Trainer"]
 
-MEASURING_SHARE = 0.04
+MEASURING_SHARE = 0.01
 """The largest part of the time that tests of batches before training, and κ, take."""
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from spcl.sources import Hub
@@ -9,6 +10,7 @@ from spcl.sources import Hub
 __all__ = ["Watch"]
 
 PERIOD_SECONDS = 0.5
+SHARE = 0.01  # the largest part of the time that asking takes: of many long streams it would compete with training
 CLOSING_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -55,10 +57,13 @@ class Watch:
             self._thread.join(CLOSING_SECONDS)
 
     def _run(self) -> None:
+        seconds = 0.0
         while not self._is_closed:
-            self._awake.wait(PERIOD_SECONDS)
+            self._awake.wait(max(PERIOD_SECONDS, seconds / SHARE))
             self._awake.clear()
+            begin = time.monotonic()
             self._look()
+            seconds = time.monotonic() - begin
 
     def _look(self) -> None:
         try:

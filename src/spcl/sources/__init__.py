@@ -4,9 +4,10 @@ A :class:`Publisher` puts batches into a hub, a :class:`FolderHub` or :class:`Re
 those of one task for a :class:`spcl.streams.LiveStream`.
 """
 
-from spcl.sources.base import HubError, Message, Rejected, Source
+from spcl.sources.base import Data, HubError, Message, Rejected, Source
 from spcl.sources.folder import FolderHub
-from spcl.sources.hub import HUBS, Hub, HubSource, check_task_name
+from spcl.sources.hub import HUBS, Hub, check_task_name
+from spcl.sources.hub_source import Excerpt, HubReader, HubSource
 from spcl.sources.iterable import IterableSource, as_source
 from spcl.sources.publisher import Publisher
 from spcl.sources.redis_streams import RedisHub
@@ -15,9 +16,12 @@ from spcl.sources.wire import Letter, decode, encode_batch, encode_end, encode_s
 
 __all__ = [
     "HUBS",
+    "Data",
+    "Excerpt",
     "FolderHub",
     "Hub",
     "HubError",
+    "HubReader",
     "HubSource",
     "IterableSource",
     "Kind",

@@ -6,7 +6,10 @@ from typing import Protocol, runtime_checkable
 
 from spcl.batches import Batch
 
-__all__ = ["HubError", "Message", "Rejected", "Source"]
+__all__ = ["Data", "HubError", "Message", "Rejected", "Source"]
+
+Data = bytes | bytearray
+"""A message: bytes, or a bytearray of its own, which the tensors in it then share instead of copying it."""
 
 
 class HubError(ConnectionError):

@@ -2,14 +2,16 @@
 
 import os
 import re
-import threading
 import time
+from bisect import bisect_right
+from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import FileLock
 
 from spcl.errors import TaskError
 from spcl.files import atomic_write, write_text
+from spcl.sources.base import Data
 from spcl.sources.hub import HUBS
 
 __all__ = ["FolderHub"]
@@ -39,7 +41,6 @@ class FolderHub:
         self._tasks = Path(path) / "tasks"
         self._dead = Path(path) / "dead-letters"
         self._tasks.mkdir(parents=True, exist_ok=True)
-        self._turn = threading.Lock()  # threads that read at the same time only take Python's own lock from each other
         self._listed: dict[str, tuple[str, list[str]]] = {}  # a position, and the names after it up to the last of them
 
     def tasks(self) -> list[str]:
@@ -48,22 +49,24 @@ class FolderHub:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
         return sorted(name for name in names if not (self._tasks / name / ENDED).exists())
 
-    def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
-        """Return the content of the next files in the order of their names."""
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+        """Return the content of the next files of every task in the order of their names."""
         deadline, pause = time.monotonic() + wait, SHORTEST_PAUSE
-        while not (found := self._read_now(task, after, count)) and time.monotonic() < deadline:
+        while True:
+            found = {task: self._read_now(task, position, count) for task, position in after.items()}
+            if any(found.values()) or time.monotonic() >= deadline:
+                return found
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return found
 
-    def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, bytes]]:
-        found = []
-        with self._turn:
-            for name in self._names_after(task, after)[:count]:
-                try:
-                    found.append((name, (self._tasks / task / f"{name}{SUFFIX}").read_bytes()))
-                except FileNotFoundError:  # trimmed meanwhile
-                    self._listed.pop(task, None)
+    def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, Data]]:
+        found: list[tuple[str, Data]] = []
+        folder = str(self._tasks / task)
+        for name in self._names_after(task, after, count):
+            try:
+                found.append((name, _content(f"{folder}/{name}{SUFFIX}")))
+            except FileNotFoundError:  # trimmed meanwhile
+                self._listed.pop(task, None)
         return found
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
@@ -104,19 +107,19 @@ class FolderHub:
             file.write(data)
         write_text(folder / f"{position}.txt", f"{reason}\n")
 
-    def _names_after(self, task: str, after: str | None) -> list[str]:
-        """Return names after a position, complete up to the last of them.
+    def _names_after(self, task: str, after: str | None, count: int) -> list[str]:
+        """Return up to ``count`` names after a position, without a gap.
 
         A listing may miss a file that appears while it is made, and have one that appeared later. The second listing
         has all that appeared before the last of the first.
         """
         start, (since, names) = after or "", self._listed.get(task, ("", []))
-        known = [name for name in names if name > start] if since <= start else []
-        if not known:
-            first = [name for name in self._names(task) if name > start]
-            known = [name for name in self._names(task) if start < name <= first[-1]] if first else []
-        self._listed[task] = (start, known)
-        return known
+        if since > start or not names or names[-1] <= start:
+            first = self._names(task)
+            names = [name for name in self._names(task) if start < name <= first[-1]] if first else []
+            self._listed[task] = (start, names)
+        index = bisect_right(names, start)
+        return names[index : index + count]
 
     def _names(self, task: str) -> list[str]:
         try:
@@ -129,6 +132,17 @@ class FolderHub:
     def _delete(self, task: str, names: list[str]) -> None:
         for name in names:
             (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
+
+
+def _content(path: str) -> bytearray:
+    """Return the content of a file, in memory that tensors may share, by few calls."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        data = bytearray(os.fstat(file).st_size)
+        os.readv(file, [data])
+        return data
+    finally:
+        os.close(file)
 
 
 def _successor(last: str | None) -> str:

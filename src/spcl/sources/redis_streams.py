@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from spcl.errors import SpclError, TaskError
-from spcl.sources.base import HubError
+from spcl.sources.base import Data, HubError
 from spcl.sources.hub import HUBS
 
 __all__ = ["RedisHub"]
@@ -56,21 +56,22 @@ class RedisHub:
         self._patience = patience
         self._last: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # threads that read at the same time only take Python's own lock from each other
 
     def tasks(self) -> list[str]:
         """Return the tasks that have not ended, sorted."""
         found = self._ask(lambda: self._client.sdiff(self._key("tasks"), self._key("ended")))
         return sorted(name.decode(errors="replace") for name in found)
 
-    def read(self, task: str, after: str | None, count: int, wait: float) -> list[tuple[str, bytes]]:
-        """Return the next entries of the task's stream."""
-        wanted = {self._key("stream", task): after or "0-0"}
-        with self._turn:
-            answer = self._ask(lambda: self._client.xread(wanted, count=count))
-        if not answer:
-            answer = self._ask(lambda: self._client.xread(wanted, count=count, block=max(1, int(1000 * wait))))
-        return [(position.decode(), fields.get(FIELD, b"")) for _, entries in answer for position, fields in entries]
+    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+        """Return the next entries of the tasks' streams."""
+        keys = {self._key("stream", task).encode(): task for task in after}
+        wanted = {key: after[task] or "0-0" for key, task in keys.items()}
+        block = max(1, int(1000 * wait)) if wait else None
+        answer = self._ask(lambda: self._client.xread(wanted, count=count, block=block))
+        return {
+            keys[key]: [(position.decode(), fields.get(FIELD, b"")) for position, fields in entries]
+            for key, entries in answer
+        }
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
         """Add an entry under the next number, once, also if Redis or the connection breaks down meanwhile."""

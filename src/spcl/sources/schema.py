@@ -127,13 +127,14 @@ class Schema(BaseModel):
             return _probabilities(y)
         if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise DataError(f"the targets are {describe(y, 1)}; give one whole number per sample, or probabilities")
-        lowest, highest = int(y.min()), int(y.max())
+        labels = y.tolist()  # reductions of PyTorch would give Python's lock away, to a thread that trains
+        lowest, highest = min(labels), max(labels)
         if lowest < 0 or highest >= self.outputs:
             raise DataError(
                 f"there are {self.outputs} classes, but the batch has label {lowest if lowest < 0 else highest}; "
                 f"announce as many classes as there are, or fix the labels"
             )
-        return y.to(torch.int64)
+        return y if y.dtype == torch.int64 else y.to(torch.int64)
 
     def _regression(self, y: Tensor) -> Tensor:
         y = y.unsqueeze(1) if y.dim() == 1 else y
@@ -151,8 +152,9 @@ class Schema(BaseModel):
 
 def _fitting_inputs(x: Inputs, expected: str) -> Inputs:
     """Return inputs of the expected type and shape; NumPy's default of 64 bits is converted."""
-    if describe(x, 1) != expected:
-        x = map_leaves(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, x)
+    if describe(x, 1) == expected:
+        return x
+    x = map_leaves(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, x)
     if (found := describe(x, 1)) != expected:
         raise DataError(f"a sample is {found:.200}, and the learner expects {expected}; convert it")
     return x

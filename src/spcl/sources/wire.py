@@ -2,19 +2,24 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from spcl.batches import Batch, BatchLike, Inputs, as_batch, as_inputs, leaves
 from spcl.errors import DataError, SpclError
+from spcl.sources.base import Data
 from spcl.sources.schema import Schema
 
 __all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "encode_end", "encode_start"]
 
 MAX_BYTES = 64 * 2**20
 
+CACHED_BYTES = 4096  # the longest header that is remembered
 CONTENT = "spcl"
 TASK = "task"
 
@@ -58,7 +63,7 @@ def encode_end() -> bytes:
     return safetensors.torch.save({}, _metadata("end", None))
 
 
-def decode(data: bytes, max_bytes: int = MAX_BYTES) -> Letter:
+def decode(data: Data, max_bytes: int = MAX_BYTES) -> Letter:
     """Return what a message says; raise a :class:`DataError` if it is malformed or larger than ``max_bytes``.
 
     >>> decode(b"hello")
@@ -96,10 +101,61 @@ def _metadata(content: str, schema: Schema | None) -> dict[str, str]:
     return {CONTENT: content} | ({} if schema is None else {TASK: schema.model_dump_json()})
 
 
-def _decode(data: bytes) -> Letter:
-    tensors = safetensors.torch.load(data)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    metadata: dict[str, Any] = header.get("__metadata__", {})
+def _decode(data: Data) -> Letter:
+    start = 8 + int.from_bytes(data[:8], "little")
+    layout = _layout if start <= CACHED_BYTES else _layout.__wrapped__
+    letter, slots = layout(bytes(data[:start]), max(0, len(data) - start))
+    if letter.content != "batch":
+        return letter
+    shared = data if isinstance(data, bytearray) else bytearray(data)
+    return Letter("batch", _batch({name: slot.tensor(shared, start) for name, slot in slots.items()}), letter.schema)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a tensor is in the body of a message, and what it is."""
+
+    first: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def tensor(self, data: bytearray, start: int) -> Tensor:
+        """Return the tensor in a message whose body starts there.
+
+        By way of NumPy, which keeps Python's lock: operations of PyTorch give it away, and to get it back from a thread
+        that trains takes longer than all the rest.
+        """
+        if not (count := self.shape.numel()):
+            return torch.empty(self.shape, dtype=self.dtype)
+        values = np.frombuffer(data, _numpy_type(self.dtype), count, start + self.first)
+        tensor = torch.from_numpy((values if values.flags.aligned else values.copy()).reshape(self.shape))
+        return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype)
+
+
+@cache
+def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return the same type, or integers of the same size where NumPy has none."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except TypeError:
+        return np.dtype(f"i{dtype.itemsize}")
+
+
+@lru_cache(maxsize=1024)
+def _layout(header: bytes, size: int) -> tuple[Letter, dict[str, _Slot]]:
+    """Return what a message with this header says, and where its tensors are in a body of so many bytes.
+
+    Messages of a task have the same header again and again: it is checked, by safetensors, once.
+    """
+    tensors = safetensors.torch.load(header + bytes(size))
+    entries = json.loads(header[8:])
+    letter = _letter(entries.get("__metadata__", {}))
+    first = {name: entries[name]["data_offsets"][0] for name in tensors}
+    return letter, {name: _Slot(first[name], leaf.dtype, leaf.shape) for name, leaf in tensors.items()}
+
+
+def _letter(metadata: dict[str, Any]) -> Letter:
+    """Return what the metadata say, without the batch."""
     content = metadata.get(CONTENT, "batch")
     schema = Schema.parsed(json.loads(metadata[TASK])) if TASK in metadata else None
     if content == "end":
@@ -110,7 +166,7 @@ def _decode(data: bytes) -> Letter:
         return Letter("start", schema=schema)
     if content != "batch":
         raise DataError(f"the message says it is {content!r:.80}; send batch, start or end")
-    return Letter("batch", _batch(tensors), schema)
+    return Letter("batch", schema=schema)
 
 
 def _batch(tensors: dict[str, Tensor]) -> Batch:

@@ -13,6 +13,7 @@ from spcl.batches import Batch
 from spcl.errors import SpclError, TaskError
 from spcl.sources import Message, Rejected, Source, as_source
 from spcl.streams.arguments import check_arguments
+from spcl.streams.feeder import Feeder
 from spcl.streams.moment import Moment
 from spcl.streams.reader import Failure, Queues, Reader
 
@@ -31,9 +32,10 @@ class LiveStream:
     """Moments of named sources that run concurrently: generators, DataLoaders, any iterable of `(x, y)` batches, or a
     :class:`spcl.sources.Source`, whose batches have positions.
 
-    Each source is read by its own thread into its own queue. A moment holds at most one batch of each source, of those
-    that have one queued; iteration blocks only while all queues are empty. So a slow source does not delay the others,
-    and a source that is faster than the learner is paused when `capacity` batches are queued.
+    Each source is read into its own queue, by its own thread or, of a hub, by one thread for all its tasks. A moment
+    holds at most one batch of each source that has one queued; iteration blocks only while all queues are empty. So a
+    slow source does not delay the others, and a source that is faster than the learner is paused when `capacity`
+    batches are queued.
 
     - A task is `started` in the moment of its first batch, and `ended` once its source is known to be exhausted or
       removed: often after its last batch, in a moment that may have no batches.
@@ -58,8 +60,8 @@ class LiveStream:
             `restart` or raise. By default the failure is logged as a warning.
         together: Wait in every moment for a batch of every source that is being read, so that the composition of the
             moments does not depend on the pace of the sources; a source that stalls then delays all.
-        on_rejected: Called as `on_rejected(name, rejected)` in the iterating thread, in the order of the source, for
-            messages that a `Source` rejects. By default they are logged as warnings.
+        on_rejected: Called as `on_rejected(name, rejected)` in the iterating thread for messages that a `Source`
+            rejects, in its order. By default they are logged as warnings.
 
     >>> import torch
     >>> def sensor(readings):
@@ -102,6 +104,8 @@ class LiveStream:
         self._closed = False
         self._lock = threading.RLock()  # guards all of the above
         self._changed = threading.Condition(self._lock)
+        self._queues = Queues(capacity, self._lock, self._changed, self.last_seen)
+        self._feeder = Feeder(self._queues, self._stop_reading)
         for name, source in (sources or {}).items():
             self.add(name, source)
 
@@ -161,7 +165,8 @@ class LiveStream:
             if not reader.failed:
                 raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
             self._check_open(name)
-            self._keep(reader.restart(as_source(source), self._stop_reading))
+            reader.source = as_source(source)
+            self._keep(self._feeder.start(reader, reader.after))
 
     def remove(self, name: str) -> None:
         """End a source immediately and discard its queued batches."""
@@ -206,8 +211,7 @@ class LiveStream:
         delivered; batches that were read but not delivered are lost.
         """
         with self._changed:
-            ended = [name for name, announced in self._ended.items() if announced]
-            state = {"step": self._step, "delivered": dict(self.delivered), "ended": ended}
+            state = {"step": self._step, "delivered": dict(self.delivered), "ended": list(self.ended)}
             return state | ({"positions": dict(self._positions)} if self._positions else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -240,9 +244,8 @@ class LiveStream:
         with self._changed:
             saved, self._saved = self._saved, dict(self._positions)
             sources = {name: reader.source for name, reader in self._sources.items()}
-        for name, position in saved.items():
-            if name in sources:
-                sources[name].commit(position)
+        for name in saved.keys() & sources.keys():
+            sources[name].commit(saved[name])
 
     def _find(self, name: str) -> Reader:
         if name not in self._sources:
@@ -254,13 +257,12 @@ class LiveStream:
             raise SpclError(f"the stream is closed, so source {name!r} cannot be added; create a new LiveStream")
 
     def _new_reader(self, name: str, source: Source) -> Reader:
-        queues = Queues(self.capacity, self._lock, self._changed, self.last_seen)
-        reader = Reader(name, source, name in self.delivered, queues)
-        self._keep(reader.start(self._positions.get(name), self._stop_reading))
+        reader = Reader(name, source, name in self.delivered, self._queues)
+        self._keep(self._feeder.start(reader, self._positions.get(name)))
         return reader
 
     def _keep(self, thread: threading.Thread) -> None:
-        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        self._threads = [*{each for each in self._threads if each.is_alive()} | {thread}]
 
     def _stop_reading(self, reader: Reader, error: BaseException | None) -> None:
         with self._changed:

@@ -1,9 +1,9 @@
-"""Reading one source into a queue, in a thread of its own."""
+"""The queue of a source that is being read."""
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,33 +44,35 @@ class Queues:
 
 
 class Reader:
-    """Reads one source into a queue; all attributes are guarded by `Queues.lock`.
+    """The queue of a source, and how far it is read; all attributes are guarded by `Queues.lock`.
 
     Attributes:
         name: the source's name.
         source: what is read.
         queue: messages that were read and not delivered yet.
+        after: the position up to which messages are queued or delivered.
         started: whether a moment has listed the source in `started`.
         awaited_since: when the thread began to wait for the next message; None while it does not.
-        reading: whether the thread may still append; False once the source is exhausted or failed.
+        reading: whether a thread may still append; False once the source is exhausted or failed.
         failed: whether the source raised.
-        stopped: whether the thread must exit.
+        stopped: whether the thread must stop reading it.
+        has_space: the thread that reads it waits for this.
     """
 
     def __init__(self, name: str, source: Source, started: bool, queues: Queues) -> None:
         self.name = name
         self.source = source
         self.queue: deque[Message | Rejected] = deque()
+        self.after: str | None = None
         self.started = started
         self.awaited_since: float | None = None
         self.reading = True
         self.failed = False
         self.stopped = False
-        self._capacity = queues.capacity
+        self.has_space = threading.Condition(queues.lock)  # its own: of 64 readers, only this one is to wake up
+        self.capacity = queues.capacity
         self._changed = queues.changed
-        self._has_space = threading.Condition(queues.lock)  # its own: of 64 readers, only this one is to wake up
         self._last_seen = queues.last_seen
-        self._last: str | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -92,63 +94,55 @@ class Reader:
         """Whether the next message is a batch."""
         return bool(self.queue) and isinstance(self.queue[0], Message)
 
-    def start(self, after: str | None, on_end: Callable[["Reader", BaseException | None], object]) -> threading.Thread:
-        """Start to read after a position, in a thread that calls `on_end` with the source's exception, or None."""
-        self.failed, self.reading, self._last = False, True, after
-        self.awaited_since = time.monotonic()
-        arguments = (self.source, after, on_end)
-        thread = threading.Thread(target=self._run, args=arguments, name=f"source {self.name}", daemon=True)
-        thread.start()
-        return thread
+    @property
+    def is_half_empty(self) -> bool:
+        """Whether it is time to read on: seldom and several, since waking a thread takes longer than a message."""
+        return len(self.queue) <= self.capacity // 2
 
-    def restart(self, source: Source, on_end: Callable[["Reader", BaseException | None], object]) -> threading.Thread:
-        """Read another source after the last message that was queued."""
-        self.source = source
-        return self.start(self._last, on_end)
+    def start(self, after: str | None) -> None:
+        """Note that a thread reads the source after a position."""
+        self.failed, self.reading, self.after = False, True, after
+        self.awaited_since = time.monotonic()
 
     def take(self) -> Message | Rejected:
         """Return the next message, and let the thread read another."""
         message = self.queue.popleft()
-        self._has_space.notify()
+        self.has_space.notify()
         return message
 
     def stop(self) -> None:
-        """Let the thread exit and forget what is queued."""
+        """Let the thread stop reading, and forget what is queued."""
         self.stopped = True
         self.queue.clear()
-        self._has_space.notify()
+        self.has_space.notify()
         self.source.close()
 
-    def _run(
-        self, source: Source, after: str | None, on_end: Callable[["Reader", BaseException | None], object]
-    ) -> None:
-        try:
-            self._read(source.read(after))
-        except BaseException as error:  # also SystemExit: otherwise a dead source would look like a slow one
-            on_end(self, error)
-        else:
-            on_end(self, None)
-
-    def _read(self, messages: Iterator[Message | Rejected]) -> None:
-        while self._wait_for_capacity() and (message := next(messages, _END)) is not _END:
-            self._put(_checked(message))
-
-    def _wait_for_capacity(self) -> bool:
-        with self._has_space:
-            self._has_space.wait_for(lambda: self.stopped or len(self.queue) < self._capacity)
-            self.awaited_since = time.monotonic()
-            return not self.stopped
-
-    def _put(self, message: Message | Rejected) -> None:
+    def put(self, messages: Sequence[Message | Rejected], after: str | None) -> None:
+        """Queue messages, after which the source is read on from a position."""
         with self._changed:
             if self.stopped:
                 return
-            self.queue.append(message)
-            self._last = message.position
-            self.awaited_since = None
-            self._last_seen[self.name] = time.time()
-            if len(self.queue) == 1:  # others change nothing for the iterating thread
-                self._changed.notify_all()
+            self.after = after
+            if messages:
+                was_empty = not self.queue
+                self.queue.extend(messages)
+                self.awaited_since = None
+                self._last_seen[self.name] = time.time()
+                if was_empty:  # others change nothing for the iterating thread
+                    self._changed.notify_all()
+
+    def read(self) -> None:
+        """Read the source to its end, in a thread of its own."""
+        messages = self.source.read(self.after)
+        while self._wait_for_capacity() and (message := next(messages, _END)) is not _END:
+            checked = _checked(message)
+            self.put([checked], checked.position)
+
+    def _wait_for_capacity(self) -> bool:
+        with self.has_space:
+            self.has_space.wait_for(lambda: self.stopped or len(self.queue) < self.capacity)
+            self.awaited_since = time.monotonic()
+            return not self.stopped
 
 
 def _checked(message: object) -> Message | Rejected:
