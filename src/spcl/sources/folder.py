@@ -5,6 +5,7 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
@@ -22,6 +23,21 @@ ENDED = ".ended"
 LOCK = ".lock"
 SHORTEST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
+RELIST_SECONDS = 0.5  # after which a folder is listed again though it seems unchanged: its time of change has ticks
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The names in a folder after a position, up to the last of them; when, and the folder's time of change before."""
+
+    after: str
+    names: list[str]
+    changed: int
+    made: float
+
+    def reaches(self, position: str) -> bool:
+        """Return whether it has names after a position, without a gap."""
+        return self.after <= position and bool(self.names) and self.names[-1] > position
 
 
 @HUBS.register("folder")
@@ -41,7 +57,7 @@ class FolderHub:
         self._tasks = Path(path) / "tasks"
         self._dead = Path(path) / "dead-letters"
         self._tasks.mkdir(parents=True, exist_ok=True)
-        self._listed: dict[str, tuple[str, list[str]]] = {}  # a position, and the names after it up to the last of them
+        self._listings: dict[str, _Listing] = {}
 
     def tasks(self) -> list[str]:
         """Return the folders of tasks that have not ended, sorted."""
@@ -66,7 +82,7 @@ class FolderHub:
             try:
                 found.append((name, _content(f"{folder}/{name}{SUFFIX}")))
             except FileNotFoundError:  # trimmed meanwhile
-                self._listed.pop(task, None)
+                self._listings.pop(task, None)
         return found
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
@@ -113,13 +129,19 @@ class FolderHub:
         A listing may miss a file that appears while it is made, and have one that appeared later. The second listing
         has all that appeared before the last of the first.
         """
-        start, (since, names) = after or "", self._listed.get(task, ("", []))
-        if since > start or not names or names[-1] <= start:
-            first = self._names(task)
-            names = [name for name in self._names(task) if start < name <= first[-1]] if first else []
-            self._listed[task] = (start, names)
-        index = bisect_right(names, start)
-        return names[index : index + count]
+        start, listing = after or "", self._listings.get(task)
+        if listing is None or not listing.reaches(start):
+            listing = self._listings[task] = self._new_listing(task, start, listing)
+        index = bisect_right(listing.names, start)
+        return listing.names[index : index + count]
+
+    def _new_listing(self, task: str, start: str, old: _Listing | None) -> _Listing:
+        changed, now = _time_of_change(self._tasks / task), time.monotonic()
+        if old is not None and old.after <= start and old.changed == changed and now < old.made + RELIST_SECONDS:
+            return old
+        first = self._names(task)
+        names = [name for name in self._names(task) if start < name <= first[-1]] if first else []
+        return _Listing(start, names, changed, now)
 
     def _names(self, task: str) -> list[str]:
         try:
@@ -132,6 +154,14 @@ class FolderHub:
     def _delete(self, task: str, names: list[str]) -> None:
         for name in names:
             (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
+
+
+def _time_of_change(folder: Path) -> int:
+    """Return when a file appeared in a folder or left it, in nanoseconds; 0 while there is none."""
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _content(path: str) -> bytearray:
