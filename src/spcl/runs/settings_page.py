@@ -56,7 +56,7 @@ def run_settings() -> dict[str, list[Setting]]:
 def method_settings(name: str) -> list[Setting]:
     """Return the settings of a method, named as on the command line.
 
-    >>> [setting.name for setting in method_settings("er")][4:7]
+    >>> [setting.name for setting in method_settings("er")][5:8]
     ['method.head_init', 'method.replay_loss', 'method.logit_weight']
     """
     method = method_class(name)
