@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "spcl"
-MODULES = sorted(SOURCE.rglob("*.py"))
+MODULES = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 MOST_LINES = 350
@@ -30,46 +31,45 @@ SLOW_OR_OPTIONAL = {
     "spcl.engine.batch_norm_kernels",  # needs Triton
 }
 
-by_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+def functions(tree: ast.Module) -> Iterator[Function]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
-def length(function: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> int:
+def length(function: Function, module: str) -> int:
     """The lines of a function; of a command without its signature, which is its help."""
-    begin = function.body[0].lineno if path.parent.name == "cli" else function.lineno
+    begin = function.body[0].lineno if module.startswith("cli/") else function.lineno
     return (function.end_lineno or 0) - begin + 1
 
 
-@by_module
-def test_files_and_functions_are_short(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
-    long = {function.name: length(function, path) for function in functions(path)}
-    assert {name: lines for name, lines in long.items() if lines > MOST_FUNCTION_LINES} == {}
+def test_files_are_short() -> None:
+    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in MODULES.items()}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
 
 
-@by_module
-def test_only_slow_or_optional_libraries_are_imported_within_functions(path: Path) -> None:
-    found = set()
-    for function in functions(path):
-        for node in ast.walk(function):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found.add(node.module or "")
-    assert {name for name in found if not any(name.startswith(allowed) for allowed in SLOW_OR_OPTIONAL)} == set()
+def test_functions_are_short() -> None:
+    lines = {f"{name}: {each.name}": length(each, name) for name, tree in TREES.items() for each in functions(tree)}
+    assert {name: count for name, count in lines.items() if count > MOST_FUNCTION_LINES} == {}
 
 
-@by_module
-def test_modules_say_what_they_offer(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree)
-    targets = [target for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) for target in names(node)]
-    assert "__all__" in targets or len(tree.body) == 1
+def test_only_slow_or_optional_libraries_are_imported_within_functions() -> None:
+    inside = [(name, node) for name, tree in TREES.items() for each in functions(tree) for node in ast.walk(each)]
+    found = [(name, alias.name) for name, node in inside if isinstance(node, ast.Import) for alias in node.names]
+    found += [(name, node.module or "") for name, node in inside if isinstance(node, ast.ImportFrom)]
+    assert [each for each in found if not each[1].startswith(tuple(SLOW_OR_OPTIONAL))] == []
+
+
+def test_modules_say_what_they_offer() -> None:
+    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in TREES.items() if not offers(tree)] == []
+
+
+def offers(tree: ast.Module) -> bool:
+    """Whether a module names what it offers, or is a docstring alone."""
+    assigned = [target for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign) for target in names(node)]
+    return "__all__" in assigned or len(tree.body) == 1
 
 
 @pytest.mark.parametrize("package", sorted(path.parent.name for path in SOURCE.glob("*/__init__.py")))
@@ -83,7 +83,6 @@ def names(node: ast.Assign | ast.AnnAssign) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_markdown_wraps_at_120(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "    ", "$$"))] == []
+def test_markdown_wraps_at_120() -> None:
+    lines = [(path.name, line) for path in MARKDOWN for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [each for each in lines if len(each[1]) > 120 and not each[1].startswith(("|", "    ", "$$"))] == []
