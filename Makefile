@@ -1,5 +1,7 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test lint bench bench-gpu docs serve-docs dist
+.PHONY: help demo serve-demo test coverage lint bench bench-gpu docs serve-docs dist
+
+MAKEFLAGS += --jobs=2
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,6 +18,9 @@ serve-demo: $(READY) ## a service on five simulated sensors, and its page; make 
 	$(BIN)/python examples/serve_demo.py $(if $(REDIS),--redis)
 
 test: lint docs ## everything that must hold before a commit
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+coverage: $(READY) ## the tests, and which lines they reach
 	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-fail-under=90
 
 lint: $(READY) ## style and types alone
