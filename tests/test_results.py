@@ -15,7 +15,14 @@ from spcl.results.records import RunRecord, read_runs
 from spcl.results.tables.stability import stability_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-ONE_SEED = ("ps-tiny-imagenet", "ps-emnist-one-change", "ps-emnist-search", "ps-cifar100-search", "ps-emnist-sensitivity")
+VARIANTS = ("held-out", "one-change", "search", "sensitivity")
+ONE_SEED = (
+    "ps-tiny-imagenet",
+    "ps-emnist-one-change",
+    "ps-emnist-search",
+    "ps-cifar100-search",
+    "ps-emnist-sensitivity",
+)
 OVER = dict.fromkeys(ONE_SEED, "configs")  # the others have several seeds
 FOLDERS = [archive.parent.name for archive in sorted(RESULTS.glob("*/records.tar.gz"))]
 IDENTIFIER = re.compile(r'(#|id=")[a-z][0-9a-f]{10}\b')  # of clips and markers, by their order in the process
@@ -54,7 +61,7 @@ def test_the_figures_are_those_of_the_records(unpacked: Path, tmp_path: Path, na
 
 def test_the_overview_is_that_of_the_records(unpacked: Path, tmp_path: Path) -> None:
     """``spcl figure overview --runs …`` for every folder but those of held-out data and of variants."""
-    runs = read_runs(*(unpacked / name for name in FOLDERS if not name.endswith(("held-out", "one-change", "search", "sensitivity"))))
+    runs = read_runs(*(unpacked / name for name in FOLDERS if not name.endswith(VARIANTS)))
     assert_same_drawing(drawn("overview", runs, tmp_path), RESULTS / "overview.svg")
 
 
