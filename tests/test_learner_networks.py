@@ -150,6 +150,21 @@ def test_channels_last_gives_the_same_training_and_stays() -> None:
     assert kernel.grad.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_channels_last_goes_on_from_a_checkpoint(tmp_path: Path, device: str) -> None:
+    def backbone() -> nn.Module:
+        return TinyResNet().to(device, memory_format=torch.channels_last)
+
+    adam = partial(torch.optim.Adam, lr=1e-2, fused=True)
+    whole = train(two_tasks(backbone(), optimizer=adam), 3, device)
+    whole.save(tmp_path / "checkpoint")
+    resumed = Learner.load(tmp_path / "checkpoint", backbone=backbone(), optimizer=adam)
+    kernel = resumed.model.backbone.residual[0].weight
+    assert resumed.optimizer.state[kernel]["exp_avg"].stride() == kernel.stride()
+    found, expected = (weights(train(learner, 2, device).model.backbone) for learner in (resumed, whole))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_parameters_may_lie_in_memory_with_gaps() -> None:
     class Gappy(nn.Module):
         def __init__(self) -> None:

@@ -134,8 +134,23 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], tasks: Map
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     known = dict(zip(indices, parameters, strict=True))
     entries = ((int(index), entry) for index, entry in saved["state"].items())
-    state = {index: sharded_like(entry, dict.fromkeys(entry, known.get(index))) for index, entry in entries}
+    state = {index: _state_like(entry, known[index]) if index in known else entry for index, entry in entries}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _state_like(entry: Mapping[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """Return the state of a parameter, sharded and laid out in memory as the parameter is.
+
+    Fused optimisers need equal strides, and a checkpoint keeps none.
+    """
+    sharded = sharded_like(entry, dict.fromkeys(entry, parameter))
+    return {name: _strided_like(value, parameter) for name, value in sharded.items()}
+
+
+def _strided_like(value: Any, parameter: nn.Parameter) -> Any:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _head_group(optimizer: Optimizer) -> dict[str, Any]:
