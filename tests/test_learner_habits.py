@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from _learning import TinyResNet, assert_same, batch, complete_state, images
 from cuda_sync import synchronization_forbidden
+from spcl.checkpoint import write_checkpoint
 from spcl.cuda_graphs import CudaGraphEngine
 from spcl.engine.averaging import WeightAverage
 from spcl.engine.update import Update
@@ -54,6 +55,7 @@ class Plain:
         self.averaged = copy.deepcopy(self.model)
         self.optimizer = make(list(self.model.parameters()))
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, decay)
+        self.steps = 0
 
     def step(self, x: Tensor, y: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -64,9 +66,11 @@ class Plain:
             parameter.grad.mul_(0.2 / (norm + 1e-6))
         self.optimizer.step()
         self.schedule.step()
-        for average, current in zip(self.averaged.parameters(), self.model.parameters(), strict=True):
-            average.data = 0.9 * average.data + 0.1 * current.data
-        self.averaged.load_state_dict(dict(self.model.named_buffers()), strict=False)
+        rate, self.steps = max(0.1, 9 / (10 + self.steps)), self.steps + 1
+        averages = self.averaged.state_dict()
+        for name, current in self.model.state_dict().items():
+            if current.is_floating_point():
+                averages[name] += rate * (current - averages[name])
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -108,7 +112,7 @@ def test_an_update_smaller_than_the_largest_norm_is_not_clipped(reduction: str) 
 # -- averaged weights
 
 
-def test_heads_join_the_average_with_their_first_weights() -> None:
+def test_heads_join_the_average_with_their_first_weights_and_soon_catch_up() -> None:
     learner = Learner(TinyResNet(), SORO(), average=0.75)
     learner.add_task("a", head=head(1), loss=cross_entropy)
     weights = lambda: {  # noqa: E731
@@ -122,7 +126,9 @@ def test_heads_join_the_average_with_their_first_weights() -> None:
             learner.add_task("b", head=head(2, 2), loss=cross_entropy)
             expected |= {name: value for name, value in weights().items() if name not in expected}
         learner.step({name: batch(6, 2, step) for name in learner.tasks})
-        expected = {name: 0.75 * value + 0.25 * weights()[name] for name, value in expected.items()}
+        for (name, key), value in expected.items():
+            rate = max(0.25, 9 / (10 + step - (3 if name == "b" else 0)))
+            expected[name, key] = value + rate * (weights()[name, key] - value)
     for (name, key), value in expected.items():
         torch.testing.assert_close(dict(learner.module(name).head.named_parameters())[key], value)
 
@@ -148,8 +154,53 @@ def test_memory_stores_logits_of_the_average_when_a_task_finishes() -> None:
     for seed in range(3):
         learner.step({"a": batch(6, 3, seed)})
     learner.finish_task("a")
-    for part in learner.memory.draw(5):
-        torch.testing.assert_close(part.logits, learner.logits(part.x, "a"))
+    stored = learner.memory.buffers["a"]
+    network = learner.module("a").train()  # batch-norm takes the statistics of the batch
+    with torch.no_grad():
+        torch.testing.assert_close(stored.fields["logits"], network(stored.fields["x"]))
+    assert not torch.allclose(stored.fields["logits"], learner.logits(stored.fields["x"], "a"), rtol=0.1)
+
+
+def test_storing_logits_leaves_running_averages_alone_and_takes_one_sample() -> None:
+    learner = Learner(TinyResNet(), make_method("der++"), memory=BalancedCoreset(1))
+    learner.add_task("a", classes=3)
+    learner.step({"a": batch(6, 3, 0)})
+    before = complete_state(learner)["backbone"]
+    learner.finish_task("a")
+    assert_same(complete_state(learner)["backbone"], before)
+    part = learner.memory.draw(1)[0]
+    torch.testing.assert_close(part.logits, learner.logits(part.x, "a"))
+
+
+def test_batch_norm_is_averaged_with_its_weights() -> None:
+    learner = Learner(TinyResNet(), SORO(), average=0.99)
+    learner.add_task("a", classes=3)
+    layer = learner.model.backbone.stem[1]
+    expected = layer.running_mean.clone()
+    for step in range(4):
+        learner.step({"a": batch(6, 3, step)})
+        expected += max(0.01, 9 / (10 + step)) * (layer.running_mean - expected)
+    assert not torch.allclose(layer.running_mean, expected)
+    for module in (learner.module("a").backbone, learner.snapshot().model.backbone):
+        torch.testing.assert_close(module.stem[1].running_mean, expected)
+
+
+def test_averages_of_an_earlier_version_go_on_without_a_warm_up(tmp_path: Path) -> None:
+    learner = Learner(TinyResNet(), SORO(), average=0.75)
+    learner.add_task("a", classes=3)
+    learner.step({"a": batch(6, 3, 0)})
+    state = learner._state()
+    for averages in state["average"].values():
+        for name in [name for name in averages if "running" in name]:
+            del averages[name]
+    del state["average_updates"]
+    write_checkpoint(tmp_path / "old", state | {"sources": {}})
+    loaded = Learner.load(tmp_path / "old", backbone=TinyResNet())
+    weight = lambda module: module.head.weight.detach().clone()  # noqa: E731
+    before = weight(loaded.module("a"))
+    loaded.step({"a": batch(6, 3, 1)})
+    now = loaded.tasks["a"].head.weight.detach()
+    torch.testing.assert_close(weight(loaded.module("a")), 0.75 * before + 0.25 * now)
 
 
 def test_a_skipped_task_leaves_the_average_as_if_it_had_not_been_there() -> None:

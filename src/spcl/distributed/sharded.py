@@ -192,15 +192,9 @@ class ShardedAverage(WeightAverage):
     """The average of weights of which some are shards: FSDP gathers what they hold, so that values are copied."""
 
     @override
-    @torch.no_grad()
-    def update(self) -> None:
-        if self._parameters:
-            torch._foreach_lerp_(_shards(self._averages), _shards(self._parameters), 1.0 - self.decay)
-
-    @override
     @contextmanager
     def applied(self) -> Iterator[None]:
-        pairs = list(zip(_shards(self._parameters), _shards(self._averages), strict=True))
+        pairs = list(zip(_shards(self._tensors), _shards(self._averages), strict=True))
         before = [value.clone() for value, _ in pairs]
         try:
             for value, average in pairs:
@@ -209,6 +203,10 @@ class ShardedAverage(WeightAverage):
         finally:
             for (value, _), old in zip(pairs, before, strict=True):
                 value.copy_(old)
+
+    @override
+    def _local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return _shards(tensors)
 
 
 # -- tensors

@@ -175,7 +175,7 @@ class Learner(TrainedModel):
             raise TaskError(f"task {name!r} is finished already")
         if self.memory is not None:
             joint = self.scenario == "class" and task.classes is not None
-            describe = lambda x: self._trained_logits(x, None if joint else name)  # noqa: E731
+            describe = lambda x: self._logits_to_store(x, None if joint else name)  # noqa: E731
             self.memory.finish(name, describe if self.method.stores_logits else None)
         task.finished = True
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
 from spcl.distributed.sharded import refuse_sharded
 from spcl.engine.averaging import WeightAverage
+from spcl.engine.batch_statistics import batch_statistics
 from spcl.engine.model import Scenario, SharedModel, checked_loss
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.admission import find_task, samples_of
@@ -84,19 +85,19 @@ class Predictor:
 
     def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
         """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
-        return self._scores(x, task, batch_size, self._prediction_heads())
-
-    def _trained_logits(self, x: InputsLike, task: str | None) -> Tensor:
-        """Return the scores of the trained heads, whatever predicts."""
-        return self._scores(x, task, PREDICT_BATCH, nullcontext())
-
-    def _scores(self, x: InputsLike, task: str | None, batch_size: int, heads: AbstractContextManager[None]) -> Tensor:
         chosen = self._chosen(task)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
-        inputs = _checked_inputs(x)
+        inputs, heads = _checked_inputs(x), self._prediction_heads()
         with self.model.task_errors(chosen, inputs), torch.no_grad(), self._averaged_weights(), heads:
             return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
+
+    def _logits_to_store(self, x: Inputs, task: str | None) -> Tensor:
+        """Return the logits of one batch of samples as in training: of the trained heads, whatever predicts."""
+        chosen = self._chosen(task)
+        own = batch_statistics(self.model.modules()) if number_of_samples(x) > 1 else nullcontext()
+        with torch.no_grad(), self._averaged_weights(), own:
+            return self.model.logits(x, chosen)
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
@@ -135,7 +136,7 @@ class Predictor:
         """Return a predictor with copies of the weights and heads that predict now, which follow no training."""
         refuse_sharded(self.model.backbone, "copied")
         averages = {} if self._average is None else self._average.averages
-        memo: dict[int, Any] = {id(each): nn.Parameter(value.clone(), False) for each, value in averages.items()}
+        memo: dict[int, Any] = {id(each): _like(each, value.clone(), False) for each, value in averages.items()}
         trained = [task for task in self.tasks.values() if task.head is not None]
         parts = (uncompiled(self.model.backbone), trained, self._present_heads(trained))
         backbone, tasks, heads = copy.deepcopy(parts, memo)
@@ -165,9 +166,9 @@ class Predictor:
     def _sharing_copy(self, module: nn.Module) -> nn.Module:
         """Copy a module but for its parameters, or their averages, and its buffers, which both then have."""
         shared: dict[int, Tensor] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-        for parameter, value in ({} if self._average is None else self._average.averages).items():
-            if id(parameter) in shared:
-                shared[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+        for tensor, value in ({} if self._average is None else self._average.averages).items():
+            if id(tensor) in shared:
+                shared[id(tensor)] = _like(tensor, value, tensor.requires_grad)
         return copy.deepcopy(module, shared)
 
     def _chosen(self, task: str | None) -> Task | None:
@@ -213,6 +214,11 @@ class JointHeads(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits of all heads for a batch of features."""
         return torch.cat([head(features) for head in self.heads], dim=1)
+
+
+def _like(tensor: Tensor, value: Tensor, requires_grad: bool) -> Tensor:
+    """Return a value as a parameter, if the tensor that it stands for is one."""
+    return nn.Parameter(value, requires_grad) if isinstance(tensor, nn.Parameter) else value
 
 
 def _checked_inputs(x: object) -> Inputs:

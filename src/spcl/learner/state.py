@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import spcl.memory
@@ -49,6 +49,7 @@ __all__ = [
 
 MODEL = frozenset({"learner", "tasks", "backbone", "method"})
 TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
+OLD = 1 << 20  # updates of an average whose number is not known
 
 
 class Stateful(Protocol):
@@ -116,7 +117,7 @@ def model_state(parts: Parts) -> dict[str, Any]:
         "tasks": [task_state(task) for task in parts.model.tasks.values()],
         "backbone": uncompiled(parts.model.backbone).state_dict(),
         "method": _method_state(parts.method),
-        **({} if parts.average is None else {"average": _average_state(parts.average, parts.model)}),
+        **({} if parts.average is None else _average_state(parts.average, parts.model)),
         **({} if parts.heads.are_trained else {"prediction": parts.heads.state_dict()}),
     }
 
@@ -161,7 +162,7 @@ def restore_parts(
         _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
     if parts.average is not None:
-        _restore_average(parts.average, model, state["average"])
+        _restore_average(parts.average, model, state["average"], state.get("average_updates", {}))
     if "prediction" in state:
         parts.heads.load_state_dict(state["prediction"], model, are_current="memory" not in state)
     for name, source in sources.items():
@@ -215,20 +216,31 @@ def _averaged_modules(model: SharedModel) -> dict[str, nn.Module]:
 
 
 def _average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
-    """Return the averaged weights of backbone and heads by name."""
-    known = average.averages
+    """Return the averages of backbone and heads by name, and their numbers of updates."""
+    owners, updates = _averaged_modules(model), average.updates
     return {
-        owner: {name: known[parameter] for name, parameter in module.named_parameters() if parameter in known}
-        for owner, module in _averaged_modules(model).items()
+        "average": {owner: _averages_of(average, module) for owner, module in owners.items()},
+        "average_updates": {owner: updates.get(module, 0) for owner, module in owners.items()},
     }
 
 
+def _averages_of(average: WeightAverage, module: nn.Module) -> dict[str, Tensor]:
+    known = average.averages
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: known[tensor] for name, tensor in named if tensor in known}
+
+
 @torch.no_grad()
-def _restore_average(average: WeightAverage, model: SharedModel, saved: Mapping[str, Any]) -> None:
-    """Restore the averaged weights."""
-    average.follow(model.modules())
-    for owner, here in _average_state(average, model).items():
-        check_same(f"the averaged {owner}", here, saved[owner])
+def _restore_average(
+    average: WeightAverage, model: SharedModel, saved: Mapping[str, Any], updates: Mapping[str, int]
+) -> None:
+    """Restore the averages; earlier versions saved no buffers, and counted no updates: theirs had no warm-up."""
+    owners = _averaged_modules(model)
+    average.follow(owners.values(), {module: updates.get(owner, OLD) for owner, module in owners.items()})
+    for owner, module in owners.items():
+        here = _averages_of(average, module)
+        buffers = {name: here[name] for name, _ in module.named_buffers() if name in here}
+        check_same(f"the averaged {owner}", here, buffers | saved[owner])
         for name, tensor in sharded_like(saved[owner], here).items():
             here[name].copy_(tensor)
 

@@ -15,6 +15,7 @@ from spcl.learner.admission import Admission
 from spcl.learner.distribution import RankCheck
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
 from spcl.learner.low_memory import LowMemory, LowMemoryChoice
+from spcl.learner.modules import uncompiled
 from spcl.learner.optimizer import MakeOptimizer, add_head, keep_trainable, make_optimizer
 from spcl.learner.prediction import Predictor
 from spcl.learner.predictors import PredictionHeads
@@ -154,4 +155,4 @@ class TrainedModel(Predictor):
     def _average_all(self) -> None:
         """Average the weights of heads that were added, and no longer those that were frozen."""
         if self._average is not None:
-            self._average.follow(self.model.modules())
+            self._average.follow(map(uncompiled, self.model.modules()))

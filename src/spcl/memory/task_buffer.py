@@ -126,8 +126,9 @@ class TaskBuffer:
     @torch.no_grad()
     def store_logits(self, model: Callable[[Inputs], Tensor]) -> None:
         """Store the logits of ``model`` for every sample."""
-        for start in range(0, self.size, BATCH_SIZE):
-            slots = np.arange(start, min(start + BATCH_SIZE, self.size))
+        batches = -(-self.size // BATCH_SIZE)
+        for first in range(batches):
+            slots = np.arange(first, self.size, batches)  # of all classes, in whatever order they are stored
             self.overwrite("logits", slots, self._same_width(model(self.take_inputs(slots))))
         self._update_nbytes()
 
