@@ -14,7 +14,6 @@ class SPCLSettings(LogitOptions, PreferenceSettings):
     """Settings of :class:`SPCL`, chosen on held-out parts of PS-EMNIST and PS-CIFAR-100."""
 
     replay_loss: ReplayLossName = Field("logits", description="loss on replayed samples")
-    logit_weight: float = Field(0.2, ge=0.0, description="weight of the distance to the stored logits")
     kappa: float = Field(2.0, ge=1.0, description="κ_max, largest condition number of the adjusted unit gradients")
     scale: NormScale = Field(
         "median",
@@ -34,8 +33,8 @@ class SPCL(Method):
     minimum is exact: the singular values of E are clipped to an interval. κ_max = 1 makes the directions orthogonal, a
     large κ_max only normalises them. The scale s gives the update its length, with which it shrinks as the gradients
     do; the median is one that no single task decides. The preference W is all ones, or by ``memory_share`` such that
-    memory has a given part of it. Replayed samples are trained towards their labels and, with a small weight, towards
-    the logits of the model that had just finished their task (``replay_loss="logits"``).
+    memory has a given part of it. Replayed samples are trained towards their labels and towards the logits of the model
+    that had just finished their task (``replay_loss="logits"``).
 
     Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
 
