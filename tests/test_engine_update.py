@@ -1,4 +1,4 @@
-"""The update of many small tensors at once against that of one after the other."""
+"""The update of all tensors of a group at once against that of one after the other."""
 
 from typing import Any
 
@@ -26,9 +26,9 @@ def heads(count: int, width: int = 7) -> list[Tensor]:
 
 
 def train(optimizer: Optimizer, parameters: list[Tensor], at_once: bool) -> list[bool | None]:
-    """Take some steps; return what the last group says of ``foreach`` in each."""
+    """Take some steps; return what the last group says of ``fused`` in each."""
     seen: list[bool | None] = []
-    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[-1].get("foreach")))
+    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[-1].get("fused")))
     generator = torch.Generator().manual_seed(1)
     for step in range(5):
         for index, parameter in enumerate(parameters):
@@ -42,22 +42,28 @@ def train(optimizer: Optimizer, parameters: list[Tensor], at_once: bool) -> list
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_many_small_tensors_get_the_same_update_to_the_last_bit(kind: type[Optimizer], options: dict[str, Any]) -> None:
+def test_tensors_get_the_same_update_at_once(kind: type[Optimizer], options: dict[str, Any]) -> None:
     found, expected = heads(40), heads(40)
     optimizer = kind(found, **options)
-    assert train(optimizer, found, at_once=True) == [True] * 5
+    seen = train(optimizer, found, at_once=True)
     train(kind(expected, **options), expected, at_once=False)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert optimizer.param_groups[-1]["foreach"] is None
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert seen[0] and seen[-1]
+    assert optimizer.param_groups[-1]["fused"] is None
 
 
-@pytest.mark.parametrize(
-    ("parameters", "options"), [(heads(4), {}), (heads(40, width=10_000), {}), (heads(40), {"foreach": False})]
-)
-def test_few_or_large_tensors_and_explicit_choices_are_left_alone(
-    parameters: list[Tensor], options: dict[str, Any]
-) -> None:
-    assert train(Adam(parameters, **options), parameters, at_once=True) == [options.get("foreach")] * 5
+def test_momentum_of_new_tensors_starts_beside_that_of_others() -> None:
+    found, expected = heads(6), heads(6)
+    optimizer = SGD(found, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
+    assert train(optimizer, found, at_once=True) == [True, False, True, True, True]
+    train(SGD(expected, lr=0.1, momentum=0.9, dampening=0.5), expected, at_once=False)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": False}, {"foreach": True}, {"lr": torch.tensor(0.1)}])
+def test_explicit_choices_are_left_alone(options: dict[str, Any]) -> None:
+    parameters = heads(40)
+    assert train(Adam(parameters, **options), parameters, at_once=True) == [options.get("fused")] * 5
 
 
 def test_other_optimisers_are_left_alone() -> None:
@@ -74,4 +80,4 @@ def test_the_choice_is_undone_when_the_optimiser_raises() -> None:
     optimizer.register_step_pre_hook(fail)
     with pytest.raises(RuntimeError, match="interrupted"):
         Update(optimizer).apply()
-    assert optimizer.param_groups[-1]["foreach"] is None
+    assert optimizer.param_groups[-1]["fused"] is None
