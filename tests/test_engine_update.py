@@ -1,5 +1,6 @@
 """The update of all tensors of a group at once against that of one after the other."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,9 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from spcl.engine.update import Update
+from spcl.learner import Learner
+from spcl.methods import SORO
+from spcl.models import MLP
 
 KINDS: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (Adam, {}),
@@ -48,7 +52,7 @@ def test_tensors_get_the_same_update_at_once(kind: type[Optimizer], options: dic
     seen = train(optimizer, found, at_once=True)
     train(kind(expected, **options), expected, at_once=False)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-    assert seen[0] and seen[-1]
+    assert (seen[0], seen[-1]) == (True, True)
     assert optimizer.param_groups[-1]["fused"] is None
 
 
@@ -60,7 +64,16 @@ def test_momentum_of_new_tensors_starts_beside_that_of_others() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": False}, {"foreach": True}, {"lr": torch.tensor(0.1)}])
+def test_tensors_with_gaps_in_memory_are_updated_one_by_one() -> None:
+    gappy, expected = torch.ones(4, 6)[:, ::2].requires_grad_(), torch.ones(4, 3, requires_grad=True)
+    assert train(Adam([gappy]), [gappy], at_once=True) == [None] * 5
+    train(Adam([expected]), [expected], at_once=False)
+    torch.testing.assert_close(gappy, expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": False}, {"fused": False}, {"foreach": True}, {"lr": torch.tensor(0.1)}]
+)
 def test_explicit_choices_are_left_alone(options: dict[str, Any]) -> None:
     parameters = heads(40)
     assert train(Adam(parameters, **options), parameters, at_once=True) == [options.get("fused")] * 5
@@ -81,3 +94,18 @@ def test_the_choice_is_undone_when_the_optimiser_raises() -> None:
     with pytest.raises(RuntimeError, match="interrupted"):
         Update(optimizer).apply()
     assert optimizer.param_groups[-1]["fused"] is None
+
+
+def test_heads_that_come_later_start_their_momentum_in_a_run() -> None:
+    def trained(fused: bool) -> Learner:
+        torch.manual_seed(0)
+        learner = Learner(MLP(6, (4,)), SORO(), optimizer=partial(SGD, lr=0.1, momentum=0.9, fused=fused))
+        for name in ("first", "second"):
+            learner.add_task(name, classes=2)
+            for _ in range(2):
+                learner.step({each: (torch.randn(3, 6), torch.tensor([0, 1, 0])) for each in learner.model.tasks})
+        return learner
+
+    pairs = zip(trained(True).optimizer.param_groups, trained(False).optimizer.param_groups, strict=True)
+    for found, expected in pairs:
+        torch.testing.assert_close(found["params"], expected["params"])

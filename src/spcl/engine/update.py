@@ -15,6 +15,7 @@ from spcl.optimizers import FUSED
 
 __all__ = ["Update"]
 
+
 @dataclass(frozen=True)
 class Update:
     """Clipping of the gradients, one step of the optimiser, and the average of the weights after it.
@@ -83,11 +84,13 @@ def _fused(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _is_free(group: Mapping[str, Any]) -> bool:
-    """Return whether a group has tensors on a CPU, and leaves it to PyTorch how they are updated."""
-    parameters, is_fixed = group["params"], group["foreach"] is not None or group["differentiable"]
-    if is_fixed or isinstance(group["lr"], Tensor) or not parameters:
+    """Return whether a group leaves it to PyTorch how its tensors are updated, and has such as can be in one call.
+
+    On a CPU that call takes the numbers of a tensor as they lie in memory, whatever its strides.
+    """
+    if group["foreach"] is not None or group["differentiable"] or isinstance(group["lr"], Tensor):
         return False
-    return parameters[0].device.type == "cpu" and parameters[0].is_floating_point()
+    return all(each.is_cpu and each.is_contiguous() and each.is_floating_point() for each in group["params"])
 
 
 def _starts_momentum(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
