@@ -2,7 +2,7 @@
 
 The additional arithmetic of a SORO step, each part measured by itself in processor time: rows of weight gradients
 instead of one, their Gramian, and their weighted sum. What a step takes beyond both is calls: of PyTorch, NumPy and
-Python around small tensors, less what stacked heads save against a loop over heads.
+Python around small tensors, less what stacked heads and an update of all tensors in one call save.
 
     python benchmarks/sources_floor.py [--sources 4 16 64] [--rounds 40]
 """

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from spcl.engine.update import Update
@@ -69,6 +69,14 @@ def test_tensors_with_gaps_in_memory_are_updated_one_by_one() -> None:
     assert train(Adam([gappy]), [gappy], at_once=True) == [None] * 5
     train(Adam([expected]), [expected], at_once=False)
     torch.testing.assert_close(gappy, expected)
+
+
+def test_sparse_gradients_are_added_one_by_one() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    before = embedding.weight.detach().clone()
+    embedding(torch.tensor([1, 3])).sum().backward()
+    Update(SGD(embedding.parameters(), lr=0.5)).apply()
+    assert (before - embedding.weight).tolist() == [[0.0, 0.0], [0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize(

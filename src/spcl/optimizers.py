@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from spcl.registry import Registry
 
-__all__ = ["FUSED", "OPTIMIZERS"]
+__all__ = ["OPTIMIZERS"]
 
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer", Optimizer, positional=1, keywords=("lr",))
 """Functions ``make(parameters, lr=…, **options)`` of an optimiser: those of torch.optim in lower case, and plug-ins'.
@@ -21,8 +21,6 @@ OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer", Optimizer
 """
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimisers that update all tensors in one call, on a CPU as well."""
-
 OTHERS = (
     *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adamax, torch.optim.ASGD),
     *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop),

@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from spcl.engine.averaging import WeightAverage
-from spcl.optimizers import FUSED
 
 __all__ = ["Update"]
+
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Optimisers that can update all tensors of a group in one call."""
+
+PLAIN = (Tensor, nn.Parameter)
+"""Tensors that are not sharded."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,17 @@ def _fused(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _is_free(group: Mapping[str, Any]) -> bool:
-    """Return whether a group leaves it to PyTorch how its tensors are updated, and has such as can be in one call.
-
-    On a CPU that call takes the numbers of a tensor as they lie in memory, whatever its strides.
-    """
+    """Return whether a group leaves it to PyTorch how its tensors are updated, and one call can update all of them."""
     if group["foreach"] is not None or group["differentiable"] or isinstance(group["lr"], Tensor):
         return False
-    return all(each.is_cpu and each.is_contiguous() and each.is_floating_point() for each in group["params"])
+    return all(map(_is_plain, group["params"]))
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    """Return whether a tensor on a CPU, and its gradient, are numbers without gaps: the call ignores strides."""
+    gradient = parameter.grad
+    is_dense = parameter.is_contiguous() and (gradient is None or not gradient.is_sparse)
+    return type(parameter) in PLAIN and parameter.is_cpu and parameter.is_floating_point() and is_dense
 
 
 def _starts_momentum(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
