@@ -1,10 +1,10 @@
 """A training step at a fixed number of samples, from one source to many: the learner against plain training.
 
-Plain training is one pass over the joint batch with the same heads, the sum of their losses, and Adam, as PyTorch
-updates tensors on a CPU by default, one by one. Beside it the learner, which updates them in one call, takes the same
-step, with one pass over all sources and, for comparison, with one pass per source; so does plain training whose Adam is
-told to do likewise. In every round all variants take one step each, in one process; a ratio is the median of the ratios within a round. Times are
-processor time, which a busy machine disturbs less than that of the clock.
+Plain training is one pass over the joint batch with the same heads, the sum of their losses, and Adam, which on a CPU
+updates one tensor after the other by default; beside it stands the same with Adam's fused update, which the learner
+uses. The learner takes the same step, with one pass over all sources and, for comparison, with one pass per source. In
+every round all variants take one step each, in one process; a ratio is the median of the ratios within a round. Times
+are processor time, which a busy machine disturbs less than that of the clock.
 
     python benchmarks/sources.py [--networks MLP transformer] [--rounds 25] [--threads 1] [--figure sources.png]
 """
