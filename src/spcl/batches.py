@@ -163,7 +163,7 @@ def number_of_samples(x: Inputs) -> int:
     3
     """
     leaf = x if isinstance(x, Tensor) else next(iter(leaves(x).values()))
-    return len(leaf) if leaf.ndim else 0
+    return leaf.shape[0] if leaf.ndim else 0
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:

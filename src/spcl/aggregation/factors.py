@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["FactoredGradients"]
 
-CHUNKS = 4  # of the symmetric products of samples; the triangle of chunks is 5/8 of the square
+CHUNKS = 6  # of the symmetric products of samples; the triangle of chunks is 7/12 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
 LEAST_GAIN = 15 * 10**6  # multiply-adds that take longer than the additional calls
 

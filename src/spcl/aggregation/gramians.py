@@ -145,19 +145,18 @@ def _unpacked(
     packed: Tensor, blocks: Sequence[Block], total: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Array, Array]:
     tasks = len(blocks[0])
-    values: Array = packed.cpu().numpy()
-    matrix = _symmetric(values[: tasks * tasks], tasks)
-    if not _exact_enough(matrix, values[tasks * tasks]):
+    values = packed.cpu()
+    matrix = _symmetric(values[: tasks * tasks].view(tasks, tasks))
+    numbers: Array = values[tasks * tasks :].numpy()
+    if not _exact_enough(matrix, numbers[0]):
         products = [double_products(block) for block in blocks]
         exact = sum(products[1:], start=products[0])
-        matrix = _symmetric((exact if total is None else total(exact)).cpu().numpy(), tasks)
-    return matrix, values[tasks * tasks + 1 :]
+        matrix = _symmetric((exact if total is None else total(exact)).cpu())
+    return matrix, numbers[1:]
 
 
-def _symmetric(products: Array, tasks: int) -> Array:
-    matrix = products.reshape(tasks, tasks)
-    with np.errstate(invalid="ignore"):
-        symmetric: Array = (matrix + matrix.T) / 2
+def _symmetric(products: Tensor) -> Array:
+    symmetric: Array = ((products + products.T) / 2).numpy()
     return symmetric
 
 

@@ -26,14 +26,10 @@ class ClassifierStack:
     """
 
     def __init__(self, samples: Sequence[Samples], device: torch.device) -> None:
-        self._heads = [cast(nn.Linear, group.task.head)._parameters for group in samples]
-        self._stacked = {name: self._stack(name) for name in ("weight", "bias")}
+        heads = [cast(nn.Linear, group.task.head)._parameters for group in samples]
+        self._parameters = [[cast(nn.Parameter, head[name]) for head in heads] for name in ("weight", "bias")]
+        self._stacked = [_stacked(some) for some in self._parameters]
         self._labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
-
-    def _stack(self, name: str) -> Tensor:
-        parameters = [cast(Tensor, head[name]) for head in self._heads]
-        with torch.no_grad():
-            return torch.stack(parameters).requires_grad_(parameters[0].requires_grad)
 
     @staticmethod
     def supports(samples: Sequence[Samples]) -> bool:
@@ -43,7 +39,7 @@ class ClassifierStack:
         return all(_shape(group) == shape for group in samples)
 
     def __len__(self) -> int:
-        return len(self._heads)
+        return len(self._parameters[0])
 
     @property
     def samples(self) -> int:
@@ -53,12 +49,13 @@ class ClassifierStack:
     @property
     def gradients(self) -> list[Tensor]:
         """The gradients of all heads, once there was a backward pass."""
-        return [stacked.grad for stacked in self._stacked.values() if stacked.grad is not None]
+        return [stacked.grad for stacked in self._stacked if stacked.grad is not None]
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of shape (tasks, batch, classes)."""
         by_task = features.view(len(self), -1, features.shape[1])
-        return torch.baddbmm(self._stacked["bias"].unsqueeze(1), by_task, self._stacked["weight"].transpose(1, 2))
+        weight, bias = self._stacked
+        return torch.baddbmm(bias.unsqueeze(1), by_task, weight.transpose(1, 2))
 
     def losses(self, logits: Tensor) -> Tensor:
         """Return the mean cross-entropy of every task."""
@@ -67,12 +64,15 @@ class ClassifierStack:
 
     def assign_grads(self) -> None:
         """Add the gradients to those of the heads' parameters."""
-        for name, stacked in self._stacked.items():
-            if stacked.grad is None:
-                continue
-            for head, gradient in zip(self._heads, stacked.grad.unbind(), strict=True):
-                parameter = cast(nn.Parameter, head[name])
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        for parameters, stacked in zip(self._parameters, self._stacked, strict=True):
+            if stacked.grad is not None:
+                for parameter, gradient in zip(parameters, stacked.grad.unbind(), strict=True):
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _stacked(parameters: list[nn.Parameter]) -> Tensor:
+    with torch.no_grad():
+        return torch.stack([*parameters]).requires_grad_(parameters[0].requires_grad)
 
 
 def _shape(group: Samples) -> tuple[object, ...] | None:

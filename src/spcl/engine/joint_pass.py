@@ -134,7 +134,7 @@ class JointPass:
             self._gradients.mark_filled(self._rows)
 
     def _differentiate_losses(self) -> None:
-        torch.autograd.backward(self.losses, torch.ones_like(self.losses))
+        self.losses.sum().backward()  # type: ignore[no-untyped-call]
         if self._stack is not None:
             self._stack.assign_grads()
 
@@ -167,7 +167,7 @@ class JointPass:
         for place, batch in enumerate(self._batches):
             for group in batch.samples:
                 sizes = kinds.setdefault(group.kind, {})
-                sizes[place] = sizes.get(place, 0) + len(group.y)
+                sizes[place] = sizes.get(place, 0) + group.y.shape[0]
         layouts = []
         for sizes in kinds.values():
             rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)

@@ -74,7 +74,5 @@ class OnePass:
         own = sum(batch.draw is None for batch in batches)
         if len(batches) > own + 1:  # memory's loss is the sum over its batches
             losses = torch.cat([losses[:own], losses[own:].sum(dim=0, keepdim=True)])
-        health = self._gradients.health[: len(losses)]
-        health[:, 0] = losses
-        health[:, 1] = total_norm(parts, losses[0])
-        health[:, 2] = self._snapshot.norm()
+        norms = (norm.expand_as(losses) for norm in (total_norm(parts, losses[0]), self._snapshot.norm()))
+        self._gradients.health[: len(losses)].copy_(torch.stack([losses, *norms], dim=1))

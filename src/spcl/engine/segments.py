@@ -74,7 +74,7 @@ class Segments:
 
     def multiple(self, tensor: Tensor) -> int:
         """Return how many rows of the tensor belong to a sample, whose rows must follow one another."""
-        count = len(tensor) if tensor.ndim else 0
+        count = tensor.shape[0] if tensor.ndim else 0
         if count % self.samples or not count:
             raise UnsupportedError(
                 f"a tensor of shape {tuple(tensor.shape)} has not the {self.samples} samples in its first dimension"
@@ -139,7 +139,10 @@ class SegmentGradients:
         elif is_direct and self._range is not None:
             rows = block[self._range]
             left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
-            torch.baddbmm(rows, left.transpose(1, 2), right, beta=0 if is_new else 1, out=rows)
+            if is_new:
+                torch.bmm(left.transpose(1, 2), right, out=rows)
+            else:
+                rows.baddbmm_(left.transpose(1, 2), right)
         else:
             parts = zip(*(torch.split_with_sizes(each, lengths) for each in (left, right)), strict=True)
             self._add(block, (one.T @ other for one, other in parts), is_new)

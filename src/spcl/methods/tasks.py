@@ -71,7 +71,7 @@ class Task:
         if not count:
             shape = f"x has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"x is {describe(x)}"
             raise TaskError(f"task {self.name!r}: the batch is empty ({shape}); leave the task out instead")
-        if y.ndim == 0 or len(y) != count:
+        if y.ndim == 0 or y.shape[0] != count:
             raise TaskError(f"task {self.name!r}: {count} inputs but targets of shape {tuple(y.shape)}")
 
     def _check_signature(self, *signature: str) -> None:
