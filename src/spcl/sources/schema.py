@@ -118,7 +118,7 @@ class Schema(BaseModel):
             inputs: type and shape of one sample, as :func:`spcl.batches.describe` gives them.
         """
         x, y = batch
-        if y.dim() == 0 or not number_of_samples(x) == len(y) > 0:
+        if y.dim() == 0 or not number_of_samples(x) == y.shape[0] > 0:
             raise DataError(f"the inputs are {describe(x)} and the targets {describe(y)}; give one target per sample")
         return _fitting_inputs(x, inputs), getattr(self, f"_{self.kind}")(y)
 
