@@ -76,6 +76,7 @@ class _HubThread:
     def add(self, reader: Reader, source: HubSource) -> None:
         """Read one more source; the caller holds the lock."""
         reader.has_space = self._has_space
+        reader.low = reader.capacity // 2  # seldom and several, since waking a thread takes longer than a message
         self.readers[reader] = source
         if len(self.readers) == 1 and not self.thread.is_alive():
             self.thread.start()
@@ -100,7 +101,7 @@ class _HubThread:
             while self._has_readers():
                 with self._has_space:
                     wanted = self._wanted()
-                    waits = not self._received and all(reader.is_half_empty for reader in self.readers)
+                    waits = not self._received and all(reader.is_low for reader in self.readers)
                 if wanted and self._read(wanted, WAIT_SECONDS if waits else 0.0):
                     pause = SHORTEST_PAUSE
                 else:
@@ -121,7 +122,7 @@ class _HubThread:
         wanted = [
             reader
             for reader, source in self.readers.items()
-            if reader.is_half_empty and reader not in self._received and not source.is_waiting
+            if reader.is_low and reader not in self._received and not source.is_waiting
         ]
         for reader in wanted:
             reader.awaited_since = reader.awaited_since or time.monotonic()
