@@ -78,7 +78,7 @@ class FolderHub:
 
     def _read_now(self, task: str, after: str | None, count: int, space: bytearray) -> list[tuple[str, Data]]:
         found: list[tuple[str, Data]] = []
-        folder = str(self._tasks / task)
+        folder = f"{self._tasks}/{task}"
         for name in self._names_after(task, after, count):
             try:
                 found.append((name, _content(f"{folder}/{name}{SUFFIX}", space)))
