@@ -5,13 +5,14 @@ import struct
 import threading
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
 from list_hub import ListHub, batch
 from spcl.errors import DataError
-from spcl.sources import Data, HubSource, Publisher, Schema, decode, encode_batch
+from spcl.sources import Data, FolderHub, HubSource, Publisher, Schema, decode, encode_batch
 from spcl.streams import LiveStream
 
 SCHEMA = Schema.of(classes=2)
@@ -106,3 +107,12 @@ def test_tensors_may_be_changed_and_begin_at_any_byte() -> None:
         assert found.data_ptr() % 4 == letter.batch[1].data_ptr() % 8 == 0
         found += 1
         assert torch.equal(found, x + 1)
+
+
+def test_files_of_any_size_are_read_whole_and_apart(tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path)
+    contents = [bytes([number]) * size for number, size in enumerate((1, 0, 2**16 - 1, 2**16, 2**16 + 1, 300_000, 7))]
+    for content in contents:
+        hub.append("camera", content)
+    found = hub.read({"camera": None}, len(contents), 0.0)["camera"]
+    assert [bytes(data) for _, data in found] == contents

@@ -1,6 +1,7 @@
 """Batches of samples: inputs, which are a tensor or a dict or tuple of tensors, and targets."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -206,10 +207,15 @@ def describe(x: Inputs, skipped: int = 0) -> str:
     '{mask: float32[16], tokens: int64[16]}'
     """
     if isinstance(x, Tensor):
-        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape[skipped:])}"
+        return _describe(x.dtype, x.shape[skipped:])
     if isinstance(x, dict):
         return f"{{{', '.join(f'{name}: {describe(x[name], skipped)}' for name in sorted(x))}}}"
     return f"({', '.join(describe(leaf, skipped) for leaf in x)})"
+
+
+@lru_cache(maxsize=1024)
+def _describe(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def _check_parts(parts: Mapping[Any, object]) -> None:

@@ -97,7 +97,7 @@ class Trainer:
                 ((name, batch),) = batches.items()
                 self._reject(name, batch, f"{type(error).__name__}: {error}")
             return
-        samples = {name: len(y) for name, (_, y) in batches.items()}
+        samples = {name: y.shape[0] for name, (_, y) in batches.items()}
         for name, count in samples.items():
             self._records.tasks[name].batches += 1
             self._records.tasks[name].samples += count

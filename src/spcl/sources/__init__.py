@@ -7,7 +7,7 @@ those of one task for a :class:`spcl.streams.LiveStream`.
 from spcl.sources.base import Data, HubError, Message, Rejected, Source
 from spcl.sources.folder import FolderHub
 from spcl.sources.hub import HUBS, Hub, check_task_name
-from spcl.sources.hub_source import Excerpt, HubReader, HubSource
+from spcl.sources.hub_source import Excerpt, Found, HubReader, HubSource
 from spcl.sources.iterable import IterableSource, as_source
 from spcl.sources.publisher import Publisher
 from spcl.sources.redis_streams import RedisHub
@@ -19,6 +19,7 @@ __all__ = [
     "Data",
     "Excerpt",
     "FolderHub",
+    "Found",
     "Hub",
     "HubError",
     "HubReader",

@@ -23,6 +23,7 @@ ENDED = ".ended"
 LOCK = ".lock"
 SHORTEST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
+USUAL_BYTES = 2**16  # of a file; more are read by one more call
 RELIST_SECONDS = 0.5  # after which a folder is listed again though it seems unchanged: its time of change has ticks
 
 
@@ -67,20 +68,20 @@ class FolderHub:
 
     def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
         """Return the content of the next files of every task in the order of their names."""
-        deadline, pause = time.monotonic() + wait, SHORTEST_PAUSE
+        deadline, pause, space = time.monotonic() + wait, SHORTEST_PAUSE, bytearray(USUAL_BYTES)
         while True:
-            found = {task: self._read_now(task, position, count) for task, position in after.items()}
+            found = {task: self._read_now(task, position, count, space) for task, position in after.items()}
             if any(found.values()) or time.monotonic() >= deadline:
                 return found
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _read_now(self, task: str, after: str | None, count: int) -> list[tuple[str, Data]]:
+    def _read_now(self, task: str, after: str | None, count: int, space: bytearray) -> list[tuple[str, Data]]:
         found: list[tuple[str, Data]] = []
-        folder = str(self._tasks / task)
+        folder = f"{self._tasks}/{task}"
         for name in self._names_after(task, after, count):
             try:
-                found.append((name, _content(f"{folder}/{name}{SUFFIX}")))
+                found.append((name, _content(f"{folder}/{name}{SUFFIX}", space)))
             except FileNotFoundError:  # trimmed meanwhile
                 self._listings.pop(task, None)
         return found
@@ -164,13 +165,16 @@ def _time_of_change(folder: Path) -> int:
         return 0
 
 
-def _content(path: str) -> bytearray:
-    """Return the content of a file, in memory that tensors may share, by few calls."""
+def _content(path: str, space: bytearray) -> bytearray:
+    """Return the content of a file, in memory that tensors may share; ``space`` grows until the file fits.
+
+    Every call of the system gives Python's lock away, to a thread that trains: these are the fewest.
+    """
     file = os.open(path, os.O_RDONLY)
     try:
-        data = bytearray(os.fstat(file).st_size)
-        os.readv(file, [data])
-        return data
+        while (size := os.preadv(file, [space], 0)) == len(space):
+            space.extend(bytes(size))
+        return space[:size]
     finally:
         os.close(file)
 

@@ -12,11 +12,14 @@ from spcl.sources.hub import Hub
 from spcl.sources.schema import Schema
 from spcl.sources.wire import MAX_BYTES, decode
 
-__all__ = ["Excerpt", "HubReader", "HubSource"]
+__all__ = ["Excerpt", "Found", "HubReader", "HubSource"]
 
 READ_AHEAD = 8  # messages per call
 WAIT_SECONDS = 0.25  # longest wait of a call, so that closing takes no longer
 FIRST_DELAY = 0.05
+
+Found = Sequence[tuple[str, Data]]
+"""Messages as they are stored, with their positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,17 +107,18 @@ class HubSource:
         this = self._reading = object()
         reader = HubReader(self.hub)
         while self._reading is this:
-            excerpt = reader.read({self: after}, READ_AHEAD, WAIT_SECONDS).get(self)
-            for message in excerpt.messages if excerpt else ():
+            found = reader.read({self: after}, READ_AHEAD, WAIT_SECONDS).get(self)
+            if found is None:
+                self._wait(lambda: self._reading is not this, FIRST_DELAY)
+                continue
+            excerpt = self.open(after, found)
+            for message in excerpt.messages:
                 if self._reading is not this:
                     return
                 yield message
-            if excerpt is None:
-                self._wait(lambda: self._reading is not this, FIRST_DELAY)
-            elif excerpt.ended:
+            if excerpt.ended:
                 return
-            else:
-                after = excerpt.after
+            after = excerpt.after
             self._wait(lambda: self._reading is not this or not self.is_waiting)
 
     def commit(self, upto: str) -> None:
@@ -133,7 +137,7 @@ class HubSource:
             self._is_out = error is not None
             self._on_outage(self.task, error)
 
-    def open(self, after: str | None, found: Sequence[tuple[str, Data]]) -> Excerpt:
+    def open(self, after: str | None, found: Found) -> Excerpt:
         """Decode and check the messages found after a position, up to one that must wait for the schema."""
         messages: list[Message | Rejected] = []
         for position, data in found:
@@ -175,8 +179,8 @@ class HubReader:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    def read(self, after: Mapping[HubSource, str | None], count: int, wait: float) -> dict[HubSource, Excerpt]:
-        """Return up to ``count`` messages of every source after its position; none of one that cannot be read.
+    def read(self, after: Mapping[HubSource, str | None], count: int, wait: float) -> dict[HubSource, Found]:
+        """Return up to ``count`` messages of every source after its position, without a source that cannot be read.
 
         If there are none, wait at most so many seconds for the first.
         """
@@ -191,7 +195,7 @@ class HubReader:
             return {}
         for source in after:
             source.report(None)
-        return {source: source.open(position, found.get(source.task, ())) for source, position in after.items()}
+        return {source: found.get(source.task, ()) for source in after}
 
 
 def _log_outage(task: str, error: Any) -> None:

@@ -15,6 +15,9 @@ __all__ = ["Kind", "Schema"]
 Kind = Literal["classification", "regression", "multilabel"]
 
 MOST_OUTPUTS = 100_000  # the head of a task that a message announces must fit into memory
+INTEGERS = frozenset(
+    (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64)
+)
 TOLERANCE = 1e-4  # of the sum of probabilities, as the learner has it
 
 
@@ -118,14 +121,14 @@ class Schema(BaseModel):
             inputs: type and shape of one sample, as :func:`spcl.batches.describe` gives them.
         """
         x, y = batch
-        if y.dim() == 0 or not number_of_samples(x) == len(y) > 0:
+        if y.dim() == 0 or not number_of_samples(x) == y.shape[0] > 0:
             raise DataError(f"the inputs are {describe(x)} and the targets {describe(y)}; give one target per sample")
         return _fitting_inputs(x, inputs), getattr(self, f"_{self.kind}")(y)
 
     def _classification(self, y: Tensor) -> Tensor:
         if y.is_floating_point() and y.shape[1:] == (self.outputs,):
             return _probabilities(y)
-        if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        if y.dim() != 1 or y.dtype not in INTEGERS:
             raise DataError(f"the targets are {describe(y, 1)}; give one whole number per sample, or probabilities")
         labels = y.tolist()  # reductions of PyTorch would give Python's lock away, to a thread that trains
         lowest, highest = min(labels), max(labels)

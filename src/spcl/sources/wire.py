@@ -108,7 +108,7 @@ def _decode(data: Data) -> Letter:
     if letter.content != "batch":
         return letter
     shared = data if isinstance(data, bytearray) else bytearray(data)
-    return Letter("batch", _batch({name: slot.tensor(shared, start) for name, slot in slots.items()}), letter.schema)
+    return Letter("batch", _pair({name: slot.tensor(shared, start) for name, slot in slots.items()}), letter.schema)
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,8 @@ class _Slot:
         By way of NumPy, which keeps Python's lock: operations of PyTorch give it away, and to get it back from a thread
         that trains takes longer than all the rest.
         """
-        if not (count := self.shape.numel()):
-            return torch.empty(self.shape, dtype=self.dtype)
-        values = np.frombuffer(data, _numpy_type(self.dtype), count, start + self.first)
-        tensor = torch.from_numpy((values if values.flags.aligned else values.copy()).reshape(self.shape))
+        values = np.ndarray(self.shape, _numpy_type(self.dtype), data, start + self.first)
+        tensor = torch.from_numpy(values if values.flags.aligned else values.copy())
         return tensor if tensor.dtype == self.dtype else tensor.view(self.dtype)
 
 
@@ -145,11 +143,13 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 def _layout(header: bytes, size: int) -> tuple[Letter, dict[str, _Slot]]:
     """Return what a message with this header says, and where its tensors are in a body of so many bytes.
 
-    Messages of a task have the same header again and again: it is checked, by safetensors, once.
+    Messages of a task have the same header again and again: it is checked, by safetensors and as a batch, once.
     """
     tensors = safetensors.torch.load(header + bytes(size))
     entries = json.loads(header[8:])
     letter = _letter(entries.get("__metadata__", {}))
+    if letter.content == "batch":
+        as_batch(_pair(dict(tensors)))
     first = {name: entries[name]["data_offsets"][0] for name in tensors}
     return letter, {name: _Slot(first[name], leaf.dtype, leaf.shape) for name, leaf in tensors.items()}
 
@@ -157,7 +157,7 @@ def _layout(header: bytes, size: int) -> tuple[Letter, dict[str, _Slot]]:
 def _letter(metadata: dict[str, Any]) -> Letter:
     """Return what the metadata say, without the batch."""
     content = metadata.get(CONTENT, "batch")
-    schema = Schema.parsed(json.loads(metadata[TASK])) if TASK in metadata else None
+    schema = _schema(metadata[TASK]) if TASK in metadata else None
     if content == "end":
         return Letter("end")
     if content == "start":
@@ -169,11 +169,18 @@ def _letter(metadata: dict[str, Any]) -> Letter:
     return Letter("batch", schema=schema)
 
 
-def _batch(tensors: dict[str, Tensor]) -> Batch:
+@lru_cache(maxsize=1024)
+def _schema(text: str) -> Schema:
+    """Return the schema that a message repeats, as one object, so that it is compared by one look."""
+    return Schema.parsed(json.loads(text))
+
+
+def _pair(tensors: dict[str, Tensor]) -> Batch:
+    """Return inputs and targets; takes the targets out."""
     if "y" not in tensors or len(tensors) < 2:
         raise DataError(f"the message has the tensors {sorted(tensors)!r:.200}; send x and y")
     y = tensors.pop("y")
-    return as_batch((as_inputs(_inputs(tensors)), y))
+    return _inputs(tensors), y
 
 
 def _inputs(tensors: dict[str, Tensor]) -> Inputs:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from spcl.sources import Hub, HubReader, HubSource
+from spcl.sources import Found, Hub, HubReader, HubSource
 from spcl.streams.reader import Queues, Reader
 
 __all__ = ["Feeder"]
@@ -42,6 +42,11 @@ class Feeder:
         shared.add(reader, source)
         return shared.thread
 
+    def deliver(self) -> None:
+        """Queue what the threads of hubs have received; called by the iterating thread, with the lock."""
+        for hub in self._hubs.values():
+            hub.deliver()
+
     def _run(self, reader: Reader) -> None:
         try:
             reader.read()
@@ -55,23 +60,40 @@ class _HubThread:
     """One thread for all sources of a hub, by few calls for many messages: threads that read at the same time would
     only take Python's lock from each other, and from the thread that trains.
 
-    It ends when it has no more readers.
+    It only receives messages. The iterating thread decodes them: there that takes as long as it takes, while here it
+    would hold up training for twice as long. The thread ends when it has no more readers.
     """
 
     def __init__(self, hub: Hub, queues: Queues, on_end: OnEnd) -> None:
         self.readers: dict[Reader, HubSource] = {}
         self.thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._hub = HubReader(hub)
+        self._received: dict[Reader, Found] = {}  # not queued yet
         self._has_space = threading.Condition(queues.lock)
+        self._changed = queues.changed
         self._on_end = on_end
 
     def add(self, reader: Reader, source: HubSource) -> None:
         """Read one more source; the caller holds the lock."""
         reader.has_space = self._has_space
+        reader.low = reader.capacity // 2  # seldom and several, since waking a thread takes longer than a message
         self.readers[reader] = source
         if len(self.readers) == 1 and not self.thread.is_alive():
             self.thread.start()
         self._has_space.notify()
+
+    def deliver(self) -> None:
+        """Decode and queue what was received; the caller holds the lock."""
+        received, self._received = self._received, {}
+        for reader, found in received.items():
+            if reader.stopped:
+                continue
+            excerpt = self.readers[reader].open(reader.after, found)
+            reader.put(excerpt.messages, excerpt.after)
+            if excerpt.ended:
+                self._end(reader, None)
+        if received:
+            self._has_space.notify()
 
     def _run(self) -> None:
         pause = SHORTEST_PAUSE
@@ -79,7 +101,7 @@ class _HubThread:
             while self._has_readers():
                 with self._has_space:
                     wanted = self._wanted()
-                    waits = all(reader.is_half_empty for reader in self.readers)
+                    waits = not self._received and all(reader.is_low for reader in self.readers)
                 if wanted and self._read(wanted, WAIT_SECONDS if waits else 0.0):
                     pause = SHORTEST_PAUSE
                 else:
@@ -97,7 +119,11 @@ class _HubThread:
 
     def _wanted(self) -> list[Reader]:
         """Return the readers to read for."""
-        wanted = [each for each, source in self.readers.items() if each.is_half_empty and not source.is_waiting]
+        wanted = [
+            reader
+            for reader, source in self.readers.items()
+            if reader.is_low and reader not in self._received and not source.is_waiting
+        ]
         for reader in wanted:
             reader.awaited_since = reader.awaited_since or time.monotonic()
         return wanted
@@ -110,17 +136,20 @@ class _HubThread:
             )
 
     def _read(self, wanted: list[Reader], wait: float) -> bool:
-        """Queue messages; return whether there were any."""
+        """Receive messages; return whether there were any."""
         sources = {self.readers[reader]: reader for reader in wanted}
         count = (wanted[0].capacity + 1) // 2
         found = self._hub.read({source: reader.after for source, reader in sources.items()}, count, wait)
-        for source, excerpt in found.items():
-            sources[source].put(excerpt.messages, excerpt.after)
-            if excerpt.ended:
-                self._end(sources[source], None)
-        return any(excerpt.messages or excerpt.ended for excerpt in found.values())
+        received = {sources[source]: messages for source, messages in found.items() if messages}
+        with self._changed:
+            for reader in received:
+                reader.awaited_since = None
+            self._received |= received
+            self._changed.notify_all()
+        return bool(received)
 
     def _end(self, reader: Reader, error: BaseException | None) -> None:
         with self._has_space:
             self.readers.pop(reader, None)
+            self._received.pop(reader, None)
         self._on_end(reader, error)

@@ -300,6 +300,7 @@ class LiveStream:
         return None
 
     def _has_event(self) -> bool:
+        self._feeder.deliver()
         readers = self._sources.values()
         return (
             self._closed

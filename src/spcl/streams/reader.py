@@ -57,6 +57,7 @@ class Reader:
         failed: whether the source raised.
         stopped: whether the thread must stop reading it.
         has_space: the thread that reads it waits for this.
+        low: so many queued messages, or fewer, let the thread read on.
     """
 
     def __init__(self, name: str, source: Source, started: bool, queues: Queues) -> None:
@@ -71,6 +72,7 @@ class Reader:
         self.stopped = False
         self.has_space = threading.Condition(queues.lock)  # its own: of 64 readers, only this one is to wake up
         self.capacity = queues.capacity
+        self.low = queues.capacity - 1
         self._changed = queues.changed
         self._last_seen = queues.last_seen
 
@@ -95,9 +97,9 @@ class Reader:
         return bool(self.queue) and isinstance(self.queue[0], Message)
 
     @property
-    def is_half_empty(self) -> bool:
-        """Whether it is time to read on: seldom and several, since waking a thread takes longer than a message."""
-        return len(self.queue) <= self.capacity // 2
+    def is_low(self) -> bool:
+        """Whether it is time to read on."""
+        return len(self.queue) <= self.low
 
     def start(self, after: str | None) -> None:
         """Note that a thread reads the source after a position."""
@@ -105,9 +107,10 @@ class Reader:
         self.awaited_since = time.monotonic()
 
     def take(self) -> Message | Rejected:
-        """Return the next message, and let the thread read another."""
+        """Return the next message, and let the thread read on when it is time to."""
         message = self.queue.popleft()
-        self.has_space.notify()
+        if self.is_low:
+            self.has_space.notify()
         return message
 
     def stop(self) -> None:
@@ -140,7 +143,7 @@ class Reader:
 
     def _wait_for_capacity(self) -> bool:
         with self.has_space:
-            self.has_space.wait_for(lambda: self.stopped or len(self.queue) < self.capacity)
+            self.has_space.wait_for(lambda: self.stopped or self.is_low)
             self.awaited_since = time.monotonic()
             return not self.stopped
 
