@@ -34,9 +34,9 @@ class SPCL(PreferenceMethod):
     minimum is exact: the singular values of E are clipped to an interval. κ_max = 1 makes the directions orthogonal, a
     large κ_max only normalises them. The scale s gives the update its length, with which it shrinks as the gradients
     do; the median is one that no single task decides. The preference W is all ones, or by ``memory_share`` such that
-    memory has a given part of it, or one by its classes, samples or the slope of its loss
-    (:class:`spcl.methods.preference.PreferenceMethod`). Replayed samples are trained towards their labels and, with a small weight, towards
-    the logits of the model that had just finished their task (``replay_loss="logits"``).
+    memory has a part of it that is given, or follows from its classes, samples or the slope of its loss
+    (:class:`spcl.methods.preference.PreferenceMethod`). Replayed samples are trained towards their labels and, with a
+    small weight, towards the logits of the model that had just finished their task (``replay_loss="logits"``).
 
     Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
 
