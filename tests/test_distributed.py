@@ -52,6 +52,8 @@ def test_two_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scen
         ("soro", "task", {"momentum": None}),  # averages over all batches, in passes of their own
         ("soro", "task", {"alpha": 0.1}),
         ("soro", "task", {"weigh_heads": True}),
+        ("soro", "task", {"memory_share": "samples"}),
+        ("soro", "task", {"memory_share": "slopes"}),
         ("er", "class", {"alpha": 0.1, "decoupled": True}),
         ("soro", "task", {"alpha": 0.1, "adaptive": True}),
         ("der++", "class", {}),

@@ -1,4 +1,4 @@
-"""The scale-free method and the preference W, against the gradients themselves."""
+"""The scale-free method, against the gradients themselves."""
 
 from functools import partial
 from typing import Any
@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from spcl.aggregation import solve_condition, solve_scale_free
-from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
-from spcl.methods import SORO, SPCL, Gradients, Method, NormSum, SOROKappa
+from spcl.methods import SORO, SPCL, Gradients, Method, NormSum
 
 SCALES = ("unit", "min", "median", "mean", "norm")
 
@@ -90,57 +89,15 @@ def test_a_large_kappa_only_normalises() -> None:
     )
 
 
-# -- the preference W
-
-
-@pytest.mark.parametrize("method", [SORO(memory_share=0.5), SOROKappa(memory_share=0.5), SPCL(memory_share=0.5)])
-def test_memory_has_its_share_of_orthogonal_gradients(method: Method) -> None:
-    gramian = torch.eye(4, dtype=torch.float64)
-    values = method.weigh(Gradients(("a", "b", "c", "memory"), np.ones(4), gramian, (2, 2, 2, 9))).values
-    torch.testing.assert_close(values[-1] / values.sum(), torch.tensor(0.5, dtype=torch.float64))
-    assert values[:-1].max() - values[:-1].min() < 1e-9
-    alone = method.weigh(Gradients(("a", "b"), np.ones(2), gramian[:2, :2], (2, 2))).values
-    torch.testing.assert_close(alone / alone.sum(), torch.full((2,), 0.5, dtype=torch.float64))
-
-
-def test_a_share_outside_of_its_range_is_refused() -> None:
-    for wrong in (0.0, 1.0, "samples"):
-        with pytest.raises(SpclError, match="memory_share"):
-            SPCL(memory_share=wrong)
-
-
-class Recorder(SPCL):
-    name = "recorder"
-
-    def weigh(self, gradients: Gradients) -> Any:
-        self.seen = gradients
-        return super().weigh(gradients)
-
-
-def test_a_weighting_knows_the_classes_of_tasks_and_memory() -> None:
-    method = Recorder(memory_share="classes")
-    learner = Learner(nn.Linear(3, 4), method, memory=BalancedCoreset(20))
-    x = torch.randn(12, 3)
-    for name, classes in (("a", 3), ("b", 2)):
-        learner.add_task(name, classes=classes)
-        learner.step({name: (x, torch.arange(12) % classes)})
-        learner.finish_task(name)
-    learner.add_task("c", classes=4)
-    learner.add_task("d", head=nn.Linear(4, 1), loss=nn.functional.mse_loss)
-    learner.step({"c": (x, torch.arange(12) % 4), "d": (x, x[:, :1])})
-    assert method.seen.names == ("c", "d", "memory")
-    assert method.seen.classes == (4, 1, 5)
-
-
 # -- a run
 
 
-def accuracy(factor: float) -> float:
-    """Return the accuracy of three tasks, after a run in which the loss of one is multiplied by the factor."""
+def accuracy(method: Method, factor: float = 1.0) -> float:
+    """Return the accuracy of three tasks, after a run by SGD in which the loss of one is multiplied by the factor."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(8, 32), nn.ReLU())
-    adam = partial(torch.optim.Adam, lr=3e-3)
-    learner = Learner(backbone, SPCL(), optimizer=adam, memory=BalancedCoreset(60), memory_batch=32)
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    learner = Learner(backbone, method, optimizer=sgd, memory=BalancedCoreset(60), memory_batch=32)
     generator = torch.Generator().manual_seed(1)
     centres = 2.0 * torch.randn(9, 8, generator=generator)
 
@@ -162,8 +119,11 @@ def _scaled_loss(factor: float, logits: Tensor, targets: Tensor) -> Tensor:
     return factor * nn.functional.cross_entropy(logits, targets)
 
 
-def test_a_run_is_unharmed_by_the_size_of_a_loss() -> None:
-    usual = accuracy(1.0)
-    assert usual > 0.9
+@pytest.mark.parametrize(("weigh_heads", "loss"), [(False, 0.06), (True, 0.02)])  # heads by themselves are not scaled
+def test_a_run_is_unharmed_by_the_size_of_a_loss_that_harms_soro(weigh_heads: bool, loss: float) -> None:
+    usual = accuracy(SPCL(weigh_heads=weigh_heads))
+    assert usual > 0.95
     for factor in (1e-3, 1e3):
-        assert accuracy(factor) > usual - 0.03
+        assert accuracy(SPCL(weigh_heads=weigh_heads), factor) > usual - loss
+    assert accuracy(SORO(weigh_heads=weigh_heads)) > 0.95
+    assert accuracy(SORO(weigh_heads=weigh_heads), 1e-3) < usual - 0.15

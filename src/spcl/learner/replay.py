@@ -11,7 +11,7 @@ from spcl.batches import Inputs
 from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
 from spcl.memory import Memory, ReplayBatch
-from spcl.methods.base import Method
+from spcl.methods.base import Method, Task
 
 __all__ = ["Replay", "ReplayedSamples"]
 
@@ -39,11 +39,12 @@ class Replay:
             return 0
         return batch_size or max(len(group.y) for group in batches)
 
-    def classes(self) -> int:
-        """Return how many classes the tasks have whose samples are replayed; a task without classes counts as one."""
+    def tasks(self) -> list[Task]:
+        """Return the tasks whose samples are replayed."""
         if self._memory is None:
-            return 0
-        return sum(buffer.classes for buffer in self._memory.buffers.values() if self._memory.draws_from(buffer))
+            return []
+        buffers = self._memory.buffers.items()
+        return [self._model.tasks[name] for name, buffer in buffers if self._memory.draws_from(buffer)]
 
     def draw(self, count: int, engine: Engine) -> ReplayedSamples:
         """Draw samples; ``engine`` has the gradients of the tasks, along which an editing method looks ahead."""

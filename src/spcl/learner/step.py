@@ -106,9 +106,8 @@ class Step:
         self, outcome: Outcome, batches: Sequence[Samples], replayed: int, options: StepOptions, meanwhile: Meanwhile
     ) -> None:
         engine, alpha = self._engine, self._method.settings.alpha
-        names = [samples.task.name for samples in batches] + [MEMORY] * bool(replayed)
-        classes = [samples.task.classes or 1 for samples in batches] + [self._replay.classes()] * bool(replayed)
-        engine.begin(self._plan(names, classes, options.measure_stability))
+        known = self._known_gradients(batches, replayed)
+        engine.begin(self._plan(known, options.measure_stability))
         with outcome.timed("tasks"):
             batches = self._augmented(batches, options)
         replays: list[list[Samples]] = []
@@ -128,18 +127,27 @@ class Step:
             gramian, health = engine.gramian(self._needs_gramian())  # the only host–device synchronisation
             self._check_health(outcome, gramian, health)
             if not outcome.faults and self._gradients.length:
-                weights = self._weigh(outcome, gramian, classes)  # line 9: Ĝ = G M, as the weights of G's columns
+                weights = self._weigh(outcome, gramian, known)  # line 9: Ĝ = G M, as the weights of G's columns
                 self._combine(outcome, weights, self._row_norms(gramian, health))  # line 10: the update Ĝ W
         if not outcome.faults:
             engine.assign_grads()  # lines 6 and 10: the optimiser's step follows
 
-    def _plan(self, names: list[str], classes: list[int], separate: bool) -> ReductionPlan:
+    def _known_gradients(self, batches: Sequence[Samples], replayed: int) -> Gradients:
+        """Return what is known of the step's gradients before they are computed."""
+        tasks = self._replay.tasks() if replayed else []
+        parts = [(group.task.name, group.task.classes or 1, len(group.y)) for group in batches]
+        if replayed:
+            parts.append((MEMORY, sum(task.classes or 1 for task in tasks), replayed))
+        names, classes, samples = zip(*parts, strict=True)
+        losses = np.full(len(names), np.nan)
+        return Gradients(names, losses, None, classes, samples, tuple(task.name for task in tasks))
+
+    def _plan(self, known: Gradients, separate: bool) -> ReductionPlan:
         """Plan the reduction of the step's gradients; the weights of a ``"sum"`` are computed first, from the names."""
         weights: list[float] = []
         if self._method.reduction == "sum":
-            unknown = Gradients(tuple(names), np.full(len(names), np.nan), None, tuple(classes))
-            weights = self._method_weights(unknown).values.tolist()
-        return ReductionPlan.make(names, self._method.reduction, separate=separate, weights=weights)
+            weights = self._method_weights(known).values.tolist()
+        return ReductionPlan.make(known.names, self._method.reduction, separate=separate, weights=weights)
 
     def _backward(
         self, outcome: Outcome, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]], separately: bool
@@ -198,7 +206,7 @@ class Step:
                 return
         outcome.faults |= faults
 
-    def _weigh(self, outcome: Outcome, gramian: Array | None, classes: list[int]) -> Array | None:
+    def _weigh(self, outcome: Outcome, gramian: Array | None, known: Gradients) -> Array | None:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
         plan = self._gradients.plan
         mixing = self._gradients.penalty_matrix(self._method.settings.coupled)
@@ -209,7 +217,7 @@ class Step:
             outcome.before = torch.from_numpy(before)
         if self._method.elementwise:
             return None
-        weights = self._reduced_weights(plan, outcome.losses, before, classes)
+        weights = self._reduced_weights(plan, outcome.losses, before, known)
         values = weights.values.numpy().astype(np.float64)
         per_gradient = plan.matrix.T @ values
         outcome.weights = dict(zip(plan.names, per_gradient.tolist(), strict=True))
@@ -220,18 +228,21 @@ class Step:
         return per_row
 
     def _reduced_weights(
-        self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None, classes: list[int]
+        self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None, known: Gradients
     ) -> Weights:
         """Return the method's weights of the reduced gradients, given the Gramian of the rows."""
         if self._method.reduction == "sum":
             return Weights(torch.ones(1, dtype=torch.float64))
-        reduced_losses, reduced_classes = np.array([losses[name] for name in plan.names]), tuple(classes)
+        reduced = replace(known, losses=np.array([losses[name] for name in plan.names]))
         if self._method.reduction == "mean":
             rows = None if rows is None else plan.reduction @ rows @ plan.reduction.T
-            reduced_losses = plan.matrix @ reduced_losses
-            reduced_classes = tuple(((plan.matrix > 0.0) @ np.array(classes)).tolist())
+            counts = (plan.matrix > 0.0) @ np.array([known.classes, known.samples]).T
+            classes, samples = (tuple(each.tolist()) for each in counts.T)
+            reduced = replace(
+                known, names=plan.reduced_names, losses=plan.matrix @ reduced.losses, classes=classes, samples=samples
+            )
         gramian = None if rows is None else torch.from_numpy(rows)
-        return self._method_weights(Gradients(plan.reduced_names, reduced_losses, gramian, reduced_classes))
+        return self._method_weights(replace(reduced, gramian=gramian))
 
     def _method_weights(self, gradients: Gradients) -> Weights:
         weights = self._method.weigh(gradients)

@@ -91,12 +91,16 @@ class Gradients:
             ``uses_gramian = False`` is trained without measuring stability.
         classes: how many classes each gradient is of, those that memory replays for its own; a task without classes
             counts as one.
+        samples: how many samples of the step each gradient is of; of memory, how many were asked for.
+        replayed: the names of the tasks that memory replays.
     """
 
     names: tuple[str, ...]
     losses: np.ndarray[tuple[int], np.dtype[np.float64]]
     gramian: Tensor | None
     classes: tuple[int, ...] = ()
+    samples: tuple[int, ...] = ()
+    replayed: tuple[str, ...] = ()
 
     def known_gramian(self) -> Tensor:
         """Return the Gramian, for methods that always have one."""

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from spcl.aggregation import SOROPresets, SOROSettings, solve_soro
-from spcl.methods.base import Gradients, Method, Weights
-from spcl.methods.preference import PreferenceSettings, preference
+from spcl.methods.base import Gradients, Weights
+from spcl.methods.preference import PreferenceMethod, PreferenceSettings
 
 __all__ = ["SORO", "SORODBT"]
 
@@ -13,7 +13,7 @@ class SOROMethodSettings(SOROSettings, PreferenceSettings):
     """Settings of :class:`SORO`: those of Algorithm 1 and those of every method."""
 
 
-class SORO(SOROPresets, Method):
+class SORO(SOROPresets, PreferenceMethod):
     r"""Structured orthogonal regularisation optimisation: gradients are made nearly orthogonal, then added up.
 
     .. math:: u = s\, \hat G W, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
@@ -22,7 +22,7 @@ class SORO(SOROPresets, Method):
     The adjusted gradients have norms near 1. The scale s, which the paper does not mention, is that of the code its
     authors published: the smallest singular value of G, of those that are not zero up to rounding, so that the update
     shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's. W
-    is all ones, as in the paper, unless ``memory_share`` is given (:func:`spcl.methods.preference.preference`).
+    is all ones, as in the paper, unless ``memory_share`` is given (:class:`spcl.methods.preference.PreferenceMethod`).
 
     ``SORO.paper()`` is the paper to the letter, with s = 1. ``SORO.released()`` has all settings of the published SPCL
     code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5, and a
@@ -44,8 +44,7 @@ class SORO(SOROPresets, Method):
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the weights and the adjusted Gramian of Algorithm 1."""
-        W = preference(gradients, self.settings.memory_share)
-        solution = solve_soro(gradients.known_gramian(), self.settings, W)
+        solution = solve_soro(gradients.known_gramian(), self.settings, self.preference(gradients))
         return Weights(solution.weights, solution.adjusted)
 
 

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from spcl.aggregation import solve_condition
-from spcl.methods.base import Gradients, Method, Weights
-from spcl.methods.preference import PreferenceSettings, preference
+from spcl.methods.base import Gradients, Weights
+from spcl.methods.preference import PreferenceMethod, PreferenceSettings
 
 __all__ = ["SOROKappa"]
 
@@ -21,7 +21,7 @@ class SOROKappaSettings(PreferenceSettings):
     )
 
 
-class SOROKappa(Method):
+class SOROKappa(PreferenceMethod):
     r"""SORO's objective itself: the gradients nearest to G with a condition number of at most κ_max, added up.
 
     .. math:: u = \hat G W, \qquad \hat G = \arg\min_{\kappa(\hat G) \le \kappa_{max}} \|G - \hat G\|_F^2
@@ -54,6 +54,6 @@ class SOROKappa(Method):
             max_condition=self.settings.max_condition if lambda_ is None else None,
             lambda_=lambda_,
             cutoff=self.settings.cutoff,
-            preference=preference(gradients, self.settings.memory_share),
+            preference=self.preference(gradients),
         )
         return Weights(solution.weights, solution.adjusted)

@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from spcl.aggregation import NormScale, solve_scale_free
-from spcl.methods.base import Gradients, Method, Weights
-from spcl.methods.preference import PreferenceSettings, preference
+from spcl.methods.base import Gradients, Weights
+from spcl.methods.preference import PreferenceMethod, PreferenceSettings
 from spcl.methods.replay import LogitOptions, ReplayLossName
 
 __all__ = ["SPCL"]
@@ -22,7 +22,7 @@ class SPCLSettings(LogitOptions, PreferenceSettings):
     )
 
 
-class SPCL(Method):
+class SPCL(PreferenceMethod):
     r"""Scale-free orthogonal gradients: unit gradients of bounded condition number, times a typical norm, added up.
 
     .. math:: u = s\, \hat E W, \qquad \hat E = \arg\min_{\kappa(\hat E) \le \kappa_{max}} \|E - \hat E\|_F^2,
@@ -33,8 +33,9 @@ class SPCL(Method):
     minimum is exact: the singular values of E are clipped to an interval. κ_max = 1 makes the directions orthogonal, a
     large κ_max only normalises them. The scale s gives the update its length, with which it shrinks as the gradients
     do; the median is one that no single task decides. The preference W is all ones, or by ``memory_share`` such that
-    memory has a given part of it. Replayed samples are trained towards their labels and towards the logits of the model
-    that had just finished their task (``replay_loss="logits"``).
+    memory has a part of it that is given, or follows from its classes, samples or the slope of its loss
+    (:class:`spcl.methods.preference.PreferenceMethod`). Replayed samples are trained towards their labels and towards
+    the logits of the model that had just finished their task (``replay_loss="logits"``).
 
     Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
 
@@ -58,6 +59,6 @@ class SPCL(Method):
             gradients.known_gramian(),
             max_condition=self.settings.kappa,
             scale=self.settings.scale,
-            preference=preference(gradients, self.settings.memory_share),
+            preference=self.preference(gradients),
         )
         return Weights(solution.weights, solution.adjusted)
