@@ -96,9 +96,32 @@ def test_an_error_of_one_rank_is_raised_by_all_and_undone(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("label", "classes 0 to 1, but the batch has label"),
+        ("first label", "classes 0 to 1, but the batch has label"),
+        ("unknown task", "there is no task 'unknown'"),
+        ("first loss", "a loss that fails"),
+        ("augmentation", "an augmentation that fails"),
+    ],
+)
+def test_what_one_rank_refuses_is_raised_by_all_at_once_and_changes_nothing(
+    ranks: Ranks, fault: str, message: str
+) -> None:
+    begin = time.monotonic()
+    found = ranks.call(partial(_ranks.with_fault, fault=fault), 2)
+    assert time.monotonic() - begin < 20
+    (first, _), (second, _) = found
+    assert isinstance(first, OtherRankError)
+    assert re.search(message, str(second))
+    assert str(first) == f"rank 1 stopped: {second}"
+    compare([tensors for _, tensors in found], _ranks.with_fault(None, fault)[1])
+
+
+@pytest.mark.parametrize(
     ("case", "message"),
     [
-        (_ranks.with_other_batches, "different batches of a; give every rank the same"),
+        (_ranks.with_other_batches, "different batches of a: those of rank 1 are not those of rank 0; give every"),
         (_ranks.with_other_backbones, r"different backbones: rank 0 has .*weight.*; start all of them with the same"),
     ],
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
-from spcl.batches import Inputs, leaves
+from spcl.batches import Inputs
 from spcl.distributed.dealing import deal
 from spcl.distributed.heads import HeadGradients
 from spcl.distributed.idle import IdleRanks
@@ -29,7 +29,7 @@ from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot
 from spcl.engine.update import Update
-from spcl.errors import OtherRankError, SpclError, is_out_of_memory
+from spcl.errors import SpclError, is_out_of_memory
 from spcl.methods.base import MEMORY, Method
 from spcl.transforms import Transform
 
@@ -93,7 +93,11 @@ class DistributedEngine(Engine):
 
     @override
     def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
-        return self.local.augment(transform, inputs)
+        try:
+            return self.local.augment(transform, inputs)
+        except Exception as error:
+            self._defer(error)
+            return list(inputs)
 
     # -- the gradients of this rank
 
@@ -147,7 +151,6 @@ class DistributedEngine(Engine):
 
     def _deal(self, batches: Sequence[Samples]) -> list[Samples]:
         """Deal the gradients to the ranks, begin with the own ones, and return this rank's shares of their batches."""
-        self._check_batches(batches)
         for group in batches:
             self._shares.check_sizes([group])
         sizes = [len(group.y) for group in batches]
@@ -178,18 +181,6 @@ class DistributedEngine(Engine):
         for draw, samples in enumerate(replays if self._has_memory else []):
             self._shares.check_memory(samples, draw)
 
-    def _check_batches(self, batches: Sequence[Samples]) -> None:
-        """Raise an error on all ranks unless their batches have the same sizes, targets and first inputs."""
-        sums = [part.double().sum().cpu() for group in batches for part in (group.y, *_first_inputs(group.x))]
-        checksum = torch.stack([torch.tensor(float(len(group.y))) for group in batches] + sums).double()
-        weights = torch.arange(1.0, len(checksum) + 1, dtype=torch.float64)
-        found = self.world.gather((checksum.nan_to_num() * weights).sum().view(1).to(self.model.device))
-        if bool(((found - found[0]).abs() > 1e-9 * found.abs().max()).any()):  # sums of other processors may be rounded
-            raise SpclError(
-                f"the ranks have different batches of {', '.join(group.task.name for group in batches)}; give every "
-                f"rank the same batches, which are then split over the ranks"
-            )
-
     @property
     def _block(self) -> range:
         """The gradients of this rank's task group."""
@@ -213,7 +204,10 @@ class DistributedEngine(Engine):
             with self._random.of_rank():
                 yield
         except Exception as error:
-            self._error = error
+            self._defer(error)
+
+    def _defer(self, error: Exception) -> None:
+        self._error = self._error or error
 
     def _shared(self, batches: Sequence[Samples], own: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.method.stores_logits:
@@ -293,14 +287,10 @@ class DistributedEngine(Engine):
 
     def _raise(self) -> None:
         """Raise the error of this rank, or that of another one."""
-        error = None if self._error is None else (type(self._error).__name__, str(self._error))
-        failures = {rank: each for rank, each in enumerate(self.world.gather_objects(error)) if each is not None}
-        rank, (_, text) = next(iter(failures.items()))
-        if all(name == JointPassError.__name__ for name, _ in failures.values()):
-            raise JointPassError(text)
-        if self._error is not None and not isinstance(self._error, JointPassError):
-            raise self._error
-        raise OtherRankError(f"rank {rank} stopped: {text}")
+        error = self._error
+        if not self.world.any(error is not None and not isinstance(error, JointPassError)):
+            raise JointPassError("a pass over several batches failed" if error is None else str(error))
+        self.world.raise_errors(None if isinstance(error, JointPassError) else error)
 
     # -- the update
 
@@ -337,7 +327,3 @@ class DistributedEngine(Engine):
     @override
     def snapshot(self) -> BufferSnapshot:
         return self.local.snapshot()
-
-
-def _first_inputs(x: Inputs) -> list[Tensor]:
-    return [leaf[0] for leaf in leaves(x).values()]

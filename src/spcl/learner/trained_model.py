@@ -142,7 +142,7 @@ class TrainedModel(Predictor):
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._runner = StepRunner(engine, self.model, self.method, self.memory)
-        self._admission = Admission(self.model, self.method, self.memory)
+        self._admission = Admission(self.model, self.method, self.memory, self._ranks)
 
     def _build_heads(self, feature_dim: int) -> None:
         """Make the heads that are missing, and train them."""
