@@ -338,6 +338,15 @@ def synchronised(world: World) -> tuple[list[int], str]:
     return dist.get_process_group_ranks(backbone[1].process_group), message
 
 
+def collectives(world: World, name: str, batch_norm: bool) -> list[str]:
+    """Return the collectives of one step of two tasks and memory, as PyTorch has recorded them."""
+    learner = train(new_learner(world, name, "task", batch_norm=batch_norm), 0, 8)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        learner.step({task: batch(task, 8) for task in ("b", "c")})
+    events = sorted(profile.events() or [], key=lambda event: event.time_range.start)
+    return [event.name.removeprefix("c10d::").strip("_") for event in events if event.name.startswith("c10d::")]
+
+
 def with_other_batches(world: World) -> None:
     learner = new_learner(world, "er", "task")
     learner.add_task("a", classes=2)

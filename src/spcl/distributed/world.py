@@ -109,6 +109,14 @@ class Group:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums of any number of tensors over the ranks, by one all-reduce."""
+        if not tensors:
+            return []
+        total = self.sum(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        parts = torch.split_with_sizes(total, [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
     def exchange(self, into: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
         """Send consecutive parts of a vector, of these lengths, one to every rank; write what the ranks sent here."""
         with self._errors():
