@@ -38,28 +38,26 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(("method", "scenario"), CASES)
-def test_two_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scenario: Scenario) -> None:
+def test_two_and_three_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scenario: Scenario) -> None:
     case = partial(_ranks.trained, name=method, scenario=scenario)
     ranks.start(case, 2)
     expected = case(None)
     compare(ranks.results(), expected)
+    compare(ranks.call(case, 3), expected)
 
 
 @pytest.mark.parametrize(
     ("method", "scenario", "settings"),
     [
-        ("soro", "class", {}),
         ("soro", "task", {"momentum": None}),  # averages over all batches, in passes of their own
         ("soro", "task", {"alpha": 0.1}),
         ("soro", "task", {"weigh_heads": True}),
         ("er", "class", {"alpha": 0.1, "decoupled": True}),
         ("soro", "task", {"alpha": 0.1, "adaptive": True}),
-        ("der++", "class", {}),
-        ("gmed", "class", {}),
         ("graddrop", "task", {"alpha": 0.1}),
     ],
 )
-def test_three_ranks_train_what_one_process_trains(
+def test_three_ranks_train_what_one_process_trains_with_other_settings(
     ranks: Ranks, method: str, scenario: Scenario, settings: dict[str, Any]
 ) -> None:
     case = partial(_ranks.trained, name=method, scenario=scenario, **settings)
