@@ -338,6 +338,15 @@ def synchronised(world: World) -> tuple[list[int], str]:
     return dist.get_process_group_ranks(backbone[1].process_group), message
 
 
+def fallback_reason(world: World | None) -> str | None:
+    """Return why a step of three tasks was not one pass."""
+    learner = new_learner(world, "soro", "task", momentum=None)
+    for task, classes in CLASSES.items():
+        learner.add_task(task, classes=classes)
+    learner.step({task: batch(task, 0) for task in CLASSES})
+    return learner.fallback_reason
+
+
 def collectives(world: World, name: str, batch_norm: bool) -> list[str]:
     """Return the collectives of one step of two tasks and memory, as PyTorch has recorded them."""
     learner = train(new_learner(world, name, "task", batch_norm=batch_norm), 0, 8)

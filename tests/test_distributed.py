@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +26,7 @@ from _ranks import STEPS, Ranks, compare
 from small_benchmark import small_settings
 from spcl.distributed import deal
 from spcl.errors import OtherRankError, SpclError
+from spcl.grids.ranks import free_port
 from spcl.learner import Learner, Scenario
 from spcl.methods import METHODS, make_method
 
@@ -68,6 +71,26 @@ def test_ranks_stay_equal_with_dropout(ranks: Ranks) -> None:
     first, *others = ranks.call(partial(_ranks.trained, name="rlw", scenario="task", dropout=0.3), 3)
     for other in others:
         assert all(one.tobytes() == two.tobytes() for one, two in zip(first, other, strict=True))
+
+
+def test_a_rank_says_why_its_batches_share_no_pass(ranks: Ranks) -> None:
+    assert ranks.call(_ranks.fallback_reason, 2)[0] == _ranks.fallback_reason(None) is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
+def test_ranks_on_gpus_say_once_that_they_capture_no_graphs() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=endpoint, rank=0, world_size=1)
+    try:
+        with pytest.warns(RuntimeWarning, match="capture no CUDA graphs") as found:
+            learner = Learner(nn.Linear(6, 4).to("cuda"), make_method("er"), distributed=_ranks.World())
+        assert len(found) == 1
+        learner.freeze("bias")
+        assert learner.fallback_reason == str(found[0].message)
+        captures = Learner(nn.Linear(6, 4).to("cuda"), make_method("er"), distributed=_ranks.World(), capture=False)
+        assert captures.fallback_reason is None
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_checkpoint_of_three_ranks_loads_with_any_number(ranks: Ranks, tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ class DistributedEngine(Engine):
                 logits = self.local.backward(own)
                 for draw, samples in enumerate(shares):
                     self.local.backward_replay(samples, [group.x for group in samples], draw)
+        self.fallback_reason = self.local.fallback_reason
         if self._error is not None and not isinstance(self._error, JointPassError):
             self._error = JointPassError(str(self._error))  # passes of their own show which batch it is
         return self._shared(batches, logits or {})
