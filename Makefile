@@ -50,6 +50,7 @@ bench-gpu: $(READY) ## those that need a GPU; make bench-gpu DATA=folder PROTOCO
 	$(BIN)/python benchmarks/step_gpu.py --compile
 	$(BIN)/python benchmarks/sources_gpu.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/nccl_gpu.py
 	$(BIN)/python benchmarks/peers_gpu.py
 	$(BIN)/python benchmarks/run_gpu.py $(CIFAR)
 	$(BIN)/python benchmarks/bookkeeping.py --device cuda --benchmark ps-cifar100 --set preset=paper --set precision=bfloat16 $(CIFAR)

@@ -202,6 +202,46 @@ def after_error(world: World | None, **options: Any) -> tuple[str, list[Any]]:
     return message, arrays(learner)
 
 
+def with_fault(world: World | None, fault: str) -> tuple[Exception | None, list[Any]]:
+    """Return the error of a step with a fault on rank 1 alone, and the tensors and random numbers after further steps.
+
+    A single process makes the same steps without the faulty one.
+    """
+    broken = False
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if broken and fault == "first loss":
+            raise RuntimeError("a loss that fails")
+        return nn.functional.mse_loss(output, targets)
+
+    def augment(x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(x)
+        if broken and fault == "augmentation":
+            raise RuntimeError("an augmentation that fails")
+        return x + 0.1 * noise
+
+    learner, error = new_learner(world, "rlw", "task", options={"augment": augment}), None
+    learner.add_task("a", classes=2)
+    learner.add_task("speed", head=nn.Linear(5, 1), loss=loss)
+    for step in range(6):
+        x, y = batch("a", step)
+        batches = {"a": (x, y), "speed": (x, x[:, :1])}
+        if world is not None and step == (0 if "first" in fault else 3):
+            broken = world.rank == 1
+            given = dict(batches)
+            if broken and "label" in fault:
+                given["a"] = (x, y + 5)
+            if broken and fault == "unknown task":
+                given["unknown"] = (x, y)
+            try:
+                learner.step(given)
+            except Exception as caught:
+                error = caught
+            broken = False
+        learner.step(batches)
+    return error, [*arrays(learner), torch.get_rng_state().numpy()]
+
+
 def large_batches(step: int) -> dict[str, Any]:
     """Return batches of 12 and 11 samples."""
     generator = torch.Generator().manual_seed(step)
@@ -296,6 +336,24 @@ def synchronised(world: World) -> tuple[list[int], str]:
     except ValueError as error:
         message = str(error)
     return dist.get_process_group_ranks(backbone[1].process_group), message
+
+
+def fallback_reason(world: World | None) -> str | None:
+    """Return why a step of three tasks was not one pass."""
+    learner = new_learner(world, "soro", "task", momentum=None)
+    for task, classes in CLASSES.items():
+        learner.add_task(task, classes=classes)
+    learner.step({task: batch(task, 0) for task in CLASSES})
+    return learner.fallback_reason
+
+
+def collectives(world: World, name: str, batch_norm: bool) -> list[str]:
+    """Return the collectives of one step of two tasks and memory, as PyTorch has recorded them."""
+    learner = train(new_learner(world, name, "task", batch_norm=batch_norm), 0, 8)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        learner.step({task: batch(task, 8) for task in ("b", "c")})
+    events = sorted(profile.events() or [], key=lambda event: event.time_range.start)
+    return [event.name.removeprefix("c10d::").strip("_") for event in events if event.name.startswith("c10d::")]
 
 
 def with_other_batches(world: World) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +26,7 @@ from _ranks import STEPS, Ranks, compare
 from small_benchmark import small_settings
 from spcl.distributed import deal
 from spcl.errors import OtherRankError, SpclError
+from spcl.grids.ranks import free_port
 from spcl.learner import Learner, Scenario
 from spcl.methods import METHODS, make_method
 
@@ -38,17 +41,17 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(("method", "scenario"), CASES)
-def test_two_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scenario: Scenario) -> None:
+def test_two_and_three_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scenario: Scenario) -> None:
     case = partial(_ranks.trained, name=method, scenario=scenario)
     ranks.start(case, 2)
     expected = case(None)
     compare(ranks.results(), expected)
+    compare(ranks.call(case, 3), expected)
 
 
 @pytest.mark.parametrize(
     ("method", "scenario", "settings"),
     [
-        ("soro", "class", {}),
         ("soro", "task", {"momentum": None}),  # averages over all batches, in passes of their own
         ("soro", "task", {"alpha": 0.1}),
         ("soro", "task", {"weigh_heads": True}),
@@ -56,12 +59,10 @@ def test_two_ranks_train_what_one_process_trains(ranks: Ranks, method: str, scen
         ("soro", "task", {"memory_share": "slopes"}),
         ("er", "class", {"alpha": 0.1, "decoupled": True}),
         ("soro", "task", {"alpha": 0.1, "adaptive": True}),
-        ("der++", "class", {}),
-        ("gmed", "class", {}),
         ("graddrop", "task", {"alpha": 0.1}),
     ],
 )
-def test_three_ranks_train_what_one_process_trains(
+def test_three_ranks_train_what_one_process_trains_with_other_settings(
     ranks: Ranks, method: str, scenario: Scenario, settings: dict[str, Any]
 ) -> None:
     case = partial(_ranks.trained, name=method, scenario=scenario, **settings)
@@ -72,6 +73,26 @@ def test_ranks_stay_equal_with_dropout(ranks: Ranks) -> None:
     first, *others = ranks.call(partial(_ranks.trained, name="rlw", scenario="task", dropout=0.3), 3)
     for other in others:
         assert all(one.tobytes() == two.tobytes() for one, two in zip(first, other, strict=True))
+
+
+def test_a_rank_says_why_its_batches_share_no_pass(ranks: Ranks) -> None:
+    assert ranks.call(_ranks.fallback_reason, 2)[0] == _ranks.fallback_reason(None) is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
+def test_ranks_on_gpus_say_once_that_they_capture_no_graphs() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=endpoint, rank=0, world_size=1)
+    try:
+        with pytest.warns(RuntimeWarning, match="capture no CUDA graphs") as found:
+            learner = Learner(nn.Linear(6, 4).to("cuda"), make_method("er"), distributed=_ranks.World())
+        assert len(found) == 1
+        learner.freeze("bias")
+        assert learner.fallback_reason == str(found[0].message)
+        captures = Learner(nn.Linear(6, 4).to("cuda"), make_method("er"), distributed=_ranks.World(), capture=False)
+        assert captures.fallback_reason is None
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_checkpoint_of_three_ranks_loads_with_any_number(ranks: Ranks, tmp_path: Path) -> None:
@@ -98,9 +119,32 @@ def test_an_error_of_one_rank_is_raised_by_all_and_undone(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("label", "classes 0 to 1, but the batch has label"),
+        ("first label", "classes 0 to 1, but the batch has label"),
+        ("unknown task", "there is no task 'unknown'"),
+        ("first loss", "a loss that fails"),
+        ("augmentation", "an augmentation that fails"),
+    ],
+)
+def test_what_one_rank_refuses_is_raised_by_all_at_once_and_changes_nothing(
+    ranks: Ranks, fault: str, message: str
+) -> None:
+    begin = time.monotonic()
+    found = ranks.call(partial(_ranks.with_fault, fault=fault), 2)
+    assert time.monotonic() - begin < 20
+    (first, _), (second, _) = found
+    assert isinstance(first, OtherRankError)
+    assert re.search(message, str(second))
+    assert str(first) == f"rank 1 stopped: {second}"
+    compare([tensors for _, tensors in found], _ranks.with_fault(None, fault)[1])
+
+
+@pytest.mark.parametrize(
     ("case", "message"),
     [
-        (_ranks.with_other_batches, "different batches of a; give every rank the same"),
+        (_ranks.with_other_batches, "different batches of a: those of rank 1 are not those of rank 0; give every"),
         (_ranks.with_other_backbones, r"different backbones: rank 0 has .*weight.*; start all of them with the same"),
     ],
 )

@@ -85,6 +85,32 @@ def test_ranks_stay_equal_with_dropout_and_batch_norm(ranks: Ranks) -> None:
     assert any(not np.allclose(one, two) for one, two in zip(first, case(None), strict=True))
 
 
+BATCHES, ROWS, GRAMIAN, UPDATE, HEADS = "allgather_base", "alltoall_base", "allreduce", "allgather_base", "allreduce"
+LOGITS = DIRECTION = "allreduce"
+
+
+@pytest.mark.parametrize(
+    ("method", "batch_norm", "split", "expected"),
+    [
+        ("soro", False, "tasks", [BATCHES, ROWS, GRAMIAN, UPDATE, HEADS]),
+        ("soro", True, "tasks", [BATCHES, ROWS, GRAMIAN, UPDATE, HEADS]),
+        ("soro", True, "data", [BATCHES, ROWS, GRAMIAN, UPDATE, HEADS]),
+        ("soro", True, "2x2", [BATCHES, ROWS, ROWS, GRAMIAN, UPDATE, UPDATE, HEADS]),
+        ("er", True, "data", [BATCHES, ROWS, GRAMIAN, UPDATE, HEADS]),
+        ("graddrop", True, "tasks", [BATCHES, ROWS, GRAMIAN, HEADS]),
+        ("der++", True, "tasks", [BATCHES, LOGITS, ROWS, GRAMIAN, UPDATE, HEADS]),
+        ("der++", False, "data", [BATCHES, LOGITS, ROWS, GRAMIAN, UPDATE, HEADS]),
+        ("gmed", True, "tasks", [BATCHES, DIRECTION, DIRECTION, ROWS, GRAMIAN, UPDATE, HEADS]),
+    ],
+)
+def test_a_step_has_the_collectives_that_are_documented(
+    ranks: Ranks, method: str, batch_norm: bool, split: str, expected: list[str]
+) -> None:
+    case = partial(_ranks.collectives, name=method, batch_norm=batch_norm)
+    for found in ranks.call(case, 4 if split == "2x2" else 2, split):
+        assert found == expected
+
+
 @pytest.mark.parametrize("sample", [0, 1])
 def test_a_sample_that_is_not_finite_is_skipped_with_its_task(ranks: Ranks, sample: int) -> None:
     case = partial(_ranks.with_bad_batches, batch_norm=False)

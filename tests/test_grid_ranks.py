@@ -10,8 +10,10 @@ import pytest
 from filelock import FileLock
 
 from _runs import PATIENCE, metrics_in, rank_process, results_in, start_command, wait_for
+from spcl.cli.engine_flags import EngineFlags
 from spcl.errors import SpclError
-from spcl.grids import GridState, Job, RayPool, SilentGridView, WorkerPool, plan_grid, run_jobs
+from spcl.grids import GridState, Job, SilentGridView, WorkerPool, plan_grid, run_jobs
+from spcl.runs import execute
 
 SMALL = {"tasks": 3, "batch_size": 4, "memory_budget": 24, "threads": 1, "device": "cpu"}
 
@@ -112,7 +114,24 @@ def test_ranks_leave_a_run_to_another_process_and_stay_ready(
     assert_same_runs(tmp_path, undisturbed)
 
 
-def test_ranks_do_not_share_a_gpu() -> None:
-    pytest.importorskip("ray")
-    with pytest.raises(SpclError, match=r"2 processes cannot share a GPU, but each has 0\.5 of one; give each a whole"):
-        RayPool(gpus_per_run=0.5, processes_per_run=2)
+def test_ranks_split_what_the_command_says(benchmark: Path, tmp_path: Path) -> None:
+    job, _ = plan(benchmark, tmp_path / "grid", backbone={"name": "mlp"})
+    with EngineFlags(processes_per_run=2, split="data").pool() as pool:
+        assert run_jobs([job], pool, SilentGridView()).done == 1
+    result = json.loads((job.out / "result.json").read_text())
+    assert result["environment"]["split"] == "1x2"
+    expected = execute(job.settings, tmp_path / "one").model_dump()
+    assert [result[key] for key in ("tasks", "confusion")] == [expected[key] for key in ("tasks", "confusion")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (EngineFlags(split="data"), "--split data is for several processes; add --processes-per-run, or leave it out"),
+        (EngineFlags(split="2x2", processes_per_run=2), "the split 2x2 is for 4 ranks, but there are 2; start 4, or"),
+        (EngineFlags(split="rows", processes_per_run=2), "the split is 'rows'; give 'tasks', 'data', or the number of"),
+    ],
+)
+def test_a_split_that_does_not_fit_the_processes_is_refused_before_any_starts(flags: EngineFlags, message: str) -> None:
+    with pytest.raises(SpclError, match=message):
+        flags.pool()

@@ -33,7 +33,7 @@ from spcl.grids import (
 from spcl.grids.cluster import import_ray
 from spcl.grids.transfer import source_files, with_local_sources
 from spcl.plugins import load_plugins
-from spcl.runs import RunSettings
+from spcl.runs import RunSettings, execute
 from spcl.runs.identity import first_difference
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
@@ -243,9 +243,9 @@ def test_files_that_settings_name_are_copied_where_they_are_missing(tmp_path: Pa
 
 
 def test_a_run_of_ranks_on_two_nodes_survives_the_loss_of_a_rank_and_of_a_node(
-    benchmark: Path, cluster: Any, undisturbed: Path, tmp_path: Path
+    benchmark: Path, cluster: Any, tmp_path: Path
 ) -> None:
-    """Every node has one CPU, so that the two ranks are on two nodes."""
+    """Every node has one CPU, so that the two ranks, which split batches, are on two nodes."""
     from ray.util import placement_group_table
 
     alpha, beta = cluster.list_all_nodes()
@@ -262,10 +262,10 @@ def test_a_run_of_ranks_on_two_nodes_survives_the_loss_of_a_rank_and_of_a_node(
                 cluster.worker_nodes.remove(beta)
                 cluster.add_node(num_cpus=1, node_name="beta")
 
-    jobs = plan(benchmark, tmp_path, configs=(0,), checkpoint_seconds=0.0)[:1]
+    (job, *_) = plan(benchmark, tmp_path / "grid", configs=(0,), checkpoint_seconds=0.0, backbone={"name": "mlp"})
     view = RecordingView(kill)
-    with RayPool(cluster.address, processes_per_run=2) as pool:
-        state = run_jobs(jobs, pool, view)
+    with RayPool(cluster.address, processes_per_run=2, split="data") as pool:
+        state = run_jobs([job], pool, view)
         groups = placement_group_table().values()
     assert (state.failed, state.done, len(steps)) == ({}, 1, 2)
     ((_, reason, again),) = view.failures
@@ -273,10 +273,15 @@ def test_a_run_of_ranks_on_two_nodes_survives_the_loss_of_a_rank_and_of_a_node(
     assert again
     assert [loss[1:] for loss in view.losses] == [("the node beta was lost", True)]
     assert {group["state"] for group in groups} == {"REMOVED"}
-    ((name, found),) = results_in(tmp_path).items()
-    assert [found[key] for key in ("tasks", "confusion")] == [
-        results_in(undisturbed)[name][key] for key in ("tasks", "confusion")
-    ]
+    found = json.loads((job.out / "result.json").read_text())
+    assert found["environment"]["split"] == "1x2"
+    expected = execute(job.settings, tmp_path / "one").model_dump()
+    assert [found[key] for key in ("tasks", "confusion")] == [expected[key] for key in ("tasks", "confusion")]
+
+
+def test_ranks_do_not_share_a_gpu(cluster: Any) -> None:
+    with pytest.raises(SpclError, match=r"2 processes cannot share a GPU, but each has 0\.5 of one; give each a whole"):
+        RayPool(gpus_per_run=0.5, processes_per_run=2)
 
 
 def test_tuning_on_a_cluster_finds_what_it_finds_here(

@@ -33,6 +33,13 @@ class EngineFlags:
         int,
         typer.Option(min=1, help="Processes that make every run together, each with the run's threads and a GPU."),
     ] = 1
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="What the processes of a run split: tasks (the default), data (batches), or both, e.g. 2x4: 2 groups "
+            "with different tasks, in each 4 processes with different samples."
+        ),
+    ] = None
     gpus_per_run: Annotated[
         float,
         typer.Option(
@@ -48,14 +55,12 @@ class EngineFlags:
 
     def pool(self) -> Pool:
         """Make the pool."""
+        if self.split is not None and self.processes_per_run == 1:
+            raise SpclError(f"--split {self.split} is for several processes; add --processes-per-run, or leave it out")
+        ranks: Any = {"processes_per_run": self.processes_per_run, "split": self.split or "tasks"}
         if self.engine == "ray":
-            return RayPool(
-                self.address,
-                gpus_per_run=self.gpus_per_run,
-                size=self.jobs,
-                processes_per_run=self.processes_per_run,
-            )
+            return RayPool(self.address, gpus_per_run=self.gpus_per_run, size=self.jobs, **ranks)
         for flag, given in {"--address": self.address, "--gpus-per-run": self.gpus_per_run}.items():
             if given:
                 raise SpclError(f"{flag} {given} is of use on a cluster only; add --engine ray, or leave it out")
-        return WorkerPool(self.jobs or 1, self.processes_per_run)
+        return WorkerPool(self.jobs or 1, **ranks)

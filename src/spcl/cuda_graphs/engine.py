@@ -102,7 +102,8 @@ class CudaGraphEngine(EagerEngine):
             self._heads_are_plain = False  # from now on every head has columns of its own
             self.begin(self.gradients.plan)
         if not (self.joins_batches and self._classifiers.supports_together(samples)):
-            self.fallback_reason = "heads or losses are not those of plain classifiers, or samples differ in shape"
+            reason = "heads or losses are not those of plain classifiers, or samples differ in shape"
+            self.fallback_reason = self._capture.unsupported or reason
             return None
         joint = self._joint_batches(batches, replays)
         self._batches = [(batch.gradient, batch.size) for batch in joint]
@@ -114,7 +115,7 @@ class CudaGraphEngine(EagerEngine):
             if isinstance(error, UnsupportedError):
                 self._one_pass.rule.refuse(str(error))
             raise JointPassError(str(error)) from error
-        self.fallback_reason = self._one_pass.rule.reason
+        self.fallback_reason = self._capture.unsupported or self._one_pass.rule.reason
         return {} if is_done else None
 
     @override

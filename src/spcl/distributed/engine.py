@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from spcl.aggregation.gramians import packed_gramian, unpacked_gramian
-from spcl.batches import Inputs, leaves
+from spcl.batches import Inputs
 from spcl.distributed.dealing import deal
 from spcl.distributed.heads import HeadGradients
 from spcl.distributed.idle import IdleRanks
 from spcl.distributed.logits import shared_logits
 from spcl.distributed.random_numbers import RankRandomness
+from spcl.distributed.report import RankReport
 from spcl.distributed.running_averages import RunningAverages
 from spcl.distributed.shares import Shares
 from spcl.distributed.slices import Slices
@@ -29,7 +30,7 @@ from spcl.engine.model import Samples, SharedModel
 from spcl.engine.reduction import ReductionPlan
 from spcl.engine.snapshot import BufferSnapshot
 from spcl.engine.update import Update
-from spcl.errors import OtherRankError, SpclError, is_out_of_memory
+from spcl.errors import SpclError, is_out_of_memory
 from spcl.methods.base import MEMORY, Method
 from spcl.transforms import Transform
 
@@ -62,7 +63,7 @@ class DistributedEngine(Engine):
         self._shares = Shares(world.data, model, method)
         self._idle = IdleRanks(world)
         self._averages = RunningAverages(world)
-        self._heads = HeadGradients(model, self.local.gradients, world)
+        self._heads = HeadGradients(model, self.local.gradients)
         self._random = RankRandomness(world, model.device)
         self._use_slices()
 
@@ -93,7 +94,11 @@ class DistributedEngine(Engine):
 
     @override
     def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
-        return self.local.augment(transform, inputs)
+        try:
+            return self.local.augment(transform, inputs)
+        except Exception as error:
+            self._defer(error)
+            return list(inputs)
 
     # -- the gradients of this rank
 
@@ -108,7 +113,7 @@ class DistributedEngine(Engine):
     ) -> dict[str, Tensor] | None:
         if not self.joins_batches:
             return None
-        own, logits = self._deal(batches), None
+        own, logits = self._begin_passes(batches), None
         with self._deferred_errors():
             self._check_losses(batches, replays)
             shares = [self._shares.own(samples) for samples in replays] if self._has_memory else []
@@ -118,13 +123,14 @@ class DistributedEngine(Engine):
                 logits = self.local.backward(own)
                 for draw, samples in enumerate(shares):
                     self.local.backward_replay(samples, [group.x for group in samples], draw)
+        self.fallback_reason = self.local.fallback_reason
         if self._error is not None and not isinstance(self._error, JointPassError):
             self._error = JointPassError(str(self._error))  # passes of their own show which batch it is
         return self._shared(batches, logits or {})
 
     @override
     def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        own, logits = self._deal(batches), dict[str, Tensor]()
+        own, logits = self._begin_passes(batches), dict[str, Tensor]()
         with self._deferred_errors():
             self._check_losses(batches, [])
             logits = self.local.backward(own)
@@ -145,50 +151,41 @@ class DistributedEngine(Engine):
                     raise
                 self.local.gradients.health[len(self._own) - 1, 0] = torch.nan  # the step is repeated without memory
 
-    def _deal(self, batches: Sequence[Samples]) -> list[Samples]:
-        """Deal the gradients to the ranks, begin with the own ones, and return this rank's shares of their batches."""
-        self._check_batches(batches)
+    def _begin_passes(self, batches: Sequence[Samples]) -> list[Samples]:
+        """Deal the gradients to the task groups and begin with the own ones; return the shares of their batches."""
         for group in batches:
             self._shares.check_sizes([group])
-        sizes = [len(group.y) for group in batches]
-        memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
         self._idle.note(len(self._plan.names))
-        self._blocks = deal([*sizes, *memory], self.world.tasks.size)
-        block = self._blocks[self.world.tasks.rank]
-        shares = {index: self._shares.own([batches[index]]) for index in block if index < len(batches)}
-        self._has_memory = bool(memory) and len(batches) in block
-        self._own = [index for index in block if index == len(batches) or shares[index]]
-        self._begin_local()
-        if self.local.gradients.length != self._slices.length:
-            self._use_slices()
-        self.gradients.begin(self._plan, penalty=self.method.settings.alpha > 0.0)
+        self._blocks = self._dealt(batches)
+        shares = {index: self._shares.own([batches[index]]) for index in self._block if index < len(batches)}
+        self._has_memory = len(batches) in self._block
+        self._own = [index for index in self._block if index == len(batches) or shares[index]]
+        self._begin_rows()
         return [samples for share in shares.values() for samples in share]
 
-    def _begin_local(self) -> None:
-        rows, gradients = self._rows_of(self._block), self.local.gradients
+    def _dealt(self, batches: Sequence[Samples]) -> list[range]:
+        """Return the gradients of every task group, by the sizes of their batches; that of memory is the last one."""
+        sizes = [len(group.y) for group in batches]
+        memory = [self.method.draws * max(sizes)] * (MEMORY in self._plan.names)
+        return deal([*sizes, *memory], self.world.tasks.size)
+
+    def _begin_rows(self) -> None:
+        """Hold the rows of this rank's gradients, and its slices of all rows."""
+        rows, own = self._rows_of(self._block), self.local.gradients
         self.local.begin(self._local_plan(rows))
-        gradients.keeps_factors = False  # rows are sent
-        gradients.health.zero_()
+        own.keeps_factors = False  # rows are sent
+        own.health.zero_()
         trained = {self._plan.target(index)[0] for index in self._own if self._plan.names[index] != MEMORY}
-        gradients.clear([place for place, row in enumerate(rows) if row not in trained])  # there may be no samples
+        own.clear([place for place, row in enumerate(rows) if row not in trained])  # there may be no samples
+        if own.length != self._slices.length:
+            self._use_slices()
+        self.gradients.begin(self._plan, penalty=self.method.settings.alpha > 0.0)
 
     def _check_losses(self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]) -> None:
         """Raise an error unless the losses can be computed by shares, where batches are split."""
         self._shares.check_tasks([batches[index] for index in self._block if index < len(batches)])
         for draw, samples in enumerate(replays if self._has_memory else []):
             self._shares.check_memory(samples, draw)
-
-    def _check_batches(self, batches: Sequence[Samples]) -> None:
-        """Raise an error on all ranks unless their batches have the same sizes, targets and first inputs."""
-        sums = [part.double().sum().cpu() for group in batches for part in (group.y, *_first_inputs(group.x))]
-        checksum = torch.stack([torch.tensor(float(len(group.y))) for group in batches] + sums).double()
-        weights = torch.arange(1.0, len(checksum) + 1, dtype=torch.float64)
-        found = self.world.gather((checksum.nan_to_num() * weights).sum().view(1).to(self.model.device))
-        if bool(((found - found[0]).abs() > 1e-9 * found.abs().max()).any()):  # sums of other processors may be rounded
-            raise SpclError(
-                f"the ranks have different batches of {', '.join(group.task.name for group in batches)}; give every "
-                f"rank the same batches, which are then split over the ranks"
-            )
 
     @property
     def _block(self) -> range:
@@ -213,7 +210,10 @@ class DistributedEngine(Engine):
             with self._random.of_rank():
                 yield
         except Exception as error:
-            self._error = error
+            self._defer(error)
+
+    def _defer(self, error: Exception) -> None:
+        self._error = self._error or error
 
     def _shared(self, batches: Sequence[Samples], own: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.method.stores_logits:
@@ -222,13 +222,15 @@ class DistributedEngine(Engine):
 
     @override
     def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
-        self._synchronise(self._numbers())
+        self._synchronise()
         own, tasks = self.local.gradients, len(self._plan.names) - 1
         total = own.buffer.new_zeros(own.length)
         for place, row in enumerate(self._rows_of(self._block)):
             if row != self._plan.rows - 1:  # that of memory
                 total += own.rows[place]
-        return dict(zip(own.parameters, own.views(self.world.sum(total) / tasks), strict=True))
+        total, *changes = self.world.sum_all([total, *self._averages.parts()])
+        self._averages.assign(changes)
+        return dict(zip(own.parameters, own.views(total / tasks), strict=True))
 
     @override
     def penalty_gradient(self) -> None:
@@ -240,15 +242,14 @@ class DistributedEngine(Engine):
 
     @override
     def gramian(self, needed: bool) -> tuple[Array | None, Array]:
-        numbers = self._numbers()
         if self.gradients.length:
             self._collect_rows()
         if not needed:
-            return None, self._synchronise(numbers)
-        rows = self.gradients.rows_with_penalty
-        packed = self.world.sum(packed_gramian(rows, numbers))
-        products, summed = unpacked_gramian(packed, rows, self.world.sum)
-        return products, self._checked(torch.from_numpy(summed))
+            return None, self._synchronise()
+        report, rows = self._report(), self.gradients.rows_with_penalty
+        packed = self.world.sum(packed_gramian(rows, report.packed()))
+        products, numbers = unpacked_gramian(packed, rows, self.world.sum)
+        return products, self._receive(report.unpacked(torch.from_numpy(numbers)))
 
     def _collect_rows(self) -> None:
         rows_of = [self._rows_of(block) for block in self._blocks]
@@ -261,46 +262,33 @@ class DistributedEngine(Engine):
                 (target.add_ if row in filled else target.copy_)(values)
             filled.update(rows)
 
-    def _numbers(self) -> Tensor:
-        """Return what this rank says of its gradients: their health, its passes, its heads, and whether it failed."""
+    def _synchronise(self) -> Array:
+        report = self._report()
+        return self._receive(report.unpacked(self.world.sum(report.packed()).cpu()))
+
+    def _report(self) -> RankReport:
         health = torch.zeros(len(self._plan.names), HEALTH, dtype=torch.float64, device=self.model.device)
         if self._error is None:
             health[self._own] = self.local.gradients.health[: len(self._own)]
-        counts = self._averages.counts()
-        by_rank = [0.0] * (len(counts) * self.world.size)
-        by_rank[self.world.rank * len(counts) : (self.world.rank + 1) * len(counts)] = counts
-        facts = [float(self._error is not None), float(self._random.was_used), *by_rank, *self._heads.present()]
-        return torch.cat([health.view(-1), torch.tensor(facts, dtype=torch.float64).to(health.device)])
+        failed, drew = torch.tensor([self._error is not None, self._random.was_used], dtype=torch.float64)
+        return RankReport(health, failed, drew, self._averages.passes(), self._heads.present())
 
-    def _synchronise(self, numbers: Tensor) -> Array:
-        return self._checked(self.world.sum(numbers).cpu())
-
-    def _checked(self, summed: Tensor) -> Array:
-        """Return the health of all gradients; merge running averages, or raise the error of any rank."""
-        count = len(self._plan.names) * HEALTH
-        health, facts = summed[:count], summed[count:]
-        failed, drew, rest = bool(facts[0]), bool(facts[1]), facts[2:]
-        if failed:
+    def _receive(self, summed: RankReport) -> Array:
+        """Return the health of all gradients, given the sum of the reports of all ranks, or raise the error of any."""
+        if summed.failed:
             self._raise()
-        heads = len(self._heads.present())
-        counts = rest[: len(rest) - heads].view(self.world.size, -1)
-        self._averages.merge(counts)
-        self._averages.begin(self.model.modules())
-        self._heads.note(rest[len(rest) - heads :])
-        self._random.advance(drew)
-        found: Array = health.view(-1, HEALTH).numpy()
-        return found
+        self._averages.note(summed.passes)
+        self._heads.note(summed.heads)
+        self._random.advance(bool(summed.drew))
+        health: Array = summed.health.numpy()
+        return health
 
     def _raise(self) -> None:
         """Raise the error of this rank, or that of another one."""
-        error = None if self._error is None else (type(self._error).__name__, str(self._error))
-        failures = {rank: each for rank, each in enumerate(self.world.gather_objects(error)) if each is not None}
-        rank, (_, text) = next(iter(failures.items()))
-        if all(name == JointPassError.__name__ for name, _ in failures.values()):
-            raise JointPassError(text)
-        if self._error is not None and not isinstance(self._error, JointPassError):
-            raise self._error
-        raise OtherRankError(f"rank {rank} stopped: {text}")
+        error = self._error
+        if not self.world.any(error is not None and not isinstance(error, JointPassError)):
+            raise JointPassError("a pass over several batches failed" if error is None else str(error))
+        self.world.raise_errors(None if isinstance(error, JointPassError) else error)
 
     # -- the update
 
@@ -327,7 +315,10 @@ class DistributedEngine(Engine):
 
     @override
     def assign_grads(self) -> None:
-        self._heads.sum()
+        heads = self._heads.parts()
+        sums = self.world.sum_all([*heads, *self._averages.parts()])
+        self._heads.assign(sums[: len(heads)])
+        self._averages.assign(sums[len(heads) :])
         self.local.assign_grads()
 
     @override
@@ -337,7 +328,3 @@ class DistributedEngine(Engine):
     @override
     def snapshot(self) -> BufferSnapshot:
         return self.local.snapshot()
-
-
-def _first_inputs(x: Inputs) -> list[Tensor]:
-    return [leaf[0] for leaf in leaves(x).values()]

@@ -17,15 +17,11 @@ def shared_logits(
 ) -> dict[str, Tensor]:
     """Return the logits of all classifiers' batches by task, given those of this rank's shares."""
     shapes = {group.task.name: _shape(model, group) for group in batches if group.task.classes is not None}
-    if not shapes:
-        return {}
     logits = {name: torch.zeros(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()}
     for name in shapes.keys() & own.keys():
         mine = logits[name][shares.of_batch(len(logits[name]))]
         mine.copy_(own[name][: len(mine)])  # none of a pass that does not count
-    total = world.sum(torch.cat([each.view(-1) for each in logits.values()]))
-    parts = torch.split_with_sizes(total, [shape.numel() for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+    return dict(zip(logits, world.sum_all(list(logits.values())), strict=True))
 
 
 def _shape(model: SharedModel, group: Samples) -> torch.Size:

@@ -1,6 +1,6 @@
 """Batch-norm's running averages after passes that several ranks have made, as after one process has made all."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,32 +31,44 @@ class RunningAverages:
         self._layers: list[_BatchNorm] = []
         self._before: list[tuple[Tensor, int]] = []
 
-    @torch.no_grad()
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """Remember the averages before the passes."""
         layers = [layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm)]
         self._layers = [layer for layer in layers if layer.running_mean is not None and layer.training]
-        self._before = [(_averages(layer), _count(layer)) for layer in self._layers]
-
-    def counts(self) -> list[float]:
-        """Return how many updates this rank has made of every layer since."""
-        pairs = zip(self._layers, self._before, strict=True)
-        return [float(_count(layer) - count) for layer, (_, count) in pairs]
+        self._remember()
 
     @torch.no_grad()
-    def merge(self, counts: Tensor) -> None:
-        """Merge the updates of all ranks, given their :meth:`counts`, one row per rank."""
-        if not self._layers or not bool(counts.any()):
-            return
-        by_group = counts.view(self._world.tasks.size, self._world.data.size, -1)
-        changes = [
-            (self._part(by_group[:, :, column], layer, count) * (_averages(layer) - before)).flatten()
+    def _remember(self) -> None:
+        self._before = [(_averages(layer), _count(layer)) for layer in self._layers]
+        self._passes = torch.zeros(self._world.tasks.size, self._world.data.size, len(self._layers))
+
+    def passes(self) -> Tensor:
+        """Return how often this rank, in its row, has updated every layer since; zeros in the rows of others."""
+        passes = torch.zeros(self._world.size, len(self._layers), dtype=torch.float64)
+        for column, (layer, (_, count)) in enumerate(zip(self._layers, self._before, strict=True)):
+            passes[self._world.rank, column] = _count(layer) - count
+        return passes
+
+    def note(self, passes: Tensor) -> None:
+        """Remember the sum of the :meth:`passes` of all ranks."""
+        self._passes = passes.view(self._world.tasks.size, self._world.data.size, -1)
+
+    def parts(self) -> list[Tensor]:
+        """Return this rank's part of the change of every layer's averages, to be summed up over the ranks."""
+        if not bool(self._passes.any()):
+            return []
+        return [
+            (self._part(self._passes[:, :, column], layer, count) * (_averages(layer) - before)).to(_dtype(layer))
             for column, (layer, (before, count)) in enumerate(zip(self._layers, self._before, strict=True))
         ]
-        parts = torch.split_with_sizes(self._world.sum(torch.cat(changes)), [len(each) for each in changes])
-        passes = by_group.amax(dim=1).sum(dim=0).tolist()
-        for layer, (before, count), change, added in zip(self._layers, self._before, parts, passes, strict=True):
-            _assign(layer, before + change.view_as(before), count + int(added))
+
+    @torch.no_grad()
+    def assign(self, changes: Sequence[Tensor]) -> None:
+        """Assign the averages that one process would have, given the sums of the :meth:`parts`."""
+        passes = self._passes.amax(dim=1).sum(dim=0).tolist()
+        for layer, (before, count), change, added in zip(self._layers, self._before, changes, passes, strict=False):
+            _assign(layer, before + change, count + int(added))
+        self._remember()
 
     def _part(self, counts: Tensor, layer: _BatchNorm, count: int) -> float:
         """Return how much the change that this rank has made counts, given the updates by task group and rank."""
@@ -82,6 +94,11 @@ def _averages(layer: _BatchNorm) -> Tensor:
     assert layer.running_mean is not None
     assert layer.running_var is not None
     return torch.stack([layer.running_mean, layer.running_var]).double()
+
+
+def _dtype(layer: _BatchNorm) -> torch.dtype:
+    assert layer.running_mean is not None
+    return layer.running_mean.dtype
 
 
 def _count(layer: _BatchNorm) -> int:

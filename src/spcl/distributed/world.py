@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -109,6 +109,14 @@ class Group:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
+    def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sums of any number of tensors over the ranks, by one all-reduce."""
+        if not tensors:
+            return []
+        total = self.sum(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+        parts = torch.split_with_sizes(total, [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
     def exchange(self, into: Tensor, parts: Tensor, received: Sequence[int], sent: Sequence[int]) -> None:
         """Send consecutive parts of a vector, of these lengths, one to every rank; write what the ranks sent here."""
         with self._errors():
@@ -142,8 +150,28 @@ class Group:
 
     def any(self, condition: bool) -> bool:
         """Return whether the condition holds on any rank."""
-        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
-        return bool(self.sum(torch.tensor(float(condition), device=device)))
+        return bool(self.sum(torch.tensor(float(condition), device=self._meeting_device)))
+
+    def attempted(self, compute: Callable[[], tuple[T, float]]) -> tuple[T, list[float]]:
+        """Return what this rank computes, and a number of every rank; an error of any rank is raised on all of them."""
+        failure, result = None, None
+        try:
+            result = compute()
+        except Exception as error:
+            failure = error
+        numbers = [float(result is None), 0.0 if result is None else result[1]]
+        found = self.gather(torch.tensor(numbers, dtype=torch.float64, device=self._meeting_device)).view(-1, 2).cpu()
+        if result is None or bool(found[:, 0].any()):
+            self.raise_errors(failure)
+        return result[0], found[:, 1].tolist()
+
+    def raise_errors(self, error: Exception | None) -> NoReturn:
+        """Raise the error of this rank, or else that of another one; all ranks make this call once any has failed."""
+        texts = self.gather_objects(None if error is None else _first_line(error))
+        if error is not None:
+            raise error
+        rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+        raise OtherRankError(f"rank {rank} stopped: {text}")
 
     def from_first(self, compute: Callable[[], T]) -> T:
         """Return what the first rank computes; its error is raised on all ranks."""
@@ -172,6 +200,11 @@ class Group:
                     f"the ranks have different {what}: rank 0 has {_short(values[0], other)}, rank {rank} has "
                     f"{_short(other, values[0])}; start all of them with the same"
                 )
+
+    @property
+    def _meeting_device(self) -> str:
+        """The device of numbers that are exchanged on their own: the host, unless the ranks talk by NCCL alone."""
+        return "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -31,7 +31,8 @@ class Engine(ABC):
     Attributes:
         gradients: the gradients of the shared parameters, and the health of every gradient.
         capture_seconds: the time spent so far on capturing work.
-        fallback_reason: why the latest batches did not all share one pass; None if they did, or were not asked to.
+        fallback_reason: why the latest batches did not all share one pass, or why no CUDA graphs are captured; None if
+            they did, or were not asked to.
     """
 
     gradients: GradientMatrix

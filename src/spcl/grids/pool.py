@@ -6,6 +6,7 @@ from typing import Self
 
 import torch
 
+from spcl.distributed.mesh import mesh_shape
 from spcl.errors import SpclError
 from spcl.grids.base import Message, failure
 from spcl.grids.plan import Job
@@ -25,14 +26,17 @@ class WorkerPool:
     """Up to ``size`` workers, each making one run at a time; a worker that dies fails only its own run.
 
     A worker is a process, or ``processes_per_run`` of them that make the run together, as the ranks that ``torchrun``
-    would start: when one of them dies, the others are ended, and the run has failed.
+    would start: when one of them dies, the others are ended, and the run has failed. What they ``split`` is said as
+    :class:`spcl.distributed.World` has it.
 
     Leaving the ``with`` block lets the workers save their runs and waits for them; Ctrl-C meanwhile kills them.
     """
 
-    def __init__(self, size: int, processes_per_run: int = 1) -> None:
+    def __init__(self, size: int, processes_per_run: int = 1, split: str = "tasks") -> None:
+        mesh_shape(split, processes_per_run)  # which raises an error if they do not fit
         self._size = size
         self._processes = processes_per_run
+        self._split = split
         self._workers: list[Worker] = []
         self._inbox: Inbox = SimpleQueue()
         self._failed_starts = 0
@@ -51,7 +55,7 @@ class WorkerPool:
         """Give the job to an idle worker, or to a new one."""
         worker = next((worker for worker in self._workers if worker.job is None), None)
         if worker is None:
-            worker = Worker(self._inbox, self._processes, threads_per_job(self._size * self._processes))
+            worker = Worker(self._inbox, self._processes, threads_per_job(self._size * self._processes), self._split)
             self._workers.append(worker)
         worker.start(job)
 

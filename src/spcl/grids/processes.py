@@ -40,13 +40,14 @@ class Worker:
         inbox: receives what the processes send, and ``exited`` when one has ended.
         processes: how many there are.
         threads: CPU threads of each.
+        split: what they split, see :class:`spcl.distributed.World`.
 
     Attributes:
         job: the run that they make now.
         ready: whether they have started.
     """
 
-    def __init__(self, inbox: Inbox, processes: int, threads: int) -> None:
+    def __init__(self, inbox: Inbox, processes: int, threads: int, split: str) -> None:
         self.job: Job | None = None
         self.ready = False
         endpoint = ("127.0.0.1", free_port() if processes > 1 else 0)
@@ -55,7 +56,7 @@ class Worker:
                 {
                     "OMP_NUM_THREADS": str(threads),
                     **os.environ,
-                    **rank_environment(rank, processes, endpoint),
+                    **rank_environment(rank, processes, endpoint, split=split),
                 },
                 partial(self._forward, inbox, rank),
             )

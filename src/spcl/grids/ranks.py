@@ -1,8 +1,15 @@
-"""The ranks of a run: how they find each other, in the variables that ``torchrun`` sets."""
+"""The ranks of a run: how they find each other, in the variables that ``torchrun`` sets, and what they split."""
 
+import os
 import socket
 
-__all__ = ["Endpoint", "free_port", "rank_environment"]
+from spcl.distributed import World, join_world
+
+__all__ = ["Endpoint", "free_port", "join_ranks", "rank_environment"]
+
+SPLIT = "SPCL_SPLIT"
+"""The variable that says what the ranks of a grid's run split; :class:`spcl.distributed.World` has the values."""
+
 
 Endpoint = tuple[str, int]
 """Address and port at which the ranks of a run find each other: those of the first."""
@@ -16,8 +23,10 @@ def free_port() -> int:
     return port
 
 
-def rank_environment(rank: int, size: int, endpoint: Endpoint, *, on_this_machine: bool = True) -> dict[str, str]:
-    """Return the environment in which a process is one of ``size`` ranks.
+def rank_environment(
+    rank: int, size: int, endpoint: Endpoint, *, split: str = "tasks", on_this_machine: bool = True
+) -> dict[str, str]:
+    """Return the environment in which a process is one of ``size`` ranks, for :func:`join_ranks`.
 
     They are all on one machine, or else each sees no GPUs but its own.
 
@@ -33,5 +42,11 @@ def rank_environment(rank: int, size: int, endpoint: Endpoint, *, on_this_machin
         "LOCAL_WORLD_SIZE": local_size,
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
+        SPLIT: split,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+def join_ranks() -> World | None:
+    """Return the ranks of which the environment says that this process is one, or None where it is the only one."""
+    return join_world(os.environ.get(SPLIT, "tasks"))

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from typing import Any, Self
 
+from spcl.distributed.mesh import mesh_shape
 from spcl.errors import SpclError
 from spcl.files import user_errors
 from spcl.grids.base import Message, failure
@@ -46,6 +47,7 @@ class RayPool:
         gpus_per_run: GPUs of a run, or of each of its processes; ``0.25`` lets four runs share one.
         size: the most runs at once; as many as the cluster's CPUs and GPUs are enough for if not given.
         processes_per_run: how many processes make a run.
+        split: what they split, see :class:`spcl.distributed.World`.
     """
 
     def __init__(
@@ -55,9 +57,12 @@ class RayPool:
         gpus_per_run: float = 0.0,
         size: int | None = None,
         processes_per_run: int = 1,
+        split: str = "tasks",
     ) -> None:
         self._ray = import_ray()
-        self._address, self._gpus, self._size, self._processes = address, gpus_per_run, size, processes_per_run
+        self._address, self._gpus, self._size = address, gpus_per_run, size
+        self._processes, self._split = processes_per_run, split
+        mesh_shape(split, processes_per_run)  # which raises an error if they do not fit
         if processes_per_run > 1 and gpus_per_run != int(gpus_per_run):
             raise SpclError(
                 f"{processes_per_run} processes cannot share a GPU, but each has {gpus_per_run:g} of one; give each a "
@@ -122,7 +127,7 @@ class RayPool:
             (out / self._marker).touch()
             sources = source_files(job.settings)
         settings = job.settings.model_dump(mode="json")
-        return Order(number, settings, str(out), self._marker, sources, self._processes)
+        return Order(number, settings, str(out), self._marker, sources, self._processes, self._split)
 
     def _check_nodes(self, needs: Needs) -> None:
         """Raise an error if a run does not fit the cluster: Ray would wait for other nodes for ever."""

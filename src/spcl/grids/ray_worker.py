@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spcl.distributed import World, join_world, leave_world
+from spcl.distributed import World, leave_world
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.grids.base import failure
-from spcl.grids.ranks import Endpoint, free_port, rank_environment
+from spcl.grids.ranks import Endpoint, free_port, join_ranks, rank_environment
 from spcl.grids.transfer import read_files, with_local_sources
 from spcl.grids.worker import attempt
 from spcl.runs import RunFolder, RunSettings
@@ -34,6 +34,7 @@ class Order:
         marker: a file in the folder, which a machine that shares the folder sees.
         sources: the files that its settings name, for machines that do not have them.
         ranks: how many processes make it together.
+        split: what they split.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Order:
     marker: str
     sources: Mapping[str, bytes]
     ranks: int = 1
+    split: str = "tasks"
 
 
 def make_run(order: Order, queue: Any, rank: int = 0, endpoint: Endpoint | None = None) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def make_run(order: Order, queue: Any, rank: int = 0, endpoint: Endpoint | None 
     settings = with_local_sources(given, order.sources)
     is_shared = rank > 0 or (Path(order.out) / order.marker).exists()
     try:
-        world = None if endpoint is None else _join(rank, order.ranks, endpoint)
+        world = None if endpoint is None else _join(rank, order, endpoint)
     except SpclError as error:
         return {**failure(str(error)), "node": node}
     with nullcontext(order.out) if is_shared else tempfile.TemporaryDirectory(prefix="spcl-run-") as out:
@@ -83,9 +85,10 @@ def find_endpoint() -> Endpoint:
     return str(get_node_ip_address()), free_port()
 
 
-def _join(rank: int, ranks: int, endpoint: Endpoint) -> World | None:
-    os.environ |= rank_environment(rank, ranks, endpoint, on_this_machine=False)  # Ray shows each its own GPUs
-    return join_world()
+def _join(rank: int, order: Order, endpoint: Endpoint) -> World | None:
+    is_local = False  # Ray shows each rank its own GPUs
+    os.environ |= rank_environment(rank, order.ranks, endpoint, split=order.split, on_this_machine=is_local)
+    return join_ranks()
 
 
 def _node_name() -> str:

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from spcl.distributed import World, join_world
+from spcl.distributed import World
 from spcl.errors import LostRankError, OtherRankError, OutOfMemoryError, SpclError
 from spcl.grids.base import failure
+from spcl.grids.ranks import join_ranks
 from spcl.learner import StepReport
 from spcl.runs import (
     FolderInUseError,
@@ -52,7 +53,7 @@ def main() -> None:
     send = _take_over_stdout()
     orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
-    world = join_world()
+    world = join_ranks()
     is_first = world is None or world.is_first
     send("ready")
     while (order := orders.get()) is not None:

@@ -7,6 +7,7 @@ from torch import nn
 from spcl.batches import BatchLike, as_batch
 from spcl.engine.model import Samples, SharedModel
 from spcl.errors import DataError, SpclError, TaskError
+from spcl.learner.distribution import RankCheck
 from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
@@ -19,16 +20,27 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 class Admission:
-    """Checks the batches of a step against the tasks, the model, the method and the memory."""
+    """Checks the batches of a step against the tasks, the model, the method and the memory.
 
-    def __init__(self, model: SharedModel, method: Method, memory: Memory | None) -> None:
+    Args:
+        model: the shared model.
+        method: how gradients become an update.
+        memory: of earlier samples, or None.
+        ranks: those that train together, of which all refuse what one refuses, or None.
+    """
+
+    def __init__(self, model: SharedModel, method: Method, memory: Memory | None, ranks: RankCheck | None) -> None:
         self._model = model
         self._method = method
         self._memory = memory
+        self._ranks = ranks
         self._trainable = {parameter: parameter.requires_grad for parameter in model.backbone.parameters()}
 
     def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
+        return self._checked(batches) if self._ranks is None else self._ranks.admitted(lambda: self._checked(batches))
+
+    def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         self._check_trainable()
         tasks = self._model.tasks
         if not batches:
@@ -50,6 +62,14 @@ class Admission:
 
         If all of them fit, their shapes and types become the tasks' signatures.
         """
+        if not new:
+            return self._model.feature_dim
+        feature_dim = self._features(new) if self._ranks is None else self._ranks.agreed(lambda: self._features(new))
+        for group in new:
+            group.task.signature = describe_samples(group.x, group.y)
+        return feature_dim
+
+    def _features(self, new: Sequence[Samples]) -> int | None:
         feature_dim = self._model.feature_dim
         for group in new:
             self._method.check_task(group.task, group.x, self._memory)
@@ -60,8 +80,6 @@ class Admission:
                     f"for the tasks before"
                 )
             feature_dim = feature_dim or features
-        for group in new:
-            group.task.signature = describe_samples(group.x, group.y)
         return feature_dim
 
     def _check_trainable(self) -> None:

@@ -1,5 +1,7 @@
 """A shared model in training: its optimiser, its engine, and which of its parameters are trained."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -25,6 +27,8 @@ from spcl.methods.base import Method
 from spcl.registry import Named
 
 __all__ = ["TrainedModel"]
+
+UNCAPTURED_RANKS = "ranks that train together capture no CUDA graphs, so their kernels are launched singly"
 
 
 class TrainedModel(Predictor):
@@ -69,6 +73,8 @@ class TrainedModel(Predictor):
         self._ranks = None if distributed is None else RankCheck(distributed, low_memory)
         self._has_refrozen = False
         self._use_engine(self._make_engine())
+        if distributed is not None and distributed.is_first and self.fallback_reason is not None:
+            warnings.warn(self.fallback_reason, RuntimeWarning, stacklevel=3)
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
         like = torch.empty(0, dtype=model.dtype, device=model.device)
         self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
@@ -115,6 +121,25 @@ class TrainedModel(Predictor):
         """Whether gradients are not held, or ``"auto"`` if that is decided by whether they fit."""
         return self._low_memory.setting
 
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why the latest step took a slower way than others take; None if it did not, or there is no faster one.
+
+        Either its batches did not all share one pass, on a CPU or in CUDA graphs, or no CUDA graphs are captured though
+        ``capture`` asks for them. Results are the same up to rounding.
+
+        >>> from spcl.learner import Learner
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=None)), SORO())
+        >>> for task in ("camera", "radar"):
+        ...     learner.add_task(task, classes=2)
+        >>> batches = {task: (torch.randn(6, 4), torch.arange(6) % 2) for task in learner.tasks}
+        >>> report = learner.step(batches)
+        >>> learner.fallback_reason
+        'batch-norm with momentum=None averages over all batches'
+        """
+        return self._engine.fallback_reason
+
     def _choose_engine(self, tasks: int, measured: bool) -> None:
         """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
         if self._ranks is not None:
@@ -132,18 +157,20 @@ class TrainedModel(Predictor):
         self._use_engine(self._make_engine())
 
     def _make_engine(self) -> Engine:
+        graphs = self.capture and self.model.device.type == "cuda"
         if self.distributed is not None:
             kind = ShardedEngine if self._is_sharded else DistributedEngine
-            return kind(self.model, self.method, self.distributed)
+            ranks = kind(self.model, self.method, self.distributed)
+            ranks.fallback_reason = UNCAPTURED_RANKS if graphs else None
+            return ranks
         if self._low_memory.is_chosen:
             return LowMemoryEngine(self.model, self.method)
-        graphs = self.capture and self.model.device.type == "cuda"
         return (CudaGraphEngine if graphs else EagerEngine)(self.model, self.method)
 
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._runner = StepRunner(engine, self.model, self.method, self.memory)
-        self._admission = Admission(self.model, self.method, self.memory)
+        self._admission = Admission(self.model, self.method, self.memory, self._ranks)
 
     def _build_heads(self, feature_dim: int) -> None:
         """Make the heads that are missing, and train them."""
