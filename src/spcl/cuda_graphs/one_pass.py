@@ -55,12 +55,12 @@ class OnePassGraphs:
         targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
         sizes = tuple(batch.size for batch in batches)
         segments = Segments.of(sizes, tuple(row for row, _ in targets))
-        x = cast(Tensor, samples[0].x)
-        coefficients = tuple([self._classifiers.coefficients(batch.draw) for batch in batches])
-        key = self._key(segments, batches, coefficients, x)
         is_steady = self._layouts.is_steady(segments, self._gradients.plan.is_weighted)
         if not is_steady or self.rule.decide([batch.samples for batch in batches]) != "segments":
             return None
+        x = cast(Tensor, samples[0].x)
+        coefficients = tuple([self._classifiers.coefficients(batch.draw) for batch in batches])
+        key = self._key(segments, batches, coefficients, x)
         if key not in self._passes:
             own = self._classifiers.static_samples(x, sizes, coefficients)
             self._passes[key] = self._new_pass(segments, [batch.gradient for batch in batches], own)

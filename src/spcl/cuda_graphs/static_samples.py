@@ -16,7 +16,7 @@ from spcl.methods.replay import squared_distances
 __all__ = ["Coefficients", "StaticSamples"]
 
 Coefficients = tuple[float, float]
-"""Those of the label loss and of the squared distance to stored logits in the loss of a batch."""
+"""The coefficients of cross-entropy and of the squared distance to stored logits in the loss of a batch."""
 
 
 class StaticSamples:
