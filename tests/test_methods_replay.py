@@ -20,7 +20,6 @@ from replay_steps import (
     shared_gradient,
     step_taken,
 )
-from spcl.cuda_graphs import CudaGraphEngine
 from spcl.errors import SpclError
 from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset
@@ -65,18 +64,6 @@ def test_named_methods_are_points_of_the_space(scenario: Scenario) -> None:
     for one, other in ((GMED(), ER(replay_loss="edited")), (GMED(replay_loss="labels"), ER())):
         for mine, theirs in zip(weights(trained(one, scenario)), weights(trained(other, scenario)), strict=True):
             assert torch.equal(mine, theirs)
-
-
-@pytest.mark.usefixtures("double")
-@scenarios
-def test_the_graph_engine_runs_stored_logits_eagerly_with_the_reason(scenario: Scenario) -> None:
-    eager, graphs = (learner_with(SORO(replay_loss="logits"), scenario, BalancedCoreset(10)) for _ in range(2))
-    engine = CudaGraphEngine(graphs.model, graphs.method)
-    graphs._use_engine(engine)
-    for _ in range(2):
-        torch.testing.assert_close(step_taken(graphs, BATCHES), step_taken(eager, BATCHES))
-    assert engine.fallback_reason is not None
-    assert engine.fallback_reason.startswith("heads or losses are not those of plain classifiers")
 
 
 @pytest.mark.parametrize("replayed", ["logits", "edited"])

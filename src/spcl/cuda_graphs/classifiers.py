@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -12,6 +11,7 @@ from spcl.batches import Inputs, sample_kind
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient, own_classes
 from spcl.cuda_graphs.static_gradient import StaticGradient
+from spcl.cuda_graphs.static_samples import Coefficients, StaticSamples
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import Samples, SharedModel
 from spcl.methods.base import Method, Task
@@ -22,9 +22,8 @@ __all__ = ["ClassifierGraphs"]
 class ClassifierGraphs:
     """The gradient of a batch as one CUDA graph per batch size, for classifiers with linear heads.
 
-    Every sample carries the range of classes that its softmax covers (those of its task, or all that were added), so
-    that one graph serves all tasks, both scenarios and replay. It computes what the eager engine computes. The first
-    batch of a size runs eagerly as a warm-up; on a device without graphs every batch does.
+    One graph serves all tasks, both scenarios and replay, as :class:`StaticSamples` says. It computes what the eager
+    engine computes. The first batch of a size runs eagerly as a warm-up; on a device without graphs every batch does.
 
     Attributes:
         gradient: of the latest batch, and of all heads in this step; None before the first batch.
@@ -34,7 +33,7 @@ class ClassifierGraphs:
         self._model = model
         self._gradients = gradients
         self._capture = capture
-        self._stores_logits = method.stores_logits
+        self._method = method
         self._weighs_heads = method.settings.weigh_heads
         self._seen: set[tuple[object, ...]] = set()
         self._graphs: dict[tuple[object, ...], StaticGradient] = {}
@@ -57,10 +56,16 @@ class ClassifierGraphs:
         """Return whether these are supported as one batch: all have one shape and type."""
         return self.supports(samples) and len({sample_kind(group.x) for group in samples}) == 1
 
-    def run(self, index: int, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> StaticGradient:
+    def coefficients(self, draw: int | None) -> Coefficients:
+        """Return those of a replay batch, or of a task's own batch, whose ``draw`` is None."""
+        return (1.0, 0.0) if draw is None else self._method.replay.coefficients(draw)
+
+    def run(
+        self, index: int, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int | None = None
+    ) -> StaticGradient:
         """Add the gradient of a batch to the gradient matrix at ``index``, and to the heads' gradients."""
-        static = self._static_gradient(samples)
-        static.fill(cast(Sequence[Tensor], inputs), self.classes_of(samples))
+        static = self._static_gradient(samples, self.coefficients(draw))
+        static.samples.fill(cast(Sequence[Tensor], inputs), samples)
         if static.replay is None:
             self._capture.warm_up(static.work)
         else:
@@ -69,12 +74,16 @@ class ClassifierGraphs:
         self.note_trained(samples)
         return static
 
-    def logits(self, static: StaticGradient, task: Task) -> Tensor:
-        """Return a copy of the logits of a task's batch: those of the task, or of all classes."""
-        assert static.logits is not None
+    def logits(self, static: StaticSamples, batches: Sequence[Samples]) -> dict[str, Tensor]:
+        """Return copies of the logits of the first batches, by task: those of the task, or of all classes."""
+        if static.logits is None:
+            return {}
+        sizes = [len(samples.y) for samples in batches]
+        copies = torch.split_with_sizes(static.logits[: sum(sizes)].clone(), sizes)
+        classes = [own_classes(samples.task) for samples in batches]
         if self._model.scenario == "class":
-            return static.logits[:, : sum(task.classes or 0 for task in self._model.classifiers)].clone()
-        return static.logits[:, own_classes(task)].clone()
+            classes = [slice(sum(task.classes or 0 for task in self._model.classifiers))] * len(batches)
+        return {group.task.name: copy[:, own] for group, copy, own in zip(batches, copies, classes, strict=True)}
 
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of the heads trained in this step; the next step overwrites them.
@@ -90,15 +99,6 @@ class ClassifierGraphs:
             for parameter, whole in zip(self._model.head(task).parameters(), (joint.weight, joint.bias), strict=True)
             if whole.grad is not None
         ]
-
-    def classes_of(self, samples: Sequence[Samples]) -> Tensor:
-        """Return the label of every sample as an index into the joint logits, and the first class of its range."""
-        joint = self.joint_classifier()
-        sizes = [len(group.y) for group in samples]
-        ranges = [(group.task.offset, joint.first_class(group.task)) for group in samples]
-        table = np.repeat(np.array(ranges).T, sizes, axis=1)
-        table[0] += np.concatenate([group.y.cpu().numpy() for group in samples])
-        return torch.from_numpy(table)
 
     def note_trained(self, samples: Sequence[Samples]) -> None:
         """Note which heads have a gradient in this step."""
@@ -122,20 +122,19 @@ class ClassifierGraphs:
                 self._head_gradients[task] = self.gradient.of_head(task)
         return self._joint
 
-    def _new_gradient(self, x: Tensor, size: int) -> StaticGradient:
-        """Return static tensors for this many inputs like these."""
-        assert self.gradient is not None
-        classes = torch.zeros(2, size, dtype=torch.int64, device=self._model.device)
-        return StaticGradient(self._model, self.joint_classifier(), self.gradient, x, classes, self._stores_logits)
+    def static_samples(self, x: Tensor, sizes: Sequence[int], coefficients: Sequence[Coefficients]) -> StaticSamples:
+        """Return static tensors for batches of these sizes with inputs like these."""
+        return StaticSamples(self.joint_classifier(), x, sizes, coefficients, self._method.stores_logits)
 
-    def _static_gradient(self, samples: Sequence[Samples]) -> StaticGradient:
+    def _static_gradient(self, samples: Sequence[Samples], coefficients: Coefficients) -> StaticGradient:
         self.joint_classifier()
         size = sum([len(group.y) for group in samples])
         x = cast(Tensor, samples[0].x)
-        key = self._capture.key(size, x)
+        key = coefficients, *self._capture.key(size, x)
         static = self._graphs.get(key)
         if static is None:
-            static = self._new_gradient(x, size)
+            assert self.gradient is not None
+            static = StaticGradient(self._model, self.static_samples(x, [size], [coefficients]), self.gradient)
             if key in self._seen and len(self._graphs) < MOST_GRAPHS:
                 (static.replay,) = self._capture.capture([static.work]) or (None,)
                 self._graphs[key] = static

@@ -91,7 +91,7 @@ class CudaGraphEngine(EagerEngine):
     @property
     @override
     def joins_batches(self) -> bool:
-        return self._has_plain(self.method.has_plain_memory_loss()) and not self.method.stores_logits
+        return self._has_plain(self.method.has_plain_memory_loss())
 
     @override
     def backward_jointly(
@@ -108,7 +108,7 @@ class CudaGraphEngine(EagerEngine):
         joint = self._joint_batches(batches, replays)
         self._batches = [(batch.gradient, batch.size) for batch in joint]
         try:
-            is_done = self._one_pass.run(joint)
+            done = self._one_pass.run(joint)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -116,16 +116,16 @@ class CudaGraphEngine(EagerEngine):
                 self._one_pass.rule.refuse(str(error))
             raise JointPassError(str(error)) from error
         self.fallback_reason = self._capture.unsupported or self._one_pass.rule.reason
-        return {} if is_done else None
+        return None if done is None else self._classifiers.logits(done, batches)
 
     @override
     def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
-        index, is_plain = len(self.gradients.plan.names) - 1, self._has_plain(self.method.has_plain_memory_loss())
+        index = len(self.gradients.plan.names) - 1
         self._batches.append((index, sum(len(group.y) for group in samples)))
-        if not (is_plain and self._classifiers.supports_together(samples)):
+        if not (self.joins_batches and self._classifiers.supports_together(samples)):
             super().backward_replay(samples, inputs, draw)
             return
-        static = self._classifiers.run(index, samples, inputs)
+        static = self._classifiers.run(index, samples, inputs, draw)
         self._note_health(index, static.health, add=draw > 0)
 
     @override
@@ -169,7 +169,7 @@ class CudaGraphEngine(EagerEngine):
             return super()._backward_task(index, samples)
         static = self._classifiers.run(index, [samples], [samples.x])
         self._note_health(index, static.health, add=False)
-        return self._classifiers.logits(static, samples.task) if self.method.stores_logits else None
+        return self._classifiers.logits(static.samples, [samples]).get(samples.task.name)
 
     @override
     def _weighed_heads(self) -> list[nn.Parameter]:

@@ -91,9 +91,9 @@ class JointGradient:
         self._shared_views = gradients.views(self.shared)
         self._head_views = [self.heads[:size].view_as(joint.weight), self.heads[size:]]
 
-    def write(self, loss: Tensor, one: Tensor) -> None:
-        """Differentiate the loss; ``one`` is the gradient of the loss with respect to itself."""
-        *shared, weight, bias = torch.autograd.grad(loss, self._parameters, one, allow_unused=True)
+    def write(self, loss: Tensor) -> None:
+        """Differentiate the loss."""
+        *shared, weight, bias = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         write_gradients(self._shared_views, shared)
         if self.weighs_heads:
             write_gradients(self._head_views, [weight, bias])

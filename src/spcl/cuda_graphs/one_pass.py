@@ -5,16 +5,16 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture
 from spcl.cuda_graphs.classifiers import ClassifierGraphs
-from spcl.cuda_graphs.joint_classifier import JointClassifier, JointGradient
+from spcl.cuda_graphs.joint_classifier import JointGradient
+from spcl.cuda_graphs.static_samples import Coefficients, StaticSamples
 from spcl.cuda_graphs.steady_layouts import SteadyLayouts
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.joining import JoiningRule
 from spcl.engine.joint_pass import JointBatch
-from spcl.engine.model import Samples, SharedModel
+from spcl.engine.model import SharedModel
 from spcl.engine.segmented_functions import linear
 from spcl.engine.segmented_mode import SegmentedMode
 from spcl.engine.segments import SegmentGradients, Segments
@@ -26,7 +26,7 @@ __all__ = ["OnePassGraphs"]
 class OnePassGraphs:
     """One pass over the batches of all tasks and of memory as a graph for every list of batch sizes.
 
-    Which tasks they are does not matter: every sample carries its label and the range of classes of its softmax.
+    Which tasks they are does not matter, as :class:`StaticSamples` says.
     """
 
     def __init__(
@@ -46,48 +46,48 @@ class OnePassGraphs:
         self._passes: dict[object, _StaticPass] = {}
         self.rule = JoiningRule(model, gradients.parameters, snapshot)
 
-    def run(self, batches: Sequence[JointBatch]) -> bool:
-        """Compute the gradients of batches of one kind; return False, having done nothing, where they have no graph."""
+    def run(self, batches: Sequence[JointBatch]) -> StaticSamples | None:
+        """Compute the gradients of batches of one kind; return None, having done nothing, where they have no graph."""
         samples = [group for batch in batches for group in batch.samples]
         if self._capture.unsupported is not None or len(batches) < 2:
-            return False
+            return None
         self._classifiers.joint_classifier()  # first: it may reallocate the heads, which changes the key
         targets = [self._gradients.plan.target(batch.gradient) for batch in batches]
         sizes = tuple(batch.size for batch in batches)
         segments = Segments.of(sizes, tuple(row for row, _ in targets))
-        key = self._key(segments, batches, cast(Tensor, samples[0].x))
         is_steady = self._layouts.is_steady(segments, self._gradients.plan.is_weighted)
         if not is_steady or self.rule.decide([batch.samples for batch in batches]) != "segments":
-            return False
-        static = self._pass(key, segments, batches, samples)
-        static.fill([cast(Tensor, group.x) for group in samples], self._classifiers.classes_of(samples))
+            return None
+        x = cast(Tensor, samples[0].x)
+        coefficients = tuple([self._classifiers.coefficients(batch.draw) for batch in batches])
+        key = self._key(segments, batches, coefficients, x)
+        if key not in self._passes:
+            own = self._classifiers.static_samples(x, sizes, coefficients)
+            self._passes[key] = self._new_pass(segments, [batch.gradient for batch in batches], own)
+        static = self._passes[key]
+        static.samples.fill([cast(Tensor, group.x) for group in samples], samples)
         if self._gradients.plan.is_weighted:
             static.scale([coefficient for _, coefficient in targets])
         static.run(self._capture)
         self._gradients.mark_filled(segments.rows)
         self._classifiers.note_trained(samples)
-        return True
+        return static.samples
 
-    def _key(self, segments: Segments, batches: Sequence[JointBatch], x: Tensor) -> tuple[object, ...]:
+    def _key(
+        self, segments: Segments, batches: Sequence[JointBatch], coefficients: tuple[Coefficients, ...], x: Tensor
+    ) -> tuple[object, ...]:
         gradients, plan = self._gradients, self._gradients.plan
         places = tuple(batch.gradient for batch in batches)
         matrix = gradients.length, gradients.buffer.data_ptr(), gradients.health.data_ptr(), self._classifiers.gradient
         kind = self._capture.key(segments.samples, x)
-        return (segments, places, plan.is_separate, plan.is_weighted, *matrix, *kind)
+        return (segments, places, coefficients, plan.is_separate, plan.is_weighted, *matrix, *kind)
 
-    def _pass(
-        self, key: object, segments: Segments, batches: Sequence[JointBatch], samples: Sequence[Samples]
-    ) -> "_StaticPass":
-        if key not in self._passes:
-            if len(self._passes) >= 2 * MOST_GRAPHS:
-                del self._passes[next(iter(self._passes))]
-            assert self._classifiers.gradient is not None
-            places = [batch.gradient for batch in batches]
-            self._passes[key] = _StaticPass(
-                self._model, self._gradients, self.rule, segments, places, cast(Tensor, samples[0].x),
-                self._classifiers.joint_classifier(), self._classifiers.gradient,
-            )  # fmt: skip
-        return self._passes[key]
+    def _new_pass(self, segments: Segments, places: Sequence[int], samples: StaticSamples) -> "_StaticPass":
+        if len(self._passes) >= 2 * MOST_GRAPHS:
+            del self._passes[next(iter(self._passes))]
+        assert self._classifiers.gradient is not None
+        of_heads = self._classifiers.gradient
+        return _StaticPass(self._model, self._gradients, self.rule, segments, places, samples, of_heads)
 
 
 class _StaticPass:
@@ -100,41 +100,34 @@ class _StaticPass:
         rule: JoiningRule,
         segments: Segments,
         places: Sequence[int],
-        x: Tensor,
-        joint: JointClassifier,
+        samples: StaticSamples,
         gradient: JointGradient,
     ) -> None:
         self._model = model
         self._gradients = gradients
         self._rule = rule
         self._segments = segments
-        self._joint = joint
+        self._joint = samples.joint
+        self.samples = samples
         self._gradient = gradient
         self._weighs_heads = gradient.weighs_heads
         device, count = gradients.device, segments.samples
         sizes = torch.tensor(segments.sizes, device=device)
-        self._x = torch.empty((count, *x.shape[1:]), dtype=x.dtype, device=device)
-        self._classes = torch.zeros(2, count, dtype=torch.int64, device=device)
         place = torch.tensor(places, device=device)
         self._place = place.repeat_interleave(sizes, output_size=count)
         self._sizes = sizes
-        self._share = (1.0 / sizes).repeat_interleave(sizes, output_size=count)
-        self._coefficients = self._share.new_ones(count, 1) if gradients.plan.is_weighted else None
+        dtype = torch.promote_types(gradients.dtype, torch.float32)
+        self._coefficients = torch.ones(count, 1, dtype=dtype, device=device) if gradients.plan.is_weighted else None
         self._health = gradients.health[: max(places) + 1]
         self._buffers = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
         self._replay: Callable[[], None] | None = None
         self._is_warm = False
 
-    def fill(self, inputs: Sequence[Tensor], classes: Tensor) -> None:
-        """Copy the next batches into the static tensors."""
-        torch.cat([part.to(self._x.device, non_blocking=True) for part in inputs], out=self._x)
-        self._classes.copy_(classes, non_blocking=True)
-
     def scale(self, coefficients: Sequence[float]) -> None:
         """Set the coefficient of every batch's gradient, which that of its head has not unless it is weighed."""
         assert self._coefficients is not None
-        each = torch.tensor(coefficients).to(self._share, non_blocking=True)
-        self._coefficients.copy_(each.repeat_interleave(self._sizes, output_size=len(self._share)).unsqueeze(1))
+        each = torch.tensor(coefficients, dtype=torch.float64).to(self._coefficients, non_blocking=True)
+        self._coefficients.copy_(each.repeat_interleave(self._sizes, output_size=len(self._place)).unsqueeze(1))
 
     def run(self, capture: GraphCapture) -> None:
         """Replay the graph, which is captured at the second time; the first time is a warm-up."""
@@ -148,15 +141,13 @@ class _StaticPass:
 
     def work(self) -> None:
         """Compute the gradients and their health."""
-        labels, first = self._classes
         target = SegmentGradients(self._gradients, self._segments, fresh=True)
         mode = SegmentedMode(self._segments, target, self._rule.names, self._rule.counters)
         with self._model.precision():
-            features = mode.run(self._model.backbone, self._x)
+            features = mode.run(self._model.backbone, self.samples.x)
             top = features if self._weighs_heads else features.detach().requires_grad_()
             logits = self._logits(top, target)
-        logits = logits.float() if logits.dtype == self._model.autocast else logits
-        losses = cross_entropy(self._joint.within(logits, first), labels, reduction="none") * self._share
+        losses = self.samples.losses(logits.float() if logits.dtype == self._model.autocast else logits)
         if self._weighs_heads:
             torch.autograd.backward(self._scaled(losses.unsqueeze(1)).sum())
         else:

@@ -231,8 +231,8 @@ class Method:
         return is_plain and not self.joint_logits
 
     def has_plain_memory_loss(self) -> bool:
-        """Return whether replayed samples are trained by the same plain loss as the tasks' own."""
-        is_plain = type(self).memory_loss is Method.memory_loss and self.replay.is_plain
+        """Return whether the loss on replayed samples is what the coefficients say, with plain losses of tasks."""
+        is_plain = type(self).memory_loss is Method.memory_loss and type(self.replay).loss is ReplayLoss.loss
         return is_plain and self.has_plain_task_loss()
 
     def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> Sequence[Inputs]:

@@ -1,23 +1,13 @@
 """DER++, dark experience replay with labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-from spcl.methods.replay import (
-    REPLAY_LOSSES,
-    LogitOptions,
-    ReplayLoss,
-    ReplayLossName,
-    StoredLogits,
-    TaskLoss,
-    squared_distances,
-)
-from spcl.methods.tasks import Output
+from spcl.methods.replay import REPLAY_LOSSES, LogitOptions, ReplayLoss, ReplayLossName, StoredLogits
 
 __all__ = ["DERPP"]
 
@@ -36,11 +26,9 @@ class _TwoDraws(StoredLogits):
     draws: ClassVar[int] = 2
     settings: DERPPSettings
 
-    def loss(self, outputs: Sequence[Output], draw: int, task_loss: TaskLoss) -> Tensor:
-        """Return the squared distance to the stored logits (first draw) or the tasks' losses (second draw)."""
-        if draw == 1:
-            return self.settings.label_weight * ReplayLoss.loss(self, outputs, draw, task_loss)
-        return self.settings.logit_weight * torch.cat([squared_distances(output) for output in outputs]).mean()
+    def coefficients(self, draw: int) -> tuple[float, float]:
+        """Return the weight of the stored logits (first draw) or that of the labels (second draw)."""
+        return (0.0, self.settings.logit_weight) if draw == 0 else (self.settings.label_weight, 0.0)
 
 
 class DERPP(Method):

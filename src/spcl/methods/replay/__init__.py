@@ -3,9 +3,10 @@
 from typing import Literal
 
 from spcl.methods.replay.base import LookAhead, ReplayLoss, ReplayOptions, TaskLoss
+from spcl.methods.replay.distances import squared_distances
 from spcl.methods.replay.edited import EditedSamples, EditOptions
 from spcl.methods.replay.labels import Labels
-from spcl.methods.replay.logits import LogitOptions, StoredLogits, squared_distances
+from spcl.methods.replay.logits import LogitOptions, StoredLogits
 
 __all__ = [
     "REPLAY_LOSSES",

@@ -1,16 +1,12 @@
 """Replay towards stored logits."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from spcl.methods.replay.base import ReplayLoss, ReplayOptions, TaskLoss
-from spcl.methods.tasks import Output
+from spcl.methods.replay.base import ReplayLoss, ReplayOptions
 
-__all__ = ["LogitOptions", "StoredLogits", "squared_distances"]
+__all__ = ["LogitOptions", "StoredLogits"]
 
 
 class LogitOptions(ReplayOptions):
@@ -30,22 +26,9 @@ class StoredLogits(ReplayLoss):
     """
 
     stores_logits: ClassVar[bool] = True
-    is_plain: ClassVar[bool] = False
     Options: ClassVar[type[ReplayOptions]] = LogitOptions
     settings: LogitOptions
 
-    def loss(self, outputs: Sequence[Output], draw: int, task_loss: TaskLoss) -> Tensor:
-        """Return the mean of the tasks' losses and of the weighted squared distances, on the same samples."""
-        distance = torch.cat([squared_distances(output) for output in outputs]).mean()
-        return super().loss(outputs, draw, task_loss) + self.settings.logit_weight * distance
-
-
-def squared_distances(output: Output) -> Tensor:
-    """Return the mean squared distance of every sample to its stored logits; 0 where it has none."""
-    value, stored = output.value, output.value.detach() if output.stored is None else output.stored
-    if output.task.classes is not None:
-        value = value[:, : stored.shape[1]]  # classes of later tasks were added to the right
-    value, stored = value.reshape(len(value), -1), stored.reshape(len(value), -1)
-    known = ~stored.isnan()
-    squares = (value - torch.where(known, stored, value.detach())).square()
-    return squares.sum(dim=1) / known.sum(dim=1).clamp(min=1)
+    def coefficients(self, draw: int) -> tuple[float, float]:
+        """Return 1 for the labels, and the weight of the logits, on the same samples."""
+        return 1.0, self.settings.logit_weight
