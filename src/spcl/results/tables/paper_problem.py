@@ -91,16 +91,28 @@ def _tasks(run: RunRecord) -> int | None:
 
 
 def _differences(runs: Sequence[RunRecord]) -> list[str]:
-    """Return what tells the runs from the paper's: label sets and timelines, configurations and other settings."""
+    """Return what tells the runs from the paper's: tasks, label sets and timelines, configurations, other settings."""
     drawn = any(run.settings.get("protocol", "") is None for run in runs)
     rescaled = any(run.settings.get("fit") for run in runs)
     reference = _paper_settings(runs[0])
     return [
+        *_tasks_in_text(runs),
         *(["drawn label sets and timelines"] if drawn else []),
         *(["timelines rescaled to the data"] if rescaled else []),
         *_differing_configurations(complete_runs(runs)),
         *(text for name, value in reference.items() if (text := _differing_values(runs, name, value))),
     ]
+
+
+def _tasks_in_text(runs: Sequence[RunRecord]) -> list[str]:
+    """Return how many tasks some runs have where that is the number of the paper's text, not of its protocols."""
+    stated = TASKS_IN_TEXT.get(_benchmark(runs[0]))
+    numbers = [_tasks(run) for run in runs]
+    if stated is None or stated not in numbers:
+        return []
+    published = PRESETS[_benchmark(runs[0])]["paper"].tasks
+    some = " in some runs" if published in numbers else ""
+    return [f"{stated} tasks{some}, as in the paper's text (its published protocols: {published})"]
 
 
 def _paper_settings(run: RunRecord) -> Mapping[str, Any]:
@@ -111,7 +123,7 @@ def _paper_settings(run: RunRecord) -> Mapping[str, Any]:
         preset |= released_settings(preset["backbone"], run.method)
     defaults = {name: field.get_default(call_default_factory=True) for name, field in RunSettings.model_fields.items()}
     return {
-        name: preset.get(name, default)
+        name: list(value) if isinstance(value := preset.get(name, default), tuple) else value  # as JSON has it
         for name, default in defaults.items()
         if name not in BOOKKEEPING | NOT_COMPARED | unused
     }
