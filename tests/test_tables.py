@@ -240,6 +240,20 @@ def test_a_cell_is_the_mean_over_seeds_of_the_mean_over_configurations(folder: P
             assert (cell.runs, cell.missing) == (12, 0)
 
 
+def test_the_time_of_a_step_is_the_median_over_runs(tmp_path: Path) -> None:
+    write_grid(tmp_path, {"er": lambda c, s: 80.0 + c, "soro": lambda c, s: 81.0}, configs=3, seeds=1)
+    for path, seconds in zip(sorted((tmp_path / "er").rglob("result.json")), (1.0, 2.5, 30.0), strict=True):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 200, "seconds": {"training": seconds}}))
+    (plain,), (timed,) = make_tables(read_runs(tmp_path)), make_tables(read_runs(tmp_path), time=True)
+    assert {key[0]: cell.step_time for key, cell in timed.cells.items()} == {"er": 12.5, "soro": None}
+    assert "ms/step" not in markdown_text(plain)
+    made = CliRunner().invoke(app, ["table", str(tmp_path), "--time", "--format", "markdown"])
+    lines = [[entry.strip() for entry in line.split("|")] for line in made.output.splitlines()]
+    assert lines[2][-2] == "ps-emnist ms/step"
+    assert [line[-2] for line in lines[4:6]] == ["12.5", "–"]
+    assert [row["ms_per_step"] for row in csv.DictReader(io.StringIO(csv_text([plain])))] == ["12.5", ""]
+
+
 def test_best_and_second_best_are_marked_and_rows_are_in_the_papers_order(folder: Path) -> None:
     (table,) = make_tables(read_runs(folder))
     assert [(row.family, row.label) for row in table.rows] == [("MTL", "mgda"), ("SCL", "er"), ("PCL", "soro")]

@@ -25,6 +25,7 @@ def table(
     paper: Annotated[bool, typer.Option("--paper", help="The paper's values beside ours.")] = False,
     over: Annotated[Over, typer.Option(help="What the standard deviation is over: seeds or configs.")] = "seeds",
     against: Annotated[str | None, typer.Option(help="Test every method against this one.")] = None,
+    time: Annotated[bool, typer.Option("--time", help="The time of a training step, in milliseconds.")] = False,
     stability: Annotated[
         bool, typer.Option("--stability", help="Instead: κ, conflicts and magnitudes of the gradients, in Markdown.")
     ] = False,
@@ -36,7 +37,7 @@ def table(
     if stability:
         typer.echo(stability_text(records), nl=False)
         return
-    tables = make_tables(records, over, against, paper)
+    tables = make_tables(records, over, against, paper, time)
     if form == "terminal":
         _print(tables)
     else:

@@ -10,7 +10,7 @@ from spcl.errors import SpclError
 from spcl.results.duplicates import check_duplicates
 from spcl.results.grouping import group_by
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
-from spcl.results.tables.averages import expected_runs, mean_values, measure
+from spcl.results.tables.averages import expected_runs, mean_values, measure, median_step_time
 from spcl.results.tables.methods import family_of, method_order
 from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
 from spcl.results.tables.significance import configuration_p_value, holm, paired_p_value
@@ -26,20 +26,26 @@ Column = Mapping[str, Sequence[RunRecord]]
 
 
 def make_tables(
-    records: Iterable[RunRecord], over: Over = "seeds", against: str | None = None, paper: bool = False
+    records: Iterable[RunRecord],
+    over: Over = "seeds",
+    against: str | None = None,
+    paper: bool = False,
+    time: bool = False,
 ) -> list[ResultTable]:
     """Return a table for each scenario.
 
     As in the paper, a cell holds the mean over seeds of the mean over configurations, and the (sample) standard
     deviation over seeds; ``over="configs"`` exchanges the two. ``against`` names a method that the others are
-    compared with, see :func:`spcl.results.tables.significance.paired_p_value`. A run that several sweeps of a grid have
+    compared with, see :func:`spcl.results.tables.significance.paired_p_value`. ``paper`` adds the paper's values,
+    ``time`` the time of a step. A run that several sweeps of a grid have
     in common counts once, with its mean; other duplicates are an error.
     """
     everything = list(records)
     check_duplicates(everything)
     reference = None if against is None else _known_name(against, everything)
     by_scenario = group_by(everything, lambda record: record.scenario)
-    return [_table(name, by_scenario[name], over, reference, paper) for name in SCENARIOS if name in by_scenario]
+    tables = [_table(name, by_scenario[name], over, reference, paper) for name in SCENARIOS if name in by_scenario]
+    return [replace(table, time=time) for table in tables]
 
 
 def _known_name(against: str, records: Sequence[RunRecord]) -> str:
@@ -112,6 +118,7 @@ def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
         runs=len(accuracy),
         missing=expected - len(accuracy),
         runs_with_skips=len(with_skips),
+        step_time=median_step_time(runs),
     )
 
 

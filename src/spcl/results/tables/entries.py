@@ -24,6 +24,7 @@ def headings(table: ResultTable, benchmark: str) -> list[str]:
         *(["paper A %", "paper F %"] if paper else []),
         *([f"p vs {display_name(table.against)}"] if table.against else []),
         *(["p over configs"] if by_config else []),
+        *(["ms/step"] if table.time else []),
     ]
 
 
@@ -45,6 +46,8 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
             "Runs of one configuration are not independent; p over configs is that of the same test on the means of "
             "the configurations, not corrected."
         )
+    if table.time:
+        sentences.append("ms/step: milliseconds of a training step without evaluation, median over the runs.")
     return " ".join(sentences)
 
 
@@ -81,6 +84,8 @@ def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list
         entries.append(_significance(cell))
     if "p over configs" in columns:
         entries.append("" if cell.config_p_value is None else _p_text(cell.config_p_value))
+    if table.time:
+        entries.append("–" if cell.step_time is None else f"{cell.step_time:.1f}")
     return entries
 
 

@@ -41,6 +41,7 @@ class Cell:
         config_p_value: of the test on the means of the configurations, not corrected; None with one seed, where it is
             the same test.
         pairs: the number of runs that the reference method has with the same configuration and seed.
+        step_time: the median over runs of the time of a training step, in milliseconds; None where it is not recorded.
     """
 
     accuracy: Measure
@@ -53,6 +54,7 @@ class Cell:
     config_p_value: float | None = None
     gain: float | None = None
     pairs: int | None = None
+    step_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class ResultTable:
         partial_data: the benchmarks whose published data was incomplete, and how much of it there was.
         paper_notes: the benchmarks whose runs are not like the paper's, and in what they differ.
         measure: what A is the mean of: accuracy, or score where tasks have other metrics.
+        time: whether the time of a training step is shown.
     """
 
     scenario: str
@@ -89,6 +92,7 @@ class ResultTable:
     partial_data: Mapping[str, str] = field(default_factory=dict)
     paper_notes: Mapping[str, str] = field(default_factory=dict)
     measure: str = "accuracy"
+    time: bool = False
 
     @property
     def title(self) -> str:
