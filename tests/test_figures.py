@@ -363,8 +363,8 @@ def test_duplicates_are_refused(base: Path, tmp_path: Path) -> None:
 def test_runs_that_are_not_comparable_are_not_shown(base: Path) -> None:
     alone = drawn("learning-process", grid_runs(base))
     mixed = drawn("learning-process", grid_runs(base), memory_runs(base))
-    assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings differ: er (tasks=2, ")
-    assert "memory_budget=12) task-incrementally, " in mixed.caption
+    assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings differ: er (tasks=2) ")
+    assert "er (tasks=2, memory_budget=24) task-incrementally, " in mixed.caption
     assert mixed.svg().replace(mixed.caption, alone.caption) == alone.svg()
 
 

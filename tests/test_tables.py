@@ -224,6 +224,30 @@ def test_variants_are_labelled_by_what_differs(tmp_path: Path) -> None:
     }
 
 
+def test_variants_name_only_what_differs_from_most_of_them(tmp_path: Path) -> None:
+    usual = {"method": "spcl", "method_kappa": 2.0, "updates": 3, "average": 0.995}
+    changes = {"usual": {}, "one": {"updates": 1}, "two": {"average": None}, "three": {"method_kappa": 1.0}}
+    for name, change in changes.items():
+        for seed in range(3 if name == "one" else 1):  # repetitions of a variant do not count
+            write_run(tmp_path / name / str(seed), seed=seed, **usual | change)
+    write_run(tmp_path / "er", method="er", updates=3, average=0.995)
+    write_run(tmp_path / "class", **usual | {"updates": 9}, scenario="class")  # in a table of its own
+    labels = {run.path.relative_to(tmp_path).parts[0]: run.label for run in read_runs(tmp_path)}
+    assert labels == {
+        "usual": "spcl",
+        "one": "spcl (updates=1)",
+        "two": "spcl (average=None)",
+        "three": "spcl (kappa=1)",
+        "er": "er",
+        "class": "spcl",
+    }
+    task, own = make_tables(read_runs(tmp_path))
+    note = "Rows of SPCL on ps-emnist have average=0.995, kappa=2 and updates=3 where they name no other value."
+    assert note in task.remarks
+    assert task.only("ps-emnist").remarks == task.remarks
+    assert own.remarks == []
+
+
 # -- numbers
 
 

@@ -15,6 +15,7 @@ from spcl.results.tables.methods import family_of, method_order
 from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
 from spcl.results.tables.significance import configuration_p_value, holm, paired_p_value
 from spcl.results.tables.table import Cell, Over, ResultTable, Row
+from spcl.results.tables.usual_settings import usual_settings_note
 from spcl.runs.result import common_measure
 
 __all__ = ["make_tables"]
@@ -71,9 +72,11 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
         for label, cell in _cells(column, over, against, paper).items():
             cells[label, benchmark] = cell
     partial_data = {name: text for name in benchmarks if (text := _partial_data(complete_runs(by_benchmark[name])))}
+    usual_settings = {name: text for name in benchmarks if (text := usual_settings_note(by_benchmark[name]))}
     paper_notes = {name: text for name in benchmarks if paper and (text := paper_note(by_benchmark[name]))}
     measure_name = common_measure(record.result for record in records)
-    return ResultTable(scenario, benchmarks, rows, cells, over, against, partial_data, paper_notes, measure_name)
+    notes = (partial_data, usual_settings, paper_notes)
+    return ResultTable(scenario, benchmarks, rows, cells, over, against, *notes, measure_name)
 
 
 def _partial_data(runs: Iterable[CompleteRun]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spcl.data.presets import PRESETS
-from spcl.results.formatting import format_ranges, format_value
+from spcl.results.formatting import format_ranges, format_value, joined
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.methods import display_name
 from spcl.results.tables.paper import PaperResult, paper_benchmarks, paper_result
@@ -55,14 +55,14 @@ def paper_note(runs: Sequence[RunRecord]) -> str:
         return f"The paper has no values for {name}."
     sentences = []
     if others := dict.fromkeys(text for run in runs if (text := _other_problem(run))):
-        sentences.append(f"The paper has no values for {name} with {_joined(list(others), 'or')}.")
+        sentences.append(f"The paper has no values for {name} with {joined(list(others), 'or')}.")
     same = [run for run in runs if not _other_problem(run)]
     if any(comparable_paper_result(run) for run in same):
         if differences := _differences(same):
-            sentences.append(f"Unlike in the paper, {name} was run with {_joined(differences, 'and')}.")
+            sentences.append(f"Unlike in the paper, {name} was run with {joined(differences, 'and')}.")
     elif same:
         methods = list(dict.fromkeys(display_name(run.recipe) for run in same))
-        sentences.append(f"The paper has no values for {_joined(methods, 'and')} on {name}.")
+        sentences.append(f"The paper has no values for {joined(methods, 'and')} on {name}.")
     return " ".join(sentences)
 
 
@@ -144,14 +144,4 @@ def _differing_values(runs: Sequence[RunRecord], name: str, reference: Any) -> s
     if not others:
         return ""
     some = " in some runs" if any(value == reference for value in values) else ""
-    return f"{name}={_joined(list(others), 'or')}{some} (paper: {format_value(reference)})"
-
-
-def _joined(parts: Sequence[str], word: str) -> str:
-    """Return an enumeration.
-
-    >>> _joined(["a", "b", "c"], "and")
-    'a, b and c'
-    """
-    *first, last = parts
-    return f"{', '.join(first)} {word} {last}" if first else last
+    return f"{name}={joined(list(others), 'or')}{some} (paper: {format_value(reference)})"
