@@ -130,8 +130,7 @@ FIGURE = FigureSpec(
     caption="Final accuracy of every method on every benchmark, in both scenarios, beside the paper's.",
     needs="complete runs of the paper's benchmarks",
     grids=tuple(
-        GridCommand(name, "all", scenarios="task,class", configs="0-8", assignments=("preset=released",))
-        for name in BENCHMARKS
+        GridCommand(name, "all", scenarios="task,class", configs="0-8", preset="released") for name in BENCHMARKS
     ),
     draw=draw,
 )
