@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from spcl.data.catalogue import DATA_SETS
 from spcl.errors import SpclError
 from spcl.results.duplicates import check_duplicates
 from spcl.results.grouping import group_by
@@ -13,6 +12,7 @@ from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.averages import expected_runs, mean_values, measure, median_step_time
 from spcl.results.tables.methods import family_of, method_order
 from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
+from spcl.results.tables.partial_data import partial_data
 from spcl.results.tables.significance import configuration_p_value, holm, paired_p_value
 from spcl.results.tables.table import Cell, Over, ResultTable, Row
 from spcl.results.tables.usual_settings import usual_settings_note
@@ -71,30 +71,12 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
         column = group_by(by_benchmark[benchmark], lambda record: record.label)
         for label, cell in _cells(column, over, against, paper).items():
             cells[label, benchmark] = cell
-    partial_data = {name: text for name in benchmarks if (text := _partial_data(complete_runs(by_benchmark[name])))}
+    partial = {name: text for name in benchmarks if (text := partial_data(complete_runs(by_benchmark[name])))}
     usual_settings = {name: text for name in benchmarks if (text := usual_settings_note(by_benchmark[name]))}
     paper_notes = {name: text for name in benchmarks if paper and (text := paper_note(by_benchmark[name]))}
     measure_name = common_measure(record.result for record in records)
-    notes = (partial_data, usual_settings, paper_notes)
+    notes = (partial, usual_settings, paper_notes)
     return ResultTable(scenario, benchmarks, rows, cells, over, against, *notes, measure_name)
-
-
-def _partial_data(runs: Iterable[CompleteRun]) -> str:
-    """Return how much of a published data set these runs had; empty if all of it."""
-    for run in runs:
-        published, data = DATA_SETS.get(run.benchmark), run.result.data
-        if published is None or data is None:
-            continue
-        if run.settings.get("validation"):  # then the test samples are held-out training samples
-            count = data.train + data.test
-            if count != published.train:
-                return f"{count:,} training samples, not {published.train:,}"
-        elif (data.train, data.test) != (published.train, published.test):
-            return (
-                f"{data.train:,} training samples, not {published.train:,}, "
-                f"and {data.test:,} test samples, not {published.test:,}"
-            )
-    return ""
 
 
 # -- cells

@@ -12,7 +12,7 @@ from spcl.runs.identity import BOOKKEEPING
 from spcl.runs.released import released_settings
 from spcl.runs.settings import RunSettings
 
-__all__ = ["comparable_paper_result", "paper_note"]
+__all__ = ["comparable_paper_result", "is_papers_problem", "paper_note"]
 
 CONFIGURATIONS = tuple(range(9))
 """The configurations of every benchmark of the paper: three label sets with three timelines each."""
@@ -37,6 +37,11 @@ def comparable_paper_result(run: RunRecord) -> PaperResult | None:
     if _other_problem(run):
         return None
     return paper_result(run.scenario, _benchmark(run), run.recipe)
+
+
+def is_papers_problem(run: RunRecord) -> bool:
+    """Return whether the run solves a problem of the paper's tables, by whatever method."""
+    return _benchmark(run) in paper_benchmarks() and not _other_problem(run)
 
 
 def paper_note(runs: Sequence[RunRecord]) -> str:
