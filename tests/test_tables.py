@@ -544,7 +544,31 @@ def test_markdown_parses_back(table: ResultTable) -> None:
         assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
     best = next(cells for cells in rows if cells[0] == "SORO")
     assert re.fullmatch(r"\*\*.*\*\*", best[2])
-    assert best[6].endswith("▲")
+    assert best[6] == "0.002"  # without a mark: four configurations cannot confirm it
+
+
+def test_marks_need_both_tests(tmp_path: Path) -> None:
+    """A gain in seven configurations of nine is significant over 27 pairs, but not over nine means."""
+    methods = {
+        "er": lambda c, s: 70.0 + c,
+        "soro": lambda c, s: 71.0 + c + 0.1 * s,
+        "mgda": lambda c, s: 70.0 + c + (0.5, 0.8, -1.0, -1.2, 2.0, 2.2, 2.4, 2.6, 2.8)[c] + 0.01 * s,
+    }
+    write_grid(tmp_path, methods, configs=9, seeds=3)
+    (table,) = make_tables(read_runs(tmp_path), against="er")
+    both, pairs_alone = table.cells["soro", "ps-emnist"], table.cells["mgda", "ps-emnist"]
+    assert both.p_value is not None
+    assert both.p_value < 0.05
+    assert both.config_p_value == pytest.approx(2 / 2**9)  # the least there can be
+    assert pairs_alone.p_value is not None
+    assert pairs_alone.config_p_value is not None
+    assert pairs_alone.p_value < 0.05 < pairs_alone.config_p_value
+    text = markdown_text(table)
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert ("▲" in rows["SORO"], "▲" in rows["MGDA"]) == (True, False)
+    assert "▲ better, ▼ worse where both are below 0.05." in text
+    (alone,) = make_tables([run for run in read_runs(tmp_path) if run.seed == 0], against="er")
+    assert "▲ better, ▼ worse at p < 0.05." in markdown_text(alone)
 
 
 def test_latex_parses_back(table: ResultTable) -> None:
