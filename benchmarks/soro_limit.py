@@ -1,7 +1,8 @@
 """How far SORO's update is from σ_min·UVᵀ1, at which its descent starts, in training.
 
     python benchmarks/soro_limit.py
-    python benchmarks/soro_limit.py benchmark=ps-emnist data_dir=data    # or other settings
+    python benchmarks/soro_limit.py benchmark=ps-emnist preset=paper protocol=ps-emnist.json fit=true data_dir=data
+    python benchmarks/soro_limit.py benchmark=ps-cifar100 preset=paper device=cuda    # or other settings
 
 For every step of a run of SORO, by default on PS-Glyphs, the relative difference ‖u − u₀‖/‖u₀‖ of its update from that
 without descent is computed from the Gramian of the step's gradients.
@@ -16,7 +17,7 @@ import torch
 from spcl.aggregation import SOROSettings, solve_soro
 from spcl.learner import StepReport
 from spcl.runs import resolve_settings
-from spcl.runs.build import make_learner
+from spcl.runs.build import make_learner, pick_device
 from spcl.runs.problem import make_problem
 from spcl.runs.settings import RunSettings, parse_assignments
 
@@ -42,9 +43,10 @@ def main() -> None:
 
 def training_gramians(settings: RunSettings) -> list[torch.Tensor]:
     """Return the Gramians of the gradients of a run."""
-    problem = make_problem(settings, torch.device("cpu"))
+    device = pick_device(settings.device)
+    problem = make_problem(settings, device)
     reports: list[StepReport] = []
-    learner = make_learner(settings, problem.data, torch.device("cpu"), 0)
+    learner = make_learner(settings, problem.data, device, 0)
     for moment in problem.stream:
         for task in moment.started:
             learner.add_task(task, classes=problem.tasks[task].outputs)

@@ -1,8 +1,8 @@
 """Pack the complete runs of a grid into an archive: python results/pack.py GRID_FOLDER records.tar.gz
 
 The archive holds what tables and figures need: settings, accuracies, losses and stability. It omits the confusion
-tables, and the label sets and timelines, which belong to the publishers of the protocol. Unpacked, the runs are
-ordinary run folders.
+tables, and, of a published protocol, the label sets and timelines, which belong to its publishers; those that were
+drawn stay. Unpacked, the runs are ordinary run folders.
 """
 
 import gzip
@@ -10,10 +10,13 @@ import io
 import json
 import sys
 import tarfile
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
-OMITTED = {"confusion", "label_set", "timeline"}
+OMITTED = {"confusion"}
+PUBLISHED = {"label_set", "class_names", "timeline"}
+"""Content that belongs to the publishers of a protocol; the names of the classes of each task tell the label set."""
 
 
 def main() -> None:
@@ -25,15 +28,17 @@ def main() -> None:
             settings = json.loads((run / "settings.json").read_text())
             for path in ("protocol", "data_dir"):
                 settings[path] = settings[path] and Path(settings[path]).name
-            lines = [json.dumps(_kept(json.loads(line))) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            omitted = OMITTED if settings["protocol"] is None else OMITTED | PUBLISHED
+            entries = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            lines = [json.dumps(_kept(entry, omitted)) for entry in entries]
             _add(archive, name / "settings.json", json.dumps(settings, indent=2))
-            _add(archive, name / "result.json", json.dumps(_kept(json.loads(result.read_text())), indent=1))
+            _add(archive, name / "result.json", json.dumps(_kept(json.loads(result.read_text()), omitted), indent=1))
             _add(archive, name / "metrics.jsonl", "\n".join(lines) + "\n")
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 
-def _kept(content: dict[str, Any]) -> dict[str, Any]:
-    return {name: _rounded(value) for name, value in content.items() if name not in OMITTED}
+def _kept(content: dict[str, Any], omitted: Set[str]) -> dict[str, Any]:
+    return {name: _rounded(value) for name, value in content.items() if name not in omitted}
 
 
 def _rounded(value: Any) -> Any:

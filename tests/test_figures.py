@@ -339,6 +339,39 @@ def test_its_commands_are_understood(name: str, tmp_path: Path, monkeypatch: pyt
         assert "runs would be made" in outcome.output
 
 
+def test_commands_are_of_the_papers_benchmarks_with_its_preset() -> None:
+    """Those of Figures 2, 4, 5, 7 and 8; the learning process is that of two benchmarks."""
+    for name in ("learning-process", "gradients", "convolutions", "hyperparameters", "rehearsal"):
+        assert {grid.preset for grid in FIGURES[name].grids} == {"paper"}
+        assert {grid.benchmark for grid in FIGURES[name].grids} <= {"ps-cifar100", "ps-tiny-imagenet"}
+    assert [grid.benchmark for grid in FIGURES["learning-process"].grids] == ["ps-cifar100", "ps-tiny-imagenet"]
+    assert "--preset paper" in FIGURES["rehearsal"].commands()[0]
+    assert "1e-6" in FIGURES["hyperparameters"].commands()[0]
+
+
+def test_the_learning_process_of_two_folders_has_panels_of_both(base: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("ps-cifar100", "ps-tiny-imagenet")]
+    for folder in folders:
+        shutil.copytree(grid_runs(base), folder)
+        for path in folder.rglob("settings.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"benchmark": folder.name}))
+    words = ["figure", "learning-process", *(word for folder in folders for word in ("--runs", str(folder)))]
+    outcome = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "x.svg")])
+    assert outcome.exit_code == 0, outcome.output
+    assert "Not shown" not in outcome.output
+    both = drawn("learning-process", *folders).figure
+    titles = {axes.get_title("left").partition(" ")[2]: panel for panel, axes in enumerate(both.axes)}
+    assert set(titles) == {
+        f"{folder.name}, {scenario}-incremental" for folder in folders for scenario in ("task", "class")
+    }
+    alone = drawn("learning-process", grid_runs(base)).figure
+    for panel, scenario in enumerate(("task", "class")):
+        for folder in folders:
+            found, expected = lines(both, titles[f"{folder.name}, {scenario}-incremental"]), lines(alone, panel)
+            assert set(found) == set(expected) == {"ER", "SORO", "GradDrop"}
+            np.testing.assert_allclose(found["SORO"][1], expected["SORO"][1])
+
+
 def test_unfinished_runs_are_not_drawn(base: Path) -> None:
     runs = read_runs(grid_runs(base))
     halves = [replace(run, result=None) for run in runs]
@@ -363,8 +396,8 @@ def test_duplicates_are_refused(base: Path, tmp_path: Path) -> None:
 def test_runs_that_are_not_comparable_are_not_shown(base: Path) -> None:
     alone = drawn("learning-process", grid_runs(base))
     mixed = drawn("learning-process", grid_runs(base), memory_runs(base))
-    assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings differ: er (tasks=2, ")
-    assert "memory_budget=12) task-incrementally, " in mixed.caption
+    assert mixed.caption.startswith(f"{alone.caption} Not shown, as their settings differ: er (tasks=2) ")
+    assert "er (tasks=2, memory_budget=24) task-incrementally, " in mixed.caption
     assert mixed.svg().replace(mixed.caption, alone.caption) == alone.svg()
 
 

@@ -1,5 +1,6 @@
 """The picture of all methods beside the paper's numbers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -32,5 +33,35 @@ def test_runs_of_another_problem_are_left_out_and_variants_are_refused(tmp_path:
         draw_figure(FIGURES["overview"], read_runs(tmp_path))
     write_paper_runs(tmp_path / "a")
     write_paper_runs(tmp_path / "b", batch_size=8)
+    write_paper_runs(tmp_path / "other", method="emgd", validation=0.2)  # of which the paper has no value anyway
+    drawing = draw_figure(FIGURES["overview"], read_runs(tmp_path / "a", tmp_path / "other"))
+    assert [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()] == ["SORO"]
     with pytest.raises(MissingRunsError, match="soro has variants on ps-emnist with preset default"):
         draw_figure(FIGURES["overview"], read_runs(tmp_path / "a", tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "line"),
+    [(697_932, 116_323, ""), (116_323, 15_820, "\n1/6 of the data"), (697_932, 58_000, "\n1/2 of the tests")],
+)
+def test_the_share_of_the_data_stands_in_the_titles(tmp_path: Path, train: int, test: int, line: str) -> None:
+    write_paper_runs(tmp_path / "task")
+    write_paper_runs(tmp_path / "class", scenario="class")
+    for path in (tmp_path / "task").rglob("result.json"):
+        data = {"name": "ps-emnist", "train": train, "test": test, "shape": (1, 28, 28), "classes": 62}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"data": data}))
+    figure = draw_figure(FIGURES["overview"], read_runs(tmp_path)).figure
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[0] == f"EMNIST\ntask-incr.{line}"
+    assert titles[1].strip() == "EMNIST\nclass-incr."  # whose records do not say
+
+
+def test_the_preset_plus_has_rows_of_its_own(tmp_path: Path) -> None:
+    for method in ("er", "der++", "soro", "spcl"):
+        write_paper_runs(tmp_path / method, method=method, preset="plus")
+    write_paper_runs(tmp_path / "paper", preset="paper")
+    (axes,) = draw_figure(FIGURES["overview"], read_runs(tmp_path)).figure.axes
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    assert sorted(names) == ["DER+++", "ER+", "SORO", "SORO+", "SPCL+"]
+    (plus,) = (line for line in axes.lines if line.get_label() == "ours, preset plus")
+    assert sorted(names[int(row)] for row in plus.get_ydata()) == ["DER+++", "ER+", "SORO+", "SPCL+"]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spcl.data import ImageData
 from spcl.data.protocol import (
     Configuration,
     Protocol,
@@ -18,6 +19,8 @@ from spcl.data.protocol import (
     load_protocol,
 )
 from spcl.errors import DataError, SpclError
+from spcl.runs import resolve_settings
+from spcl.runs.problem import make_protocol
 from spcl.streams import ParallelStream, Timeline, task_durations
 
 PROTOCOLS = Path(__file__).resolve().parents[2] / "shared" / "protocols"
@@ -107,6 +110,23 @@ def test_classes_per_task_can_be_chosen() -> None:
 def test_equal_tasks_have_the_same_timelines_under_every_label_set() -> None:
     protocol = draw_protocol(6, 3, torch.arange(6).repeat(50), batch_size=4, seed=0)
     assert protocol.timelines[0] == protocol.timelines[1] == protocol.timelines[2]
+
+
+def test_the_toy_benchmark_has_the_label_set_of_the_authors() -> None:
+    labels = torch.arange(10).repeat(100)
+    x = torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8)
+    data = ImageData("toy-cifar10", x, labels, x[:10], labels[:10], tuple("abcdefghij"))
+    chosen = resolve_settings({"benchmark": "toy-cifar10"})
+    protocols = [make_protocol(chosen.model_copy(update={"protocol_seed": seed}), data) for seed in (0, 1)]
+    for protocol in protocols:
+        sets = {protocol.configuration(index).label_set for index in range(len(protocol))}
+        assert sets == {((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))}
+        timelines = [protocol.configuration(index).timeline for index in range(9)]
+        assert len(set(timelines)) > 5
+        assert all(timeline.durations == (16, 16) for timeline in timelines)
+    assert protocols[0] != protocols[1]
+    five = make_protocol(chosen.model_copy(update={"tasks": 5}), data)
+    assert len(set(five.label_sets)) == 3
 
 
 @settings(max_examples=30)

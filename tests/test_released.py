@@ -29,6 +29,7 @@ from test_learner_gradients import (
     soro_by_hand,
     trained_learner,
 )
+from test_soro_kappa import weigh
 
 
 class ByHandWithHeads(ByHand):
@@ -185,6 +186,18 @@ def test_the_preset_combines_them_and_each_can_be_set_otherwise() -> None:
     assert (other.backbone["norm_eps"], other.backbone["residual_relu"]) == (1e-5, True)
     assert (other.method["weigh_heads"], other.method["head_init"]) == (False, "glorot")
     assert resolve_settings(settings.model_dump()) == settings
+
+
+def test_methods_that_are_compared_with_soro_have_its_cutoff() -> None:
+    gradients = torch.tensor([[1.0, 1.0], [0.0, 1e-4]], dtype=torch.float64)  # σ_min is 7e-5, or 1.4 where that is zero
+    for name in ("soro", "soro+dbt", "procrustes", "soro-kappa", "normsum", "scaledsum"):
+        settings = resolve_settings({"benchmark": "ps-cifar100", "preset": "released", "method": name}).method
+        assert settings["cutoff"] == 1e-7, name
+        if name.endswith("sum"):
+            changes = {"scale": "min"} if name == "normsum" else {}
+            methods = [make_method(name, cutoff=cutoff, **changes) for cutoff in (settings["cutoff"], 2.0**-52)]
+            norms = [weigh(method, gradients).norm() for method in methods]
+            assert norms[0] > 1e3 * norms[1], name
 
 
 def test_recorded_settings_are_read_as_they_were(tmp_path: Path) -> None:

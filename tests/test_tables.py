@@ -224,6 +224,30 @@ def test_variants_are_labelled_by_what_differs(tmp_path: Path) -> None:
     }
 
 
+def test_variants_name_only_what_differs_from_most_of_them(tmp_path: Path) -> None:
+    usual = {"method": "spcl", "method_kappa": 2.0, "updates": 3, "average": 0.995}
+    changes = {"usual": {}, "one": {"updates": 1}, "two": {"average": None}, "three": {"method_kappa": 1.0}}
+    for name, change in changes.items():
+        for seed in range(3 if name == "one" else 1):  # repetitions of a variant do not count
+            write_run(tmp_path / name / str(seed), seed=seed, **usual | change)
+    write_run(tmp_path / "er", method="er", updates=3, average=0.995)
+    write_run(tmp_path / "class", **usual | {"updates": 9}, scenario="class")  # in a table of its own
+    labels = {run.path.relative_to(tmp_path).parts[0]: run.label for run in read_runs(tmp_path)}
+    assert labels == {
+        "usual": "spcl",
+        "one": "spcl (updates=1)",
+        "two": "spcl (average=None)",
+        "three": "spcl (kappa=1)",
+        "er": "er",
+        "class": "spcl",
+    }
+    task, own = make_tables(read_runs(tmp_path))
+    note = "Rows of SPCL on ps-emnist have average=0.995, kappa=2 and updates=3 where they name no other value."
+    assert note in task.remarks
+    assert task.only("ps-emnist").remarks == task.remarks
+    assert own.remarks == []
+
+
 # -- numbers
 
 
@@ -238,6 +262,20 @@ def test_a_cell_is_the_mean_over_seeds_of_the_mean_over_configurations(folder: P
             assert cell.accuracy.std == pytest.approx(means.std(ddof=1), rel=1e-12)
             assert (cell.forgetting.mean, cell.forgetting.std) == (-5.0, 0.0)
             assert (cell.runs, cell.missing) == (12, 0)
+
+
+def test_the_time_of_a_step_is_the_median_over_runs(tmp_path: Path) -> None:
+    write_grid(tmp_path, {"er": lambda c, s: 80.0 + c, "soro": lambda c, s: 81.0}, configs=3, seeds=1)
+    for path, seconds in zip(sorted((tmp_path / "er").rglob("result.json")), (1.0, 2.5, 30.0), strict=True):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 200, "seconds": {"training": seconds}}))
+    (plain,), (timed,) = make_tables(read_runs(tmp_path)), make_tables(read_runs(tmp_path), time=True)
+    assert {key[0]: cell.step_time for key, cell in timed.cells.items()} == {"er": 12.5, "soro": None}
+    assert "ms/step" not in markdown_text(plain)
+    made = CliRunner().invoke(app, ["table", str(tmp_path), "--time", "--format", "markdown"])
+    lines = [[entry.strip() for entry in line.split("|")] for line in made.output.splitlines()]
+    assert lines[2][-2] == "ps-emnist ms/step"
+    assert [line[-2] for line in lines[4:6]] == ["12.5", "–"]
+    assert [row["ms_per_step"] for row in csv.DictReader(io.StringIO(csv_text([plain])))] == ["12.5", ""]
 
 
 def test_best_and_second_best_are_marked_and_rows_are_in_the_papers_order(folder: Path) -> None:
@@ -506,7 +544,31 @@ def test_markdown_parses_back(table: ResultTable) -> None:
         assert numbers(" ".join(cells[2:])) == expected_numbers(table.cells[row.label, "ps-emnist"])
     best = next(cells for cells in rows if cells[0] == "SORO")
     assert re.fullmatch(r"\*\*.*\*\*", best[2])
-    assert best[6].endswith("▲")
+    assert best[6] == "0.002"  # without a mark: four configurations cannot confirm it
+
+
+def test_marks_need_both_tests(tmp_path: Path) -> None:
+    """A gain in seven configurations of nine is significant over 27 pairs, but not over nine means."""
+    methods = {
+        "er": lambda c, s: 70.0 + c,
+        "soro": lambda c, s: 71.0 + c + 0.1 * s,
+        "mgda": lambda c, s: 70.0 + c + (0.5, 0.8, -1.0, -1.2, 2.0, 2.2, 2.4, 2.6, 2.8)[c] + 0.01 * s,
+    }
+    write_grid(tmp_path, methods, configs=9, seeds=3)
+    (table,) = make_tables(read_runs(tmp_path), against="er")
+    both, pairs_alone = table.cells["soro", "ps-emnist"], table.cells["mgda", "ps-emnist"]
+    assert both.p_value is not None
+    assert both.p_value < 0.05
+    assert both.config_p_value == pytest.approx(2 / 2**9)  # the least there can be
+    assert pairs_alone.p_value is not None
+    assert pairs_alone.config_p_value is not None
+    assert pairs_alone.p_value < 0.05 < pairs_alone.config_p_value
+    text = markdown_text(table)
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| ")}
+    assert ("▲" in rows["SORO"], "▲" in rows["MGDA"]) == (True, False)
+    assert "▲ better, ▼ worse where both are below 0.05." in text
+    (alone,) = make_tables([run for run in read_runs(tmp_path) if run.seed == 0], against="er")
+    assert "▲ better, ▼ worse at p < 0.05." in markdown_text(alone)
 
 
 def test_latex_parses_back(table: ResultTable) -> None:

@@ -33,6 +33,8 @@ def write_paper_runs(folder: Path, configs: int = 9, method: str = "soro", **set
     [
         ({}, ""),
         ({"batch_size": 8}, "batch_size=8 (paper: 128)"),
+        ({"plugins": [], "augment": [], "frozen": []}, ""),
+        ({"augment": ["flip"]}, "augment=['flip'] (paper: [])"),
         ({"protocol": None}, "drawn label sets and timelines"),
         ({"fit": True}, "timelines rescaled to the data"),
         ({"configs": 1}, "configuration 0 (paper: 0–8)"),
@@ -112,8 +114,14 @@ def test_values_in_some_runs_only_are_said_so(tmp_path: Path) -> None:
 
 
 def test_twenty_tasks_as_in_the_text_are_the_papers_problem_too(tmp_path: Path) -> None:
-    drawn = {"benchmark": "ps-cifar100", "protocol": None, "backbone": "resnet18", "tasks": 20}
-    write_paper_runs(tmp_path, **drawn)
+    drawn = {"benchmark": "ps-cifar100", "protocol": None, "backbone": "resnet18"}
+    write_paper_runs(tmp_path / "20", **drawn, tasks=20)
     (table,) = make_tables(read_runs(tmp_path), paper=True)
     assert table.cells["soro", "ps-cifar100"].paper is not None
-    assert "drawn label sets and timelines" in table.remarks[0]
+    stated = "as in the paper's text (its published protocols: 10)"
+    assert f"20 tasks, {stated}, drawn label sets and timelines" in table.remarks[0]
+    write_paper_runs(tmp_path / "10", method="er", **drawn, tasks=10)
+    (table,) = make_tables(read_runs(tmp_path), paper=True)
+    assert f"20 tasks in some runs, {stated}" in table.remarks[0]
+    (table,) = make_tables(read_runs(tmp_path / "10"), paper=True)
+    assert "paper's text" not in table.remarks[0]

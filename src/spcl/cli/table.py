@@ -16,6 +16,10 @@ from spcl.results.tables.table import Over
 
 __all__ = ["table"]
 
+AGAINST = (
+    "Test every method against this one, over pairs of runs and over means of configurations (of nine, p is 0.004 or "
+    "more); marks need both."
+)
 WIDE = 400  # the width of lines where the output is no terminal
 
 
@@ -24,7 +28,8 @@ def table(
     form: Annotated[TableFormat, typer.Option("--format", help="terminal, markdown, latex or csv.")] = "terminal",
     paper: Annotated[bool, typer.Option("--paper", help="The paper's values beside ours.")] = False,
     over: Annotated[Over, typer.Option(help="What the standard deviation is over: seeds or configs.")] = "seeds",
-    against: Annotated[str | None, typer.Option(help="Test every method against this one.")] = None,
+    against: Annotated[str | None, typer.Option(help=AGAINST)] = None,
+    time: Annotated[bool, typer.Option("--time", help="The time of a training step, in milliseconds.")] = False,
     stability: Annotated[
         bool, typer.Option("--stability", help="Instead: κ, conflicts and magnitudes of the gradients, in Markdown.")
     ] = False,
@@ -36,7 +41,7 @@ def table(
     if stability:
         typer.echo(stability_text(records), nl=False)
         return
-    tables = make_tables(records, over, against, paper)
+    tables = make_tables(records, over, against, paper, time)
     if form == "terminal":
         _print(tables)
     else:

@@ -1,7 +1,7 @@
 """The PS-* protocols: label sets and timelines, from files or drawn by a seed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,6 +16,7 @@ from spcl.streams import LabelSet, Timeline, check_label_set, check_timeline, dr
 
 __all__ = [
     "DRAWN_CONFIGURATIONS",
+    "LABEL_SETS",
     "Configuration",
     "Paradigm",
     "Protocol",
@@ -23,6 +24,7 @@ __all__ = [
     "check_fit",
     "draw_protocol",
     "draw_timeline",
+    "draw_timelines",
     "fit",
     "in_paradigm",
     "load_protocol",
@@ -30,6 +32,9 @@ __all__ = [
 
 DRAWN_CONFIGURATIONS = 9
 """The number of configurations of a drawn protocol: three label sets with three timelines each."""
+
+LABEL_SETS: Mapping[str, LabelSet] = {"toy-cifar10": (tuple(range(5)), tuple(range(5, 10)))}
+"""The label sets of benchmarks that have a single one, by which the authors' code splits their classes."""
 
 Paradigm = Literal["parallel", "joint", "serial"]
 """When tasks train: by the protocol's timeline (PCL), all from the start (MTL), or one after another (SCL)."""
@@ -182,6 +187,30 @@ def draw_timeline(durations: Sequence[int], index: int, seed: int, *, overlap: f
     check_configuration(index, DRAWN_CONFIGURATIONS)
     seeds = np.random.SeedSequence(seed).generate_state(DRAWN_CONFIGURATIONS).tolist()
     return Timeline.parallel(durations, seeds[index], overlap=overlap, gap=gap)
+
+
+def draw_timelines(
+    label_set: LabelSet,
+    labels: Tensor,
+    batch_size: int,
+    seed: int,
+    *,
+    overlap: float = 1.0,
+    gap: int = 0,
+    benchmark: str = "custom",
+) -> Protocol:
+    """Draw nine timelines for one label set; the arguments are those of `draw_protocol`.
+
+    >>> import torch
+    >>> protocol = draw_timelines(((0, 1), (2, 3)), torch.arange(4).repeat(100), batch_size=10, seed=0)
+    >>> len(protocol), protocol.configuration(8).label_set
+    (9, ((0, 1), (2, 3)))
+    """
+    durations = task_durations(labels, label_set, batch_size)
+    timelines = [
+        draw_timeline(durations, index, seed, overlap=overlap, gap=gap) for index in range(DRAWN_CONFIGURATIONS)
+    ]
+    return Protocol(benchmark, batch_size, sum(map(len, label_set)), (label_set,), (tuple(timelines),))
 
 
 def in_paradigm(configuration: Configuration, paradigm: Paradigm) -> Configuration:

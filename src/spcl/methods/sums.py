@@ -12,10 +12,19 @@ from spcl.methods.base import Gradients, Method, MethodSettings, Weights
 
 __all__ = ["NormSum", "ScaledSum"]
 
-ORTHOGONAL = SOROSettings(iterations=0)
+
+class ScaledSumSettings(MethodSettings):
+    """Settings of :class:`ScaledSum`."""
+
+    cutoff: float = Field(
+        2.0**-52,
+        gt=0.0,
+        lt=1.0,
+        description="for σ_min(G), eigenvalues of GᵀG up to this times T times the largest count as zero",
+    )
 
 
-class NormSumSettings(MethodSettings):
+class NormSumSettings(ScaledSumSettings):
     """Settings of :class:`NormSum`."""
 
     scale: Literal["unit", "min"] = Field(
@@ -48,7 +57,7 @@ class NormSum(Method):
         gramian = gradients.known_gramian()
         norms = gramian.diagonal().clamp(min=0.0).sqrt()
         weights = torch.where(norms > 0.0, 1.0 / norms, 0.0)
-        return Weights(weights if self.settings.scale == "unit" else _rescaled(weights, gramian))
+        return Weights(weights if self.settings.scale == "unit" else _rescaled(weights, gramian, self.settings.cutoff))
 
 
 class ScaledSum(Method):
@@ -69,16 +78,19 @@ class ScaledSum(Method):
     family = "MTL"
     summary = "the sum of the gradients, as long as SORO's update"
     reference = "Li et al., Towards Stable Training of Parallel Continual Learning, 2024"
+    Settings = ScaledSumSettings
+    settings: ScaledSumSettings
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return equal weights."""
         gramian = gradients.known_gramian()
-        return Weights(_rescaled(torch.ones(len(gramian), dtype=torch.float64), gramian))
+        return Weights(_rescaled(torch.ones(len(gramian), dtype=torch.float64), gramian, self.settings.cutoff))
 
 
-def _rescaled(weights: Tensor, gramian: Tensor) -> Tensor:
+def _rescaled(weights: Tensor, gramian: Tensor, cutoff: float) -> Tensor:
     """Return the weights times the factor that gives their update the norm of σ_min(G)·UVᵀ1; 0 if it has none."""
-    wanted, norm = (_norm(each, gramian) for each in (solve_soro(gramian, ORTHOGONAL).weights, weights))
+    orthogonal = solve_soro(gramian, SOROSettings(iterations=0, cutoff=cutoff)).weights
+    wanted, norm = (_norm(each, gramian) for each in (orthogonal, weights))
     return weights * (wanted / norm if norm > 0.0 else 0.0)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["format_count", "format_ranges", "format_value"]
+__all__ = ["format_count", "format_ranges", "format_value", "joined"]
 
 
 def format_value(value: Any) -> str:
@@ -39,3 +39,13 @@ def format_ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in parts)
+
+
+def joined(parts: Sequence[str], word: str) -> str:
+    """Return an enumeration.
+
+    >>> joined(["a", "b", "c"], "and")
+    'a, b and c'
+    """
+    *first, last = parts
+    return f"{', '.join(first)} {word} {last}" if first else last

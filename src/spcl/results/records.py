@@ -28,9 +28,9 @@ class RunRecord:
         settings: the content of ``settings.json``.
         result: the content of ``result.json`` without confusion tables and class names; None while the run is not
             complete.
-        variant: the settings, by dotted name, that tell it from other runs on this benchmark: those of its method
-            that vary, and all others that do; also a paradigm other than ``parallel``, and an evaluation on held-out
-            training data.
+        variant: the settings, by dotted name, that tell it from other runs on this benchmark in this scenario, see
+            :func:`spcl.results.variants.find_variants`; also a paradigm other than ``parallel``, and an evaluation on
+            held-out training data.
     """
 
     path: Path
@@ -176,6 +176,9 @@ def _sort_key(record: RunRecord) -> tuple[Any, ...]:
     return (record.benchmark, record.scenario, record.method, _sortable(record.variant), record.config, record.seed)
 
 
-def _sortable(variant: Mapping[str, Any]) -> list[tuple[bool, Any]]:
-    """Sort numbers by value, before everything else as text."""
-    return [(False, value) if isinstance(value, int | float) else (True, str(value)) for value in variant.values()]
+def _sortable(variant: Mapping[str, Any]) -> list[tuple[str, bool, Any]]:
+    """Sort by names of settings, numbers by value, before everything else as text."""
+    return [
+        (name, False, value) if isinstance(value, int | float) else (name, True, str(value))
+        for name, value in variant.items()
+    ]

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,17 @@ from torch import Tensor
 
 from spcl.batches import Inputs, map_leaves
 from spcl.data import ImageData, SourceData
-from spcl.data.protocol import Configuration, Protocol, draw_protocol, draw_timeline, fit, in_paradigm, load_protocol
+from spcl.data.protocol import (
+    LABEL_SETS,
+    Configuration,
+    Protocol,
+    draw_protocol,
+    draw_timeline,
+    draw_timelines,
+    fit,
+    in_paradigm,
+    load_protocol,
+)
 from spcl.data.splits import hold_out
 from spcl.errors import DataError, SpclError
 from spcl.methods.base import MEMORY
@@ -132,22 +143,13 @@ def warn_of_few_steps(problems: Iterable[Problem]) -> None:
 
 
 def make_protocol(settings: RunSettings, data: ImageData | SourceData) -> Protocol:
-    """Read the protocol that the settings name, or draw one for the data."""
+    """Read the protocol that the settings name, or draw one for the data: timelines, and label sets unless fixed."""
     if isinstance(data, SourceData):
         raise DataError(
             f"{data.name} has no classes to split into tasks: each of its sources is a task; use no protocol"
         )
     if settings.protocol is None:
-        return draw_protocol(
-            data.classes,
-            settings.tasks,
-            data.train_y,
-            settings.batch_size,
-            settings.protocol_seed,
-            overlap=settings.overlap,
-            gap=settings.gap,
-            benchmark=data.name,
-        )
+        return _drawn_protocol(settings, data)
     protocol = load_protocol(Path(settings.protocol).expanduser())
     if protocol.classes != data.classes:
         raise DataError(
@@ -155,6 +157,24 @@ def make_protocol(settings: RunSettings, data: ImageData | SourceData) -> Protoc
             f"choose the protocol of this benchmark"
         )
     return protocol
+
+
+def _drawn_protocol(settings: RunSettings, data: ImageData) -> Protocol:
+    """Draw timelines, and label sets where the benchmark has none of its own for so many tasks."""
+    label_set = LABEL_SETS.get(settings.benchmark, ())
+    draw = (
+        partial(draw_timelines, label_set)
+        if len(label_set) == settings.tasks
+        else partial(draw_protocol, data.classes, settings.tasks)
+    )
+    return draw(
+        data.train_y,
+        settings.batch_size,
+        settings.protocol_seed,
+        overlap=settings.overlap,
+        gap=settings.gap,
+        benchmark=data.name,
+    )
 
 
 def _configuration(settings: RunSettings, data: ImageData) -> Configuration:

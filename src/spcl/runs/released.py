@@ -18,9 +18,10 @@ BACKBONES: Mapping[str, Mapping[str, Any]] = {
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "soro": RELEASED,
     "soro+dbt": RELEASED,
+    **{name: {"cutoff": RELEASED["cutoff"]} for name in ("procrustes", "soro-kappa", "normsum", "scaledsum")},
     "maxdo": {"variant": "descent"},
 }
-"""Settings of methods in the published code."""
+"""Settings of methods in the published code, and its eigenvalue cut-off for those that are compared with SORO."""
 
 
 def released_settings(backbone: Named, method: str) -> dict[str, Any]:

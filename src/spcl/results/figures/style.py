@@ -15,6 +15,7 @@ __all__ = [
     "BLUE",
     "COLOURS",
     "GREEN",
+    "PURPLE",
     "VERMILLION",
     "WIDTH",
     "LineStyle",

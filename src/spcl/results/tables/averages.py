@@ -8,7 +8,7 @@ from spcl.results.grouping import group_by
 from spcl.results.records import CompleteRun, RunRecord
 from spcl.results.tables.table import Measure, Over
 
-__all__ = ["Values", "expected_runs", "mean_values", "measure"]
+__all__ = ["Values", "expected_runs", "mean_values", "measure", "median_step_time"]
 
 Values = Mapping[tuple[int, int], float]
 """A number of every complete run, by configuration and seed."""
@@ -24,6 +24,13 @@ def mean_values(runs: Iterable[CompleteRun], name: str) -> Values:
     """Return ``accuracy`` or ``forgetting`` by configuration and seed; runs that share both count with their mean."""
     groups = group_by(runs, lambda run: (run.config, run.seed))
     return {key: float(np.mean([getattr(run.result, name) for run in group])) for key, group in groups.items()}
+
+
+def median_step_time(runs: Iterable[CompleteRun]) -> float | None:
+    """Return the median over runs of the milliseconds of a training step; None if no run has recorded its time."""
+    recorded = [(run.result.seconds.get("training"), run.result.steps) for run in runs]
+    times = [1e3 * seconds / steps for seconds, steps in recorded if seconds is not None and steps]
+    return float(np.median(times)) if times else None
 
 
 def measure(values: Values, over: Over) -> Measure:

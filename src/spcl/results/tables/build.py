@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from spcl.data.catalogue import DATA_SETS
 from spcl.errors import SpclError
 from spcl.results.duplicates import check_duplicates
 from spcl.results.grouping import group_by
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
-from spcl.results.tables.averages import expected_runs, mean_values, measure
+from spcl.results.tables.averages import expected_runs, mean_values, measure, median_step_time
 from spcl.results.tables.methods import family_of, method_order
 from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
+from spcl.results.tables.partial_data import partial_data
 from spcl.results.tables.significance import configuration_p_value, holm, paired_p_value
 from spcl.results.tables.table import Cell, Over, ResultTable, Row
+from spcl.results.tables.usual_settings import usual_settings_note
 from spcl.runs.result import common_measure
 
 __all__ = ["make_tables"]
@@ -26,20 +27,26 @@ Column = Mapping[str, Sequence[RunRecord]]
 
 
 def make_tables(
-    records: Iterable[RunRecord], over: Over = "seeds", against: str | None = None, paper: bool = False
+    records: Iterable[RunRecord],
+    over: Over = "seeds",
+    against: str | None = None,
+    paper: bool = False,
+    time: bool = False,
 ) -> list[ResultTable]:
     """Return a table for each scenario.
 
     As in the paper, a cell holds the mean over seeds of the mean over configurations, and the (sample) standard
     deviation over seeds; ``over="configs"`` exchanges the two. ``against`` names a method that the others are
-    compared with, see :func:`spcl.results.tables.significance.paired_p_value`. A run that several sweeps of a grid have
+    compared with, see :func:`spcl.results.tables.significance.paired_p_value`. ``paper`` adds the paper's values,
+    ``time`` the time of a step. A run that several sweeps of a grid have
     in common counts once, with its mean; other duplicates are an error.
     """
     everything = list(records)
     check_duplicates(everything)
     reference = None if against is None else _known_name(against, everything)
     by_scenario = group_by(everything, lambda record: record.scenario)
-    return [_table(name, by_scenario[name], over, reference, paper) for name in SCENARIOS if name in by_scenario]
+    tables = [_table(name, by_scenario[name], over, reference, paper) for name in SCENARIOS if name in by_scenario]
+    return [replace(table, time=time) for table in tables]
 
 
 def _known_name(against: str, records: Sequence[RunRecord]) -> str:
@@ -64,28 +71,12 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
         column = group_by(by_benchmark[benchmark], lambda record: record.label)
         for label, cell in _cells(column, over, against, paper).items():
             cells[label, benchmark] = cell
-    partial_data = {name: text for name in benchmarks if (text := _partial_data(complete_runs(by_benchmark[name])))}
+    partial = {name: text for name in benchmarks if (text := partial_data(complete_runs(by_benchmark[name])))}
+    usual_settings = {name: text for name in benchmarks if (text := usual_settings_note(by_benchmark[name]))}
     paper_notes = {name: text for name in benchmarks if paper and (text := paper_note(by_benchmark[name]))}
     measure_name = common_measure(record.result for record in records)
-    return ResultTable(scenario, benchmarks, rows, cells, over, against, partial_data, paper_notes, measure_name)
-
-
-def _partial_data(runs: Iterable[CompleteRun]) -> str:
-    """Return how much of a published data set these runs had; empty if all of it."""
-    for run in runs:
-        published, data = DATA_SETS.get(run.benchmark), run.result.data
-        if published is None or data is None:
-            continue
-        if run.settings.get("validation"):  # then the test samples are held-out training samples
-            count = data.train + data.test
-            if count != published.train:
-                return f"{count:,} training samples, not {published.train:,}"
-        elif (data.train, data.test) != (published.train, published.test):
-            return (
-                f"{data.train:,} training samples, not {published.train:,}, "
-                f"and {data.test:,} test samples, not {published.test:,}"
-            )
-    return ""
+    notes = (partial, usual_settings, paper_notes)
+    return ResultTable(scenario, benchmarks, rows, cells, over, against, *notes, measure_name)
 
 
 # -- cells
@@ -112,6 +103,7 @@ def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
         runs=len(accuracy),
         missing=expected - len(accuracy),
         runs_with_skips=len(with_skips),
+        step_time=median_step_time(runs),
     )
 
 

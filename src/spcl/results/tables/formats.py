@@ -27,6 +27,7 @@ CSV_COLUMNS = (
     *("against", "gain", "p_value"),
     "paper_note",
     "config_p_value",
+    "ms_per_step",
 )
 
 LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
@@ -157,7 +158,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
             for row in table.rows:
                 if cell := table.cells.get((row.label, benchmark)):
                     known = (table.scenario, benchmark, row.label, row.family)
-                    writer.writerow([*known, *_csv_cell(table, cell), note, cell.config_p_value])
+                    writer.writerow([*known, *_csv_cell(table, cell), note, cell.config_p_value, cell.step_time])
     return file.getvalue()
 
 

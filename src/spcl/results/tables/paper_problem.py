@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spcl.data.presets import PRESETS
-from spcl.results.formatting import format_ranges, format_value
+from spcl.results.formatting import format_ranges, format_value, joined
 from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.methods import display_name
 from spcl.results.tables.paper import PaperResult, paper_benchmarks, paper_result
@@ -12,7 +12,7 @@ from spcl.runs.identity import BOOKKEEPING
 from spcl.runs.released import released_settings
 from spcl.runs.settings import RunSettings
 
-__all__ = ["comparable_paper_result", "paper_note"]
+__all__ = ["comparable_paper_result", "is_papers_problem", "paper_note"]
 
 CONFIGURATIONS = tuple(range(9))
 """The configurations of every benchmark of the paper: three label sets with three timelines each."""
@@ -39,6 +39,11 @@ def comparable_paper_result(run: RunRecord) -> PaperResult | None:
     return paper_result(run.scenario, _benchmark(run), run.recipe)
 
 
+def is_papers_problem(run: RunRecord) -> bool:
+    """Return whether the run solves a problem of the paper's tables, by whatever method."""
+    return _benchmark(run) in paper_benchmarks() and not _other_problem(run)
+
+
 def paper_note(runs: Sequence[RunRecord]) -> str:
     """Return why the paper has no values for runs on one benchmark, or how they differ from its runs; empty if neither.
 
@@ -55,14 +60,14 @@ def paper_note(runs: Sequence[RunRecord]) -> str:
         return f"The paper has no values for {name}."
     sentences = []
     if others := dict.fromkeys(text for run in runs if (text := _other_problem(run))):
-        sentences.append(f"The paper has no values for {name} with {_joined(list(others), 'or')}.")
+        sentences.append(f"The paper has no values for {name} with {joined(list(others), 'or')}.")
     same = [run for run in runs if not _other_problem(run)]
     if any(comparable_paper_result(run) for run in same):
         if differences := _differences(same):
-            sentences.append(f"Unlike in the paper, {name} was run with {_joined(differences, 'and')}.")
+            sentences.append(f"Unlike in the paper, {name} was run with {joined(differences, 'and')}.")
     elif same:
         methods = list(dict.fromkeys(display_name(run.recipe) for run in same))
-        sentences.append(f"The paper has no values for {_joined(methods, 'and')} on {name}.")
+        sentences.append(f"The paper has no values for {joined(methods, 'and')} on {name}.")
     return " ".join(sentences)
 
 
@@ -91,16 +96,28 @@ def _tasks(run: RunRecord) -> int | None:
 
 
 def _differences(runs: Sequence[RunRecord]) -> list[str]:
-    """Return what tells the runs from the paper's: label sets and timelines, configurations and other settings."""
+    """Return what tells the runs from the paper's: tasks, label sets and timelines, configurations, other settings."""
     drawn = any(run.settings.get("protocol", "") is None for run in runs)
     rescaled = any(run.settings.get("fit") for run in runs)
     reference = _paper_settings(runs[0])
     return [
+        *_tasks_in_text(runs),
         *(["drawn label sets and timelines"] if drawn else []),
         *(["timelines rescaled to the data"] if rescaled else []),
         *_differing_configurations(complete_runs(runs)),
         *(text for name, value in reference.items() if (text := _differing_values(runs, name, value))),
     ]
+
+
+def _tasks_in_text(runs: Sequence[RunRecord]) -> list[str]:
+    """Return how many tasks some runs have where that is the number of the paper's text, not of its protocols."""
+    stated = TASKS_IN_TEXT.get(_benchmark(runs[0]))
+    numbers = [_tasks(run) for run in runs]
+    if stated is None or stated not in numbers:
+        return []
+    published = PRESETS[_benchmark(runs[0])]["paper"].tasks
+    some = " in some runs" if published in numbers else ""
+    return [f"{stated} tasks{some}, as in the paper's text (its published protocols: {published})"]
 
 
 def _paper_settings(run: RunRecord) -> Mapping[str, Any]:
@@ -111,7 +128,7 @@ def _paper_settings(run: RunRecord) -> Mapping[str, Any]:
         preset |= released_settings(preset["backbone"], run.method)
     defaults = {name: field.get_default(call_default_factory=True) for name, field in RunSettings.model_fields.items()}
     return {
-        name: preset.get(name, default)
+        name: list(value) if isinstance(value := preset.get(name, default), tuple) else value  # as JSON has it
         for name, default in defaults.items()
         if name not in BOOKKEEPING | NOT_COMPARED | unused
     }
@@ -132,14 +149,4 @@ def _differing_values(runs: Sequence[RunRecord], name: str, reference: Any) -> s
     if not others:
         return ""
     some = " in some runs" if any(value == reference for value in values) else ""
-    return f"{name}={_joined(list(others), 'or')}{some} (paper: {format_value(reference)})"
-
-
-def _joined(parts: Sequence[str], word: str) -> str:
-    """Return an enumeration.
-
-    >>> _joined(["a", "b", "c"], "and")
-    'a, b and c'
-    """
-    *first, last = parts
-    return f"{', '.join(first)} {word} {last}" if first else last
+    return f"{name}={joined(list(others), 'or')}{some} (paper: {format_value(reference)})"

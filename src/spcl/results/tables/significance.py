@@ -38,7 +38,8 @@ def configuration_p_value(
     """Return the p-value of the same test on the means of the configurations, None if none has several seeds.
 
     Runs of one configuration share tasks and timeline, so that their differences are not independent: the test on all
-    pairs overstates the evidence. This one has a pair for each configuration, and may miss what there is.
+    pairs overstates the evidence. This one has a pair for each configuration, and may miss what there is: of the nine
+    of the paper's protocols, no p-value is below 2/2⁹ = 0.004, of five none below 0.06.
 
     >>> a = {(config, seed): 80.0 + config + seed for config in range(5) for seed in range(3)}
     >>> configuration_p_value(a, {key: value - 1.0 - 0.1 * key[0] for key, value in a.items()})

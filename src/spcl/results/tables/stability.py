@@ -16,8 +16,9 @@ Step = dict[str, Any]
 
 NOTE = (
     "Geometric means of κ and of the ratio of the largest to the smallest gradient norm, means of the others, over the "
-    "recorded steps with two gradients or more of all runs; before and after the weighting. κ is infinite where a "
-    "gradient has the weight 0, and left out of its mean; then magnitude similarities with it are 0."
+    "recorded steps with two gradients or more of all runs; before and after the weighting. Gradients conflict in the "
+    "steps where the mean cosine of their pairs is negative. κ is infinite where a gradient has the weight 0, and left "
+    "out of its mean; then magnitude similarities with it are 0."
 )
 
 
@@ -62,6 +63,12 @@ def _infinite_share(steps: Sequence[Step]) -> float | None:
     return 100.0 * float(np.mean([after["condition_number"] is None for after in measured])) if measured else None
 
 
+def _conflict_share(steps: Sequence[Step]) -> float | None:
+    """Return in how many per cent of the steps the gradients conflict: the mean cosine of their pairs is negative."""
+    cosines = _values(steps, "before", "cosine")
+    return 100.0 * float(np.mean(np.array(cosines) < 0.0)) if cosines else None
+
+
 def _norm_ratio(steps: Sequence[Step]) -> float | None:
     """Return the ratio of the largest to the smallest norm; None for records without norms."""
     norms = [list(step["norms"].values()) for step in steps if step.get("norms")]
@@ -86,6 +93,7 @@ COLUMNS: dict[str, Callable[[Sequence[Step]], float | None]] = {
     "κ before": _mean("before", "condition_number"),
     "κ after": _mean("after", "condition_number"),
     "κ = ∞ after, %": _infinite_share,
+    "conflicts before, %": _conflict_share,
     "cosine before": _mean("before", "cosine"),
     "cosine after": _mean("after", "cosine"),
     "magnitude similarity before": _mean("before", "magnitude_similarity"),

@@ -41,6 +41,7 @@ class Cell:
         config_p_value: of the test on the means of the configurations, not corrected; None with one seed, where it is
             the same test.
         pairs: the number of runs that the reference method has with the same configuration and seed.
+        step_time: the median over runs of the time of a training step, in milliseconds; None where it is not recorded.
     """
 
     accuracy: Measure
@@ -53,6 +54,7 @@ class Cell:
     config_p_value: float | None = None
     gain: float | None = None
     pairs: int | None = None
+    step_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class ResultTable:
         over: what the standard deviation is taken over.
         against: the reference method of the significance tests.
         partial_data: the benchmarks whose published data was incomplete, and how much of it there was.
+        usual_settings: the benchmarks with variants of methods, and the settings that rows do not name.
         paper_notes: the benchmarks whose runs are not like the paper's, and in what they differ.
         measure: what A is the mean of: accuracy, or score where tasks have other metrics.
+        time: whether the time of a training step is shown.
     """
 
     scenario: str
@@ -87,8 +91,10 @@ class ResultTable:
     over: Over
     against: str | None = None
     partial_data: Mapping[str, str] = field(default_factory=dict)
+    usual_settings: Mapping[str, str] = field(default_factory=dict)
     paper_notes: Mapping[str, str] = field(default_factory=dict)
     measure: str = "accuracy"
+    time: bool = False
 
     @property
     def title(self) -> str:
@@ -106,9 +112,9 @@ class ResultTable:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences about partial data, differences from the paper, missing runs, skipped steps and too few pairs."""
+        """Sentences about partial data, settings, differences from the paper, missing runs, skips and few pairs."""
         parts = [f"{name} had only a part of the published data: {part}." for name, part in self.partial_data.items()]
-        parts += self.paper_notes.values()
+        parts += [*self.usual_settings.values(), *self.paper_notes.values()]
         if any(cell.missing for cell in self.cells.values()):
             parts.append("Cells with missing runs are not ranked.")
         return [*parts, *([self.skips_note] if self.skips_note else []), *self._pairs_notes()]
@@ -154,5 +160,6 @@ class ResultTable:
             benchmarks=(benchmark,),
             rows=tuple(row for row in self.rows if (row.label, benchmark) in self.cells),
             partial_data={name: text for name, text in self.partial_data.items() if name == benchmark},
+            usual_settings={name: text for name, text in self.usual_settings.items() if name == benchmark},
             paper_notes={name: text for name, text in self.paper_notes.items() if name == benchmark},
         )

@@ -81,6 +81,6 @@ FIGURE = FigureSpec(
     caption="Numerical analysis of the convolutional layers at the end of training, with and without the DBT-based "
     "orthogonality regularisation.",
     needs="runs of a network with convolutions, by one method with and without the DBT penalty",
-    grids=(GridCommand("ps-cifar100", "soro,soro+dbt"),),
+    grids=(GridCommand("ps-cifar100", "soro,soro+dbt", preset="paper"),),
     draw=draw,
 )

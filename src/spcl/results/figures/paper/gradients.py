@@ -76,6 +76,6 @@ FIGURE = FigureSpec(
     title="Gradient matrix",
     caption="Numerical analysis of the adjusted gradient matrix during training.",
     needs="runs that measure stability",
-    grids=(GridCommand("ps-cifar100", "all", seeds="0"),),
+    grids=(GridCommand("ps-cifar100", "all", seeds="0", preset="paper"),),
     draw=draw,
 )

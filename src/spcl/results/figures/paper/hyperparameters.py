@@ -71,7 +71,7 @@ def _log_scale(axes: Axes, values: Sequence[float]) -> None:
 
 
 SWEEPS = (
-    "method.alpha=0,1e-5,1e-4,1e-3,1e-2,1e-1",
+    "method.alpha=0,1e-6,1e-5,1e-4,1e-3,1e-2,1e-1",
     "method.sigma=1,10,50,100,200,1000",
     "method.lambda_=0,1,10,100,1000",
     "method.iterations=0",
@@ -83,6 +83,6 @@ FIGURE = FigureSpec(
     title="Hyper-parameters",
     caption="Choice of the hyper-parameters α (eq. 4), σ and λ (eq. 9).",
     needs="runs by soro or soro+dbt that differ only in α, σ or λ",
-    grids=tuple(GridCommand("ps-cifar100", "soro+dbt", sweeps=(sweep,)) for sweep in SWEEPS),
+    grids=tuple(GridCommand("ps-cifar100", "soro+dbt", preset="paper", sweeps=(sweep,)) for sweep in SWEEPS),
     draw=draw,
 )

@@ -62,6 +62,9 @@ FIGURE = FigureSpec(
     caption="The learning process: each point is the end of a task's training, showing the average accuracy of all "
     "tasks seen by then.",
     needs="runs of two tasks or more that evaluate all tasks seen whenever one ends",
-    grids=(GridCommand("ps-emnist", "all", scenarios="task,class", configs="0-8"),),
+    grids=tuple(
+        GridCommand(name, "all", scenarios="task,class", configs="0-8", preset="paper")
+        for name in ("ps-cifar100", "ps-tiny-imagenet")
+    ),
     draw=draw,
 )

@@ -11,20 +11,22 @@ from matplotlib.figure import Figure
 from spcl.results.figures.curves import Array
 from spcl.results.figures.panels import legend_below
 from spcl.results.figures.spec import FigureSpec, MissingRunsError
-from spcl.results.figures.style import BLACK, BLUE, GREEN, VERMILLION, WIDTH
+from spcl.results.figures.style import BLACK, BLUE, GREEN, PURPLE, VERMILLION, WIDTH
 from spcl.results.grid_command import GridCommand
 from spcl.results.grouping import group_by
-from spcl.results.records import RunRecord
+from spcl.results.records import CompleteRun, RunRecord, complete_runs
 from spcl.results.tables.build import make_tables
 from spcl.results.tables.methods import display_name, method_order
-from spcl.results.tables.paper import PaperResult, paper_result
+from spcl.results.tables.paper import PaperResult
+from spcl.results.tables.paper_problem import is_papers_problem
+from spcl.results.tables.partial_data import data_share
 from spcl.results.tables.table import Measure
 
 __all__ = ["FIGURE"]
 
 BENCHMARKS = {"ps-emnist": "EMNIST", "ps-cifar100": "CIFAR-100", "ps-tiny-imagenet": "Tiny-ImageNet"}
 SCENARIOS = ("task", "class")
-PRESETS = {"released": (VERMILLION, "o"), "paper": (BLUE, "s"), "default": (GREEN, "^")}
+PRESETS = {"released": (VERMILLION, "o"), "paper": (BLUE, "s"), "default": (GREEN, "^"), "plus": (PURPLE, "v")}
 ROW_HEIGHT = 0.19
 
 
@@ -42,7 +44,7 @@ class Point:
 
 def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw a row for each method and a column for each benchmark and scenario: our accuracy beside the paper's."""
-    usable = [run for run in records if run.settings["benchmark"] in BENCHMARKS and run.preset in PRESETS]
+    usable = [run for run in records if is_papers_problem(run) and run.preset in PRESETS]
     points, remarks = _points(usable)
     columns = group_by(points, lambda point: (point.scenario, point.benchmark))
     order = [(scenario, name) for scenario in SCENARIOS for name in BENCHMARKS if (scenario, name) in columns]
@@ -51,9 +53,10 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     methods = sorted({point.method for point in points}, key=method_order)
     figure = Figure(figsize=(WIDTH, 1.4 + ROW_HEIGHT * len(methods)), layout="constrained")
     panels = figure.subplots(1, len(order), sharey=True, squeeze=False)[0]
+    shares = _data_shares(complete_runs(usable))
     for axes, (scenario, name) in zip(panels, order, strict=True):
         _draw_column(axes, columns[scenario, name], methods)
-        axes.set_title(f"{BENCHMARKS[name]}\n{scenario}-incr.", fontsize=8)
+        axes.set_title(f"{BENCHMARKS[name]}\n{scenario}-incr.{shares.get((scenario, name), '')}", fontsize=8)
     panels[0].set_yticks(range(len(methods)), [display_name(method) for method in methods])
     panels[0].set_ylim(len(methods) - 0.5, -0.5)
     legend_below(figure, 4)
@@ -61,7 +64,7 @@ def draw(records: Sequence[RunRecord]) -> tuple[Figure, str]:
 
 
 def _points(records: Sequence[RunRecord]) -> tuple[list[Point], list[str]]:
-    """Return the points of runs of the paper's problem, and the remarks of their tables."""
+    """Return the points of runs of the paper's problems, and the remarks of their tables."""
     points: dict[tuple[str, ...], Point] = {}
     remarks: dict[str, None] = {}
     for preset, runs in group_by(records, lambda run: run.preset).items():
@@ -69,14 +72,22 @@ def _points(records: Sequence[RunRecord]) -> tuple[list[Point], list[str]]:
             methods = {row.label: row.method for row in table.rows}
             remarks |= dict.fromkeys(table.remarks)
             for (label, benchmark), cell in table.cells.items():
-                published = paper_result(table.scenario, benchmark, methods[label])
-                if not cell.runs or published != cell.paper:
+                if not cell.runs:
                     continue
                 key = (table.scenario, benchmark, preset, methods[label])
                 if key in points:
                     raise MissingRunsError(f"{methods[label]} has variants on {benchmark} with preset {preset}")
-                points[key] = Point(*key, cell.accuracy, published)
+                points[key] = Point(*key, cell.accuracy, cell.paper)
     return list(points.values()), list(remarks)
+
+
+def _data_shares(runs: Sequence[CompleteRun]) -> dict[tuple[str, str], str]:
+    """Return by scenario and benchmark a line with the share of the data that its runs had; none if all had all."""
+    groups = group_by(runs, lambda run: (run.scenario, run.benchmark))
+    shares = {key: sorted({share for run in group if (share := data_share(run))}) for key, group in groups.items()}
+    if all(share == "all data" for found in shares.values() for share in found):
+        return {}
+    return {key: "\n" + ", ".join(found) for key, found in shares.items()}
 
 
 def _draw_column(axes: Axes, points: Sequence[Point], methods: Sequence[str]) -> None:
@@ -130,8 +141,7 @@ FIGURE = FigureSpec(
     caption="Final accuracy of every method on every benchmark, in both scenarios, beside the paper's.",
     needs="complete runs of the paper's benchmarks",
     grids=tuple(
-        GridCommand(name, "all", scenarios="task,class", configs="0-8", assignments=("preset=released",))
-        for name in BENCHMARKS
+        GridCommand(name, "all", scenarios="task,class", configs="0-8", preset="released") for name in BENCHMARKS
     ),
     draw=draw,
 )

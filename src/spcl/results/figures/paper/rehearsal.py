@@ -43,12 +43,14 @@ def _setup(run: CompleteRun) -> object:
     return setup_key(run, "seed", "config", "memory_budget")
 
 
+BUDGETS = "memory_budget=500,1000,2000,3000,4000,5000"
+
 FIGURE = FigureSpec(
     name="rehearsal",
     number="Figure 8",
     title="Rehearsal size",
     caption="Accuracy against the size of the rehearsal memory.",
     needs="runs that differ only in memory_budget",
-    grids=(GridCommand("ps-cifar100", "soro,soro+dbt", sweeps=("memory_budget=500,1000,2000,3000,4000,5000",)),),
+    grids=(GridCommand("ps-cifar100", "soro,soro+dbt", preset="paper", sweeps=(BUDGETS,)),),
     draw=draw,
 )
