@@ -38,7 +38,10 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
     if table.against:
         sentences += _significance_notes(table, escape(display_name(table.against)))
     if table.time:
-        sentences.append("ms/step: milliseconds of a training step without evaluation, median over the runs.")
+        sentences.append(
+            "ms/step: milliseconds of a training step without evaluation, median over the runs, which may have shared "
+            "a machine."
+        )
     return " ".join(sentences)
 
 
