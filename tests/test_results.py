@@ -18,7 +18,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 VARIANTS = ("held-out", "one-change", "search", "sensitivity")
 ONE_SEED = (
     "ps-tiny-imagenet",
+    "ps-emnist-released",
     "ps-emnist-one-change",
+    "ps-cifar100-held-out",
     "ps-emnist-search",
     "ps-cifar100-search",
     "ps-emnist-sensitivity",

@@ -23,7 +23,7 @@ def current_environment(device: torch.device, world: World | None = None) -> Env
         python=platform.python_version(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
         threads=torch.get_num_threads(),
-        git=_git_commit(),
+        git=_git_commit(Path(__file__).parent),
         plugins=installed_plugins(),
         ranks=1 if world is None else world.size,
         split=None if world is None else world.split,
@@ -31,12 +31,11 @@ def current_environment(device: torch.device, world: World | None = None) -> Env
 
 
 @cache
-def _git_commit() -> str | None:
-    """Return the commit of the source tree that the package runs from, or None outside of one."""
+def _git_commit(folder: Path) -> str | None:
+    """Return the commit of a source tree, with "-dirty" if files differ from it, or None outside of one."""
+    describe = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
-        )
+        answer = subprocess.run(["git", "-C", str(folder), *describe], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None if answer.returncode == 0 else None
