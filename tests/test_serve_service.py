@@ -1,10 +1,10 @@
 """A service learns what its sources send, puts away what it cannot learn, and goes on where it was."""
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +13,21 @@ import torch
 from torch import nn
 
 from list_hub import ListHub, batch, damaged
+from serving import knows, list_of_tests, publish, running, settings_of, task, until
 from spcl.checkpoint import read_checkpoint
 from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.models import BACKBONES
 from spcl.serve import (
     CheckpointEvent,
     DeadLetterEvent,
-    Event,
     ServeSettings,
     Service,
     StepEvent,
     TaskEvent,
-    TaskStatus,
     load_serve_settings,
 )
 from spcl.serve.lock import StateInUseError
-from spcl.sources import HUBS, Publisher, Schema, decode
-
-LONG = 30.0
-HUB: dict[str, ListHub] = {}
-
-
-@HUBS.register("list-of-tests")
-def list_of_tests(key: str) -> ListHub:
-    return HUB.setdefault(key, ListHub())
+from spcl.sources import Publisher, Schema, decode
 
 
 @BACKBONES.register("picky-of-tests")
@@ -61,61 +52,7 @@ def hub(tmp_path: Path) -> ListHub:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., ServeSettings]:
-    def settings(**changes: Any) -> ServeSettings:
-        learner = {"backbone": {"name": "mlp", "hidden": [8]}, "memory_budget": 20} | changes.pop("learner", {})
-        values = {"state": str(tmp_path / "state"), "source": {"name": "list-of-tests", "key": str(tmp_path)}}
-        defaults = {"inputs": {"shape": [3]}, "learner": learner, "checkpoint_seconds": 0.05}
-        return ServeSettings.of(values | defaults | changes)
-
-    return settings
-
-
-@contextmanager
-def running(settings: ServeSettings, **options: Any) -> Iterator[tuple[Service, list[Event]]]:
-    events: list[Event] = []
-    service = Service(settings, on_event=events.append, **options)
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            service.run()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield service, events
-    finally:
-        service.stop()
-        thread.join(LONG)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def task(service: Service, name: str = "a") -> TaskStatus:
-    return next(task for task in service.status().tasks if task.name == name)
-
-
-def knows(service: Service, name: str) -> bool:
-    return any(task.name == name for task in service.status().tasks)
-
-
-def publish(hub: ListHub, name: str, count: int, start: int = 0, announce: bool = True) -> Publisher:
-    publisher = Publisher(hub)
-    if announce:
-        publisher.start(name, classes=2)
-    for number in range(start, start + count):
-        publisher.publish(name, *batch(number % 7))
-    return publisher
+    return partial(settings_of, tmp_path)
 
 
 def saved(settings: ServeSettings) -> dict[str, Any]:

@@ -226,10 +226,10 @@ class Session:
                     self.stream.remove(name)
 
     def silences(self) -> dict[str, float]:
-        """Return for how long each task that is known and can be reached has had no message."""
+        """Return for how long each task that is known has had no message, up to the last time when its hub said so."""
         now, lags = time.monotonic(), self.stream.lag
         return {
-            name: min(lags[name], now - self.alive_since[name])
+            name: source.quiet_at - max(now - lags[name], self.alive_since[name])
             for name, source in list(self.sources.items())
             if name in lags and source.schema is not None
         }
@@ -237,8 +237,8 @@ class Session:
     # -- what goes wrong
 
     def _report_outage(self, task: str, error: Exception | None) -> None:
-        self.alive_since[task] = float("inf") if error is not None else time.monotonic()
         if error is None:
+            self.alive_since[task] = time.monotonic()
             self._on_event(TaskEvent(time.time(), task, "recovered", "its source can be read again"))
         else:
             self._on_event(TaskEvent(time.time(), task, "failed", str(error)))

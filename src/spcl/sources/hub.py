@@ -15,8 +15,8 @@ __all__ = ["HUBS", "Hub", "check_task_name"]
 class Hub(Protocol):
     """Streams of messages by task. Positions are texts; only the hub compares them.
 
-    Methods raise a :class:`spcl.sources.HubError` or another :class:`OSError` while the hub cannot be reached. They are
-    called from several threads.
+    Methods raise a :class:`spcl.sources.HubError` while the hub cannot be reached, and another :class:`OSError` if it
+    refuses. They are called from several threads.
     """
 
     def tasks(self) -> list[str]:

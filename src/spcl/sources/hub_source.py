@@ -1,7 +1,9 @@
 """The stream of a task in a hub as a source, and reading many of them by one call."""
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +19,7 @@ __all__ = ["Excerpt", "Found", "HubReader", "HubSource"]
 READ_AHEAD = 8  # messages per call
 WAIT_SECONDS = 0.25  # longest wait of a call, so that closing takes no longer
 FIRST_DELAY = 0.05
+CONNECTION_ERRORS = (ConnectionError, TimeoutError)  # of all tasks: to ask for each alone would take a timeout each
 
 Found = Sequence[tuple[str, Data]]
 """Messages as they are stored, with their positions."""
@@ -54,6 +57,9 @@ class HubSource:
         trim: called as ``trim(task, upto)`` to delete messages; by default the hub's own.
         on_outage: called as ``on_outage(task, error)`` from the reading thread when the hub cannot be reached, and with
             None when it can again.
+
+    Attributes:
+        quiet_at: when the hub last answered that there is no new message (``time.monotonic()``).
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class HubSource:
     ) -> None:
         self.hub = hub
         self.task = task
+        self.quiet_at = -math.inf
         self._inputs = inputs
         self._first_sight = first_sight
         self._max_bytes = max_bytes
@@ -187,7 +194,7 @@ class HubReader:
         try:
             found = self._hub.read({source.task: position for source, position in after.items()}, count, wait)
         except Exception as error:  # of any broker; a source that stopped reading would lose batches
-            if len(after) > 1:
+            if len(after) > 1 and not isinstance(error, CONNECTION_ERRORS):
                 alone = [self.read({source: position}, count, 0.0) for source, position in after.items()]
                 return {source: excerpt for each in alone for source, excerpt in each.items()}
             for source in after:
@@ -195,6 +202,8 @@ class HubReader:
             return {}
         for source in after:
             source.report(None)
+            if not found.get(source.task):
+                source.quiet_at = time.monotonic()
         return {source: found.get(source.task, ()) for source in after}
 
 

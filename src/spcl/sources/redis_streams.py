@@ -105,7 +105,7 @@ class RedisHub:
         key = self._key("dead", task)
         try:
             self._ask(lambda: self._client.xadd(key, fields, id=position, maxlen=MOST_DEAD_LETTERS))
-        except HubError as error:
+        except OSError as error:
             if NOT_THE_NEXT not in str(error):
                 raise
 
@@ -142,19 +142,21 @@ class RedisHub:
         return ":".join((self._prefix, *parts))
 
     def _ask(self, call: Callable[[], R]) -> R:
-        """Call Redis; raise a :class:`HubError` if it cannot be reached or refuses."""
+        """Call Redis; raise a :class:`HubError` if it cannot be reached, and another :class:`OSError` if it refuses."""
         try:
             return call()
+        except self._redis.ResponseError as error:
+            raise OSError(f"Redis refuses: {error}") from error
         except (self._redis.RedisError, OSError) as error:
             raise HubError(f"Redis cannot be used: {error}") from error
 
     def _persist(self, call: Callable[[], R]) -> R:
-        """Call Redis, again and again while it cannot be reached, until ``patience`` is over."""
+        """Call Redis, again and again while it cannot be used, until ``patience`` is over."""
         deadline, delay = time.monotonic() + self._patience, FIRST_DELAY
         while True:
             try:
                 return self._ask(call)
-            except HubError:
+            except OSError:  # also if it refuses: it may have memory or a disk again
                 if time.monotonic() + delay > deadline:
                     raise
                 time.sleep(delay)
