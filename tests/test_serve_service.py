@@ -160,7 +160,7 @@ def test_silence_ends_a_task_but_an_outage_is_no_silence(hub: ListHub, make: Cal
         hub.is_down = True
         until(lambda: any(isinstance(event, TaskEvent) and event.kind == "failed" for event in events))
         time.sleep(1.7)
-        assert task(service).state == "running"
+        assert task(service).state == "failed"
         hub.is_down = False
         until(lambda: task(service).state == "finished")
     kinds = [event.kind for event in events if isinstance(event, TaskEvent)]

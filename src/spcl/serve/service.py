@@ -137,6 +137,8 @@ class Service:
         state: TaskState = "running"
         if record.finished:
             state = "finished"
+        elif (source is not None and source.is_out) or record.name in session.stream.failed:
+            state = "failed"
         elif schema is None:
             state = "waiting"
         elif silence > self._settings.tasks.silence_seconds:

@@ -17,7 +17,7 @@ from spcl.serve.requests import Requests
 from spcl.serve.settings import ServeSettings
 from spcl.serve.trainer import Trainer
 from spcl.serve.watch import Watch
-from spcl.sources import Hub, HubSource, Rejected, Schema, check_task_name, encode_batch
+from spcl.sources import Hub, HubSource, Rejected, ResetError, Schema, check_task_name, encode_batch
 from spcl.streams import Failure, LiveStream
 
 __all__ = ["Session", "StoppedError"]
@@ -78,7 +78,7 @@ class Session:
             on_failure=self._report_failure,
             on_rejected=self._reject,
         )
-        self.watch = Watch(hub, self.positions)
+        self.watch = Watch(hub, self.positions, self._lose)
         self._has_requests = True
         self._unsaved = 0  # checkpoints until everything is in two of them
         self._due_at = time.monotonic() + settings.checkpoint_seconds
@@ -243,6 +243,10 @@ class Session:
         else:
             self._on_event(TaskEvent(time.time(), task, "failed", str(error)))
 
+    def _lose(self, task: str, error: ResetError) -> None:
+        if (source := self.sources.get(task)) is not None:
+            source.lose(error)
+
     def _report_failure(self, task: str, failure: Failure) -> None:
         _log.error("the source of task %r failed", task, exc_info=failure.exception)
         self._on_event(TaskEvent(time.time(), task, "failed", repr(failure.exception)))
@@ -278,4 +282,4 @@ class Session:
             if self._succeeds(partial(self._hub.end, name)):
                 self._forgotten.add(name)
         if request is not None:
-            self.requests.forget(request)
+            self._succeeds(partial(self.requests.forget, request))

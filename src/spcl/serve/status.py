@@ -7,7 +7,7 @@ from spcl.sources import Kind
 
 __all__ = ["Status", "TaskState", "TaskStatus"]
 
-TaskState = Literal["waiting", "running", "silent", "finished"]
+TaskState = Literal["waiting", "running", "silent", "failed", "finished"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class TaskStatus:
         name: its name.
         kind: what its targets are; None while it is not known.
         classes: the number of its classes, labels or numbers; None while it is not known.
-        state: waiting to be announced, running, silent (running, without batches for long) or finished.
+        state: waiting to be announced, running, silent (running, without batches for long), failed (its source cannot
+            be read, now or for good) or finished.
         batches: how many batches were learned.
         samples: how many samples were in them.
         lag_seconds: how long the next batch has been awaited; 0 while batches are queued.

@@ -12,8 +12,8 @@ from filelock import FileLock
 
 from spcl.errors import TaskError
 from spcl.files import atomic_write, write_text
-from spcl.sources.base import Data
-from spcl.sources.hub import HUBS
+from spcl.sources.base import Data, ResetError
+from spcl.sources.hub import HUBS, first_number
 
 __all__ = ["FolderHub"]
 
@@ -94,7 +94,7 @@ class FolderHub:
             if (folder / ENDED).exists():
                 raise TaskError(f"task {task!r} has ended; publish under another name")
             names = self._names(task)
-            name = _successor(names[-1] if names else None)
+            name = _successor(names[-1]) if names else f"{first_number():0{DIGITS}}"
             with atomic_write(folder / f"{name}{SUFFIX}") as file:
                 file.write(data)
         self._delete(task, names[: max(0, len(names) + 1 - keep)] if keep is not None else [])
@@ -102,11 +102,11 @@ class FolderHub:
 
     def backlog(self, task: str, after: str | None) -> int:
         """Return the number of files whose names sort after a position."""
-        return sum(after is None or name > after for name in self._names(task))
+        return sum(after is None or name > after for name in self._names_up_to(task, after))
 
     def trim(self, task: str, upto: str) -> None:
         """Delete files before a position; its own file stays, from which publishers continue the numbers."""
-        self._delete(task, [name for name in self._names(task) if name < upto])
+        self._delete(task, [name for name in self._names_up_to(task, upto) if name < upto])
 
     def end(self, task: str) -> None:
         """Delete the files of a task and refuse others."""
@@ -144,6 +144,14 @@ class FolderHub:
         names = [name for name in self._names(task) if start < name <= first[-1]] if first else []
         return _Listing(start, names, changed, now)
 
+    def _names_up_to(self, task: str, position: str | None) -> list[str]:
+        """Return all names, which are not all before a position."""
+        for _ in range(2):  # a listing may miss a file that appears while it is made
+            names = self._names(task)
+            if position is None or not names or position <= names[-1]:
+                return names
+        raise ResetError(task, names[-1], position or "")
+
     def _names(self, task: str) -> list[str]:
         try:
             with os.scandir(self._tasks / task) as entries:
@@ -179,12 +187,12 @@ def _content(path: str, space: bytearray) -> bytearray:
         os.close(file)
 
 
-def _successor(last: str | None) -> str:
+def _successor(last: str) -> str:
     """Return a name that sorts after the last: the next number, if need be after a foreign name.
 
     >>> _successor("00000000000000000007"), _successor("photo")
     ('00000000000000000008', 'photo-00000000000000000001')
     """
-    numbered = re.fullmatch(r"(.*?)(\d{20})", last or "0" * DIGITS)
+    numbered = re.fullmatch(r"(.*?)(\d{20})", last)
     stem, number = numbered.groups() if numbered else (f"{last}-", "0")
     return f"{stem}{int(number) + 1:0{DIGITS}}"

@@ -1,6 +1,7 @@
 """What a hub is: a place where tasks have streams of messages."""
 
 import re
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
@@ -8,7 +9,7 @@ from spcl.errors import TaskError
 from spcl.registry import Registry
 from spcl.sources.base import Data
 
-__all__ = ["HUBS", "Hub", "check_task_name"]
+__all__ = ["HUBS", "Hub", "check_task_name", "first_number"]
 
 
 @runtime_checkable
@@ -35,11 +36,17 @@ class Hub(Protocol):
         ...
 
     def backlog(self, task: str, after: str | None) -> int:
-        """Return the number of messages after a position, or of all that are stored."""
+        """Return the number of messages after a position, or of all that are stored.
+
+        Raise a :class:`spcl.sources.ResetError` if the newest message ever stored is before the position.
+        """
         ...
 
     def trim(self, task: str, upto: str) -> None:
-        """Delete messages up to a position; the last of them may stay."""
+        """Delete messages up to a position; the last of them may stay.
+
+        Raise a :class:`spcl.sources.ResetError`, and delete nothing, if the newest ever stored is before the position.
+        """
         ...
 
     def end(self, task: str) -> None:
@@ -56,6 +63,14 @@ class Hub(Protocol):
 
 HUBS: Registry[Callable[..., Hub]] = Registry("source", Hub)
 """Hubs by name: factory(\\*\\*options) → :class:`Hub`."""
+
+
+def first_number() -> int:
+    """Return the number of the first message of a stream: milliseconds since 1970.
+
+    A stream that was deleted and begins anew so goes on after all its positions in checkpoints.
+    """
+    return int(1000 * time.time())
 
 
 def check_task_name(name: object) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spcl.errors import DataError, TaskError
-from spcl.sources.base import Data, Message, Rejected
+from spcl.sources.base import Data, Message, Rejected, ResetError
 from spcl.sources.hub import Hub
 from spcl.sources.schema import Schema
 from spcl.sources.wire import MAX_BYTES, decode
@@ -44,7 +44,8 @@ class HubSource:
     """The stream of one task in a hub: announcements are understood, batches checked against the task's schema.
 
     Batches wait until the task's schema is known: from an announcement, from :meth:`announce` or, on first sight, from
-    the first batch. While the hub cannot be reached, reading is tried again and again.
+    the first batch. While the hub cannot be reached, reading is tried again and again; a stream that was reset is left
+    as it is.
 
     Args:
         hub: the hub.
@@ -59,6 +60,7 @@ class HubSource:
             None when it can again.
 
     Attributes:
+        is_out: whether the stream cannot be read now, or was reset.
         quiet_at: when the hub last answered that there is no new message (``time.monotonic()``).
     """
 
@@ -76,6 +78,7 @@ class HubSource:
     ) -> None:
         self.hub = hub
         self.task = task
+        self.is_out = False
         self.quiet_at = -math.inf
         self._inputs = inputs
         self._first_sight = first_sight
@@ -84,7 +87,7 @@ class HubSource:
         self._on_outage = on_outage or _log_outage
         self._schema = schema
         self._is_waiting = False
-        self._is_out = False
+        self._is_lost = False
         self._reading: object = None  # stands for the one call of read that goes on
         self._changed = threading.Condition()
 
@@ -94,9 +97,9 @@ class HubSource:
         return self._schema
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether there is a batch that waits for the task's schema."""
-        return self._is_waiting and self._schema is None
+    def is_paused(self) -> bool:
+        """Whether nothing is to be read now: a batch waits for the task's schema, or the stream was reset."""
+        return self._is_lost or (self._is_waiting and self._schema is None)
 
     def announce(self, schema: Schema) -> None:
         """Let batches in that fit; an error if the task is known to be another."""
@@ -126,11 +129,15 @@ class HubSource:
             if excerpt.ended:
                 return
             after = excerpt.after
-            self._wait(lambda: self._reading is not this or not self.is_waiting)
+            self._wait(lambda: self._reading is not this or not self.is_paused)
 
     def commit(self, upto: str) -> None:
-        """Let the hub delete messages."""
-        self._trim(self.task, upto)
+        """Let the hub delete messages, unless the stream was reset."""
+        if not self._is_lost:
+            try:
+                self._trim(self.task, upto)
+            except ResetError as error:
+                self.lose(error)
 
     def close(self) -> None:
         """End reading, at the latest after a quarter of a second."""
@@ -140,14 +147,24 @@ class HubSource:
 
     def report(self, error: Exception | None) -> None:
         """Report once that the stream cannot be read, and once that it can again."""
-        if (error is not None) != self._is_out:
-            self._is_out = error is not None
-            self._on_outage(self.task, error)
+        if (error is not None) == self.is_out:
+            return
+        with self._changed:
+            if not self._is_lost:
+                self.is_out = error is not None
+                self._on_outage(self.task, error)
+
+    def lose(self, error: ResetError) -> None:
+        """Neither read nor delete messages from now on: the stream is not the one that was read before."""
+        with self._changed:
+            if not self._is_lost:
+                self._is_lost = self.is_out = True
+                self._on_outage(self.task, error)
 
     def open(self, after: str | None, found: Found) -> Excerpt:
         """Decode and check the messages found after a position, up to one that must wait for the schema."""
         messages: list[Message | Rejected] = []
-        for position, data in found:
+        for position, data in () if self._is_lost else found:
             try:
                 letter = decode(data, self._max_bytes)
                 if letter.content == "end":

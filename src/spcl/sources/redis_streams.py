@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from spcl.errors import SpclError, TaskError
-from spcl.sources.base import Data, HubError
-from spcl.sources.hub import HUBS
+from spcl.sources.base import Data, HubError, ResetError
+from spcl.sources.hub import HUBS, first_number
 
 __all__ = ["RedisHub"]
 
@@ -25,9 +25,10 @@ R = TypeVar("R")
 class RedisHub:
     """A hub of Redis Streams: ``<prefix>:stream:<task>``, with dead letters in ``<prefix>:dead:<task>``.
 
-    A message has one field, ``data``. Its position is the entry's ID: publishers of this class number messages 1-0,
-    2-0, …, so that one that is sent again after a lost answer is stored once; others may let Redis choose. For a
-    service that loses nothing when Redis crashes, switch Redis' append-only file on.
+    A message has one field, ``data``. Its position is the entry's ID: publishers of this class give successive ones, so
+    that one that is sent again after a lost answer is stored once; others may let Redis choose, and add the task's name
+    to the set ``<prefix>:tasks``. For a service that loses nothing when Redis crashes, switch Redis' append-only file
+    on; when the power fails, with ``appendfsync always``.
 
     Args:
         url: e.g. ``redis://localhost:6379/0``.
@@ -79,19 +80,18 @@ class RedisHub:
             if self._persist(lambda: self._client.sismember(self._key("ended"), task)):
                 raise TaskError(f"task {task!r} has ended; publish under another name")
             if task not in self._last:
-                self._last[task] = self._persist(lambda: self._last_number(task))
+                self._last[task] = self._persist(lambda: self._last_number(task)) or first_number() - 1
             position = self._persist(_Attempt(self, task, data, keep))
         return str(position)
 
     def backlog(self, task: str, after: str | None) -> int:
         """Return the number of entries after a position; at most, where positions are not consecutive numbers."""
         stored = int(self._ask(lambda: self._client.xlen(self._key("stream", task))))
-        if after is None or not stored:
-            return stored
-        return min(stored, max(0, self._ask(lambda: self._last_number(task)) - int(after.partition("-")[0])))
+        return stored if after is None else min(stored, self._number_after(task, after))
 
     def trim(self, task: str, upto: str) -> None:
         """Delete entries before a position."""
+        self._number_after(task, upto)
         self._ask(lambda: self._client.xtrim(self._key("stream", task), minid=upto, approximate=False))
 
     def end(self, task: str) -> None:
@@ -137,6 +137,13 @@ class RedisHub:
                 return 0
             raise
         return int(information["last-generated-id"].partition(b"-")[0])
+
+    def _number_after(self, task: str, position: str) -> int:
+        """Return how far the last entry, if there is one, is after a position; raise an error if it is before."""
+        last, number = self._ask(lambda: self._last_number(task)), int(position.partition("-")[0])
+        if 0 < last < number:
+            raise ResetError(task, f"{last}-0", position)
+        return max(0, last - number)
 
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))

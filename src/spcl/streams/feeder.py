@@ -122,7 +122,7 @@ class _HubThread:
         wanted = [
             reader
             for reader, source in self.readers.items()
-            if reader.is_low and reader not in self._received and not source.is_waiting
+            if reader.is_low and reader not in self._received and not source.is_paused
         ]
         for reader in wanted:
             reader.awaited_since = reader.awaited_since or time.monotonic()
