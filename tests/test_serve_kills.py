@@ -128,7 +128,7 @@ def announce(redis: RedisProcess, prefix: str) -> None:
 
 def first_positions(redis: RedisProcess, prefix: str) -> dict[str, int]:
     """Return the numbers of the announcements."""
-    found = RedisHub(redis.url, prefix).read(dict.fromkeys(TASKS), 1, 0.0)
+    found = RedisHub(redis.url, prefix).read(dict.fromkeys(TASKS), 1, 0.0, 2**20)
     return {task: int(entries[0][0].partition("-")[0]) for task, entries in found.items()}
 
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spcl.errors import DataError
 from spcl.sources import FolderHub
+from spcl.sources.wire import MAX_BYTES
 
 __all__ = ["Requests"]
 
@@ -28,8 +30,8 @@ class Requests:
 
     def after(self, position: str | None) -> list[tuple[str, dict[str, Any]]]:
         """Return the requests after a position, with theirs."""
-        found = self._hub.read({STREAM: position}, MOST, wait=0.0)[STREAM]
-        return [(at, json.loads(data)) for at, data in found]
+        found = self._hub.read({STREAM: position}, MOST, wait=0.0, max_bytes=MAX_BYTES)[STREAM]
+        return [(at, json.loads(data)) for at, data in found if not isinstance(data, DataError)]
 
     def forget(self, upto: str) -> None:
         """Delete requests that are in the last two checkpoints."""

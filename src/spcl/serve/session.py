@@ -17,7 +17,7 @@ from spcl.serve.requests import Requests
 from spcl.serve.settings import ServeSettings
 from spcl.serve.trainer import Trainer
 from spcl.serve.watch import Watch
-from spcl.sources import Hub, HubSource, Rejected, ResetError, Schema, check_task_name, encode_batch
+from spcl.sources import Hub, HubError, HubSource, Rejected, ResetError, Schema, check_task_name, encode_batch
 from spcl.streams import Failure, LiveStream
 
 __all__ = ["Session", "StoppedError"]
@@ -255,15 +255,30 @@ class Session:
         self._reject(task, Rejected(self.stream.positions[task], encode_batch(batch), reason))
 
     def _reject(self, task: str, rejected: Rejected) -> None:
-        """Put a message away, again and again until the hub has it: only then may a checkpoint be after it."""
-        put_away = partial(self._hub.dead_letter, task, rejected.position, rejected.data, rejected.reason)
-        while not self._succeeds(put_away):
-            if self._is_stopping():
-                raise StoppedError(f"stopped before a message of task {task!r} could be put away")
-            time.sleep(RETRY_SECONDS)
+        """Put a message away, and report it."""
+        reason = rejected.reason
+        try:
+            self._put_away(task, rejected)
+        except StoppedError:
+            raise
+        except Exception as error:  # a full disk, or whatever it is of any hub, must not stop the other tasks
+            reason = f"{reason} (it could not be kept: {error})"
+            _log.error("message %s of task %r: %s", rejected.position, task, reason)
         self.records.tasks[task].dead_letters += 1
         self._unsaved = 2
-        self._on_event(DeadLetterEvent(time.time(), task, rejected.position, rejected.reason))
+        self._on_event(DeadLetterEvent(time.time(), task, rejected.position, reason))
+
+    def _put_away(self, task: str, rejected: Rejected) -> None:
+        """Try until the hub can be reached: only then may a checkpoint be after the message."""
+        while not self._is_stopping():
+            try:
+                self._hub.dead_letter(task, rejected.position, rejected.data, rejected.reason)
+            except HubError as error:
+                _log.warning("%s", error)
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
+        raise StoppedError(f"stopped before a message of task {task!r} could be put away")
 
     def _succeeds(self, call: Callable[[], Any]) -> bool:
         try:
@@ -277,7 +292,7 @@ class Session:
         """Let the hub delete what the checkpoint before the last holds, too; later, if it cannot be reached."""
         finished, request = self._forgettable
         self._forgettable = [name for name, each in self.records.tasks.items() if each.finished], self.records.request
-        self._succeeds(self.stream.commit)
+        self.stream.commit()
         for name in set(finished) - self._forgotten:
             if self._succeeds(partial(self._hub.end, name)):
                 self._forgotten.add(name)

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from spcl.batches import Batch
+from spcl.errors import DataError
 
-__all__ = ["Data", "HubError", "Message", "Rejected", "ResetError", "Source"]
+__all__ = ["Data", "Entry", "HubError", "Message", "Rejected", "ResetError", "Source"]
 
 Data = bytes | bytearray
 """A message: bytes, or a bytearray of its own, which the tensors in it then share instead of copying it."""
+
+Entry = tuple[str, Data | DataError]
+"""The position of a message, and its bytes, or why they cannot be read."""
 
 
 class HubError(ConnectionError):

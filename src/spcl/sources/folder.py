@@ -1,19 +1,23 @@
 """A hub in a folder: every message is a file that appears at once, in the folder of its task."""
 
+import errno
 import os
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from filelock import FileLock
 
-from spcl.errors import TaskError
+from spcl.errors import DataError, TaskError
 from spcl.files import atomic_write, write_text
-from spcl.sources.base import Data, ResetError
+from spcl.sources.base import Data, Entry, ResetError
 from spcl.sources.hub import HUBS, first_number
+from spcl.sources.wire import too_large
 
 __all__ = ["FolderHub"]
 
@@ -23,7 +27,10 @@ ENDED = ".ended"
 LOCK = ".lock"
 SHORTEST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
-USUAL_BYTES = 2**16  # of a file; more are read by one more call
+USUAL_BYTES = 2**16  # of a file; more are read by further calls
+MOST_DEAD_LETTERS = 10_000  # of a task
+LONGEST_NAME = 200  # bytes, of the 255 of a file's name
+UNREADABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.ESPIPE)  # of a file, for good
 RELIST_SECONDS = 0.5  # after which a folder is listed again though it seems unchanged: its time of change has ticks
 
 
@@ -59,6 +66,7 @@ class FolderHub:
         self._dead = Path(path) / "dead-letters"
         self._tasks.mkdir(parents=True, exist_ok=True)
         self._listings: dict[str, _Listing] = {}
+        self._unchecked: dict[Path, int] = {}  # dead letters since they were counted
 
     def tasks(self) -> list[str]:
         """Return the folders of tasks that have not ended, sorted."""
@@ -66,24 +74,30 @@ class FolderHub:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
         return sorted(name for name in names if not (self._tasks / name / ENDED).exists())
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int
+    ) -> dict[str, Sequence[Entry]]:
         """Return the content of the next files of every task in the order of their names."""
-        deadline, pause, space = time.monotonic() + wait, SHORTEST_PAUSE, bytearray(USUAL_BYTES)
+        deadline, pause, load = time.monotonic() + wait, SHORTEST_PAUSE, _Loader(max_bytes)
         while True:
-            found = {task: self._read_now(task, position, count, space) for task, position in after.items()}
+            found = {task: self._read_now(task, position, count, load) for task, position in after.items()}
             if any(found.values()) or time.monotonic() >= deadline:
                 return found
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _read_now(self, task: str, after: str | None, count: int, space: bytearray) -> list[tuple[str, Data]]:
-        found: list[tuple[str, Data]] = []
+    def _read_now(self, task: str, after: str | None, count: int, load: "_Loader") -> Sequence[Entry]:
+        found: list[Entry] = []
         folder = f"{self._tasks}/{task}"
         for name in self._names_after(task, after, count):
             try:
-                found.append((name, _content(f"{folder}/{name}{SUFFIX}", space)))
+                found.append((name, load(f"{folder}/{name}{SUFFIX}")))
             except FileNotFoundError:  # trimmed meanwhile
                 self._listings.pop(task, None)
+            except OSError as error:
+                if error.errno not in UNREADABLE:
+                    raise
+                found.append((name, DataError(f"the file cannot be read: {error.strerror}")))
         return found
 
     def append(self, task: str, data: bytes, keep: int | None = None) -> str:
@@ -117,12 +131,29 @@ class FolderHub:
         self._delete(task, self._names(task))
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
-        """Write the message under its name, and the reason beside it."""
-        folder = self._dead / task
+        """Keep the message under its name, and the reason beside it.
+
+        The file itself is linked where it still exists: it may be too large to be read.
+        """
+        folder, name = self._dead / task, _short(position)
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / f"{position}{SUFFIX}") as file:
-            file.write(data)
-        write_text(folder / f"{position}.txt", f"{reason}\n")
+        with suppress(OSError):
+            os.link(self._tasks / task / f"{position}{SUFFIX}", folder / f"{name}{SUFFIX}", follow_symlinks=False)
+        if not (folder / f"{name}{SUFFIX}").exists():
+            with atomic_write(folder / f"{name}{SUFFIX}") as file:
+                file.write(data)
+        write_text(folder / f"{name}.txt", f"{reason}\n")
+        self._discard_old(folder)
+
+    def _discard_old(self, folder: Path) -> None:
+        """Keep the newest of the dead letters; they are counted once in a hundred times."""
+        self._unchecked[folder] = self._unchecked.get(folder, MOST_DEAD_LETTERS // 100) + 1
+        if self._unchecked[folder] > MOST_DEAD_LETTERS // 100:
+            self._unchecked[folder] = 0
+            reasons = sorted(folder.glob("*.txt"), key=lambda path: (path.stat().st_mtime, path.name))
+            for path in reasons[:-MOST_DEAD_LETTERS]:
+                path.with_suffix(SUFFIX).unlink(missing_ok=True)
+                path.unlink()
 
     def _names_after(self, task: str, after: str | None, count: int) -> list[str]:
         """Return up to ``count`` names after a position, without a gap.
@@ -162,7 +193,8 @@ class FolderHub:
 
     def _delete(self, task: str, names: list[str]) -> None:
         for name in names:
-            (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
+            with suppress(IsADirectoryError):  # is none of ours
+                (self._tasks / task / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
 
 def _time_of_change(folder: Path) -> int:
@@ -173,18 +205,41 @@ def _time_of_change(folder: Path) -> int:
         return 0
 
 
-def _content(path: str, space: bytearray) -> bytearray:
-    """Return the content of a file, in memory that tensors may share; ``space`` grows until the file fits.
+class _Loader:
+    """Reads files, into memory that tensors may share.
 
-    Every call of the system gives Python's lock away, to a thread that trains: these are the fewest.
+    Every call of the system gives Python's lock away, to a thread that trains: of small files, these are the fewest.
     """
-    file = os.open(path, os.O_RDONLY)
-    try:
-        while (size := os.preadv(file, [space], 0)) == len(space):
-            space.extend(bytes(size))
-        return space[:size]
-    finally:
-        os.close(file)
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._space = bytearray(USUAL_BYTES)
+
+    def __call__(self, path: str) -> Data | DataError:
+        """Return the content of a file, or the error that it is too large."""
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
+        try:
+            if (size := os.preadv(file, [self._space], 0)) < len(self._space):
+                return self._space[:size]
+            if (size := os.fstat(file).st_size) > self._max_bytes:
+                return too_large(size, self._max_bytes)
+            content = bytearray(size)
+            with open(file, "rb", closefd=False) as whole:
+                del content[whole.readinto(content) :]
+            return content
+        finally:
+            os.close(file)
+
+
+def _short(position: str) -> str:
+    """Return a name for a position: itself, or its beginning and hash where a file's name would become too long.
+
+    >>> _short("photo"), len(_short("x" * 240))
+    ('photo', 105)
+    """
+    if len(os.fsencode(position)) <= LONGEST_NAME:
+        return position
+    return f"{position[:40]}-{sha256(os.fsencode(position)).hexdigest()}"
 
 
 def _successor(last: str) -> str:

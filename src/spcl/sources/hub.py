@@ -2,12 +2,12 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from spcl.errors import TaskError
 from spcl.registry import Registry
-from spcl.sources.base import Data
+from spcl.sources.base import Entry
 
 __all__ = ["HUBS", "Hub", "check_task_name", "first_number"]
 
@@ -24,10 +24,13 @@ class Hub(Protocol):
         """Return the tasks that have a stream and have not ended, sorted."""
         ...
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int
+    ) -> dict[str, Sequence[Entry]]:
         """Return up to ``count`` messages of every task, with their positions, that come after its given position.
 
-        Tasks that have none may be left out. If none has any, wait at most so many seconds for the first.
+        Tasks that have none may be left out. If none has any, wait at most so many seconds for the first. Of a message
+        that cannot be read, or has more than ``max_bytes``, the error may stand instead.
         """
         ...
 

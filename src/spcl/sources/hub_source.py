@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spcl.errors import DataError, TaskError
-from spcl.sources.base import Data, Message, Rejected, ResetError
+from spcl.sources.base import Entry, Message, Rejected, ResetError
 from spcl.sources.hub import Hub
 from spcl.sources.schema import Schema
 from spcl.sources.wire import MAX_BYTES, decode
@@ -21,7 +21,9 @@ WAIT_SECONDS = 0.25  # longest wait of a call, so that closing takes no longer
 FIRST_DELAY = 0.05
 CONNECTION_ERRORS = (ConnectionError, TimeoutError)  # of all tasks: to ask for each alone would take a timeout each
 
-Found = Sequence[tuple[str, Data]]
+_log = logging.getLogger(__name__)
+
+Found = Sequence[Entry]
 """Messages as they are stored, with their positions."""
 
 
@@ -78,11 +80,11 @@ class HubSource:
     ) -> None:
         self.hub = hub
         self.task = task
+        self.max_bytes = max_bytes
         self.is_out = False
         self.quiet_at = -math.inf
         self._inputs = inputs
         self._first_sight = first_sight
-        self._max_bytes = max_bytes
         self._trim = trim or hub.trim
         self._on_outage = on_outage or _log_outage
         self._schema = schema
@@ -132,12 +134,14 @@ class HubSource:
             self._wait(lambda: self._reading is not this or not self.is_paused)
 
     def commit(self, upto: str) -> None:
-        """Let the hub delete messages, unless the stream was reset."""
+        """Let the hub delete messages, unless the stream was reset; while it cannot be reached, the next call does."""
         if not self._is_lost:
             try:
                 self._trim(self.task, upto)
             except ResetError as error:
                 self.lose(error)
+            except OSError as error:
+                _log.warning("source of %r: %s", self.task, error)
 
     def close(self) -> None:
         """End reading, at the latest after a quarter of a second."""
@@ -166,7 +170,9 @@ class HubSource:
         messages: list[Message | Rejected] = []
         for position, data in () if self._is_lost else found:
             try:
-                letter = decode(data, self._max_bytes)
+                if isinstance(data, DataError):
+                    raise data
+                letter = decode(data, self.max_bytes)
                 if letter.content == "end":
                     return Excerpt(messages, position, ended=True)
                 if letter.schema is not None and letter.schema is not self._schema:
@@ -177,8 +183,9 @@ class HubSource:
                         self._is_waiting = True
                         break
                     messages.append(Message(position, schema.fit(letter.batch, self._inputs)))
-            except (DataError, TaskError) as error:
-                messages.append(Rejected(position, bytes(data), str(error)))
+            except Exception as error:  # a message from anywhere: whatever it causes, the next ones are to be read
+                content = bytes(data) if isinstance(data, bytes | bytearray) else b""
+                messages.append(Rejected(position, content, str(error) or repr(error)))
             after = position
         return Excerpt(messages, after)
 
@@ -208,8 +215,11 @@ class HubReader:
 
         If there are none, wait at most so many seconds for the first.
         """
+        positions = {source.task: position for source, position in after.items()}
         try:
-            found = self._hub.read({source.task: position for source, position in after.items()}, count, wait)
+            found = self._hub.read(positions, count, wait, max(source.max_bytes for source in after))
+            for task, entries in found.items():
+                _check_positions(task, entries)
         except Exception as error:  # of any broker; a source that stopped reading would lose batches
             if len(after) > 1 and not isinstance(error, CONNECTION_ERRORS):
                 alone = [self.read({source: position}, count, 0.0) for source, position in after.items()]
@@ -224,5 +234,12 @@ class HubReader:
         return {source: found.get(source.task, ()) for source in after}
 
 
+def _check_positions(task: str, entries: Found) -> None:
+    """Refuse entries without a position: nobody could go on after them."""
+    for position, _ in entries:
+        if not isinstance(position, str):
+            raise TypeError(f"the hub returned the position {position!r:.80} for task {task!r}; return a str")
+
+
 def _log_outage(task: str, error: Any) -> None:
-    logging.getLogger(__name__).warning("source of %r: %s", task, error or "reachable again")
+    _log.warning("source of %r: %s", task, error or "reachable again")

@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from spcl.errors import SpclError, TaskError
-from spcl.sources.base import Data, HubError, ResetError
+from spcl.sources.base import Entry, HubError, ResetError
 from spcl.sources.hub import HUBS, first_number
 
 __all__ = ["RedisHub"]
@@ -63,7 +63,9 @@ class RedisHub:
         found = self._ask(lambda: self._client.sdiff(self._key("tasks"), self._key("ended")))
         return sorted(name.decode(errors="replace") for name in found)
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int
+    ) -> dict[str, Sequence[Entry]]:
         """Return the next entries of the tasks' streams."""
         keys = {self._key("stream", task).encode(): task for task in after}
         wanted = {key: after[task] or "0-0" for key, task in keys.items()}
