@@ -207,6 +207,8 @@ def test_requests_are_carried_out_once_and_survive_a_restart(hub: ListHub, make:
             service.finish_task("b")
         service.finish_task("a")
         service.start_task("c", classes=2)
+        with pytest.raises(TaskError, match=r"there is a (request to start )?task 'c' already"):
+            service.start_task("c", classes=3)
     with running(settings) as (service, _):
         until(lambda: knows(service, "c") and task(service).state == "finished")
         publish(hub, "c", 2, announce=False)

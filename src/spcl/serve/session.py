@@ -10,10 +10,11 @@ import torch
 
 from spcl.batches import Batch, describe
 from spcl.errors import SpclError
-from spcl.serve.build import example_inputs, load_learner, new_learner
+from spcl.serve.build import load_learner, new_learner
 from spcl.serve.events import CheckpointEvent, DeadLetterEvent, Event, TaskEvent
 from spcl.serve.records import Records, TaskRecord
 from spcl.serve.requests import Requests
+from spcl.serve.samples import example_inputs
 from spcl.serve.settings import ServeSettings
 from spcl.serve.trainer import Trainer
 from spcl.serve.watch import Watch
@@ -113,6 +114,11 @@ class Session:
     def request(self) -> None:
         """Let the next :meth:`advance` look for requests; may be called from any thread."""
         self._has_requests = True
+
+    def is_starting(self, task: str) -> bool:
+        """Return whether there is a request to start a task that was not carried out; may be called from any thread."""
+        waiting = self.requests.after(self.records.request)
+        return any(request["do"] == "start" and request["task"] == task for _, request in waiting)
 
     def save(self) -> None:
         """Save learner, positions and records in one file, and then let the hub forget what two checkpoints hold."""

@@ -53,6 +53,7 @@ class Status:
         checkpoint_time: of the last checkpoint (``time.time()``); None before the first.
         checkpoint_age: seconds since then.
         uptime: seconds since the service began to run; 0 before.
+        running: whether it runs, or else loads its state or stands by.
     """
 
     tasks: list[TaskStatus]
@@ -63,3 +64,4 @@ class Status:
     checkpoint_time: float | None
     checkpoint_age: float | None
     uptime: float
+    running: bool

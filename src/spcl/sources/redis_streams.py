@@ -33,7 +33,7 @@ class RedisHub:
     Args:
         url: e.g. ``redis://localhost:6379/0``.
         prefix: of all keys.
-        patience: seconds for which publishing is tried again when Redis cannot be reached.
+        patience: seconds for which publishing is tried again when Redis cannot be reached; ``math.inf`` without limit.
     """
 
     def __init__(self, url: str = "redis://localhost:6379/0", prefix: str = "spcl", patience: float = 60.0) -> None:
