@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from torch import nn
 
 from list_hub import ListHub, batch, damaged
-from serving import knows, list_of_tests, publish, running, settings_of, task, until
+from redis_process import RedisProcess, needs_redis
+from serving import HUB, knows, list_of_tests, publish, running, settings_of, task, until
 from spcl.checkpoint import read_checkpoint
 from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.models import BACKBONES
@@ -27,7 +29,7 @@ from spcl.serve import (
     load_serve_settings,
 )
 from spcl.serve.lock import StateInUseError
-from spcl.sources import Publisher, Schema, decode
+from spcl.sources import Entry, Publisher, RedisHub, Schema, decode
 
 
 @BACKBONES.register("picky-of-tests")
@@ -47,6 +49,40 @@ def picky_of_tests(inputs: Any) -> nn.Module:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> ListHub:
+    return list_of_tests(str(tmp_path))
+
+
+class CountingRedisHub(RedisHub):
+    """Redis, and how many messages of every task were read; what is in its dead letters."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        super().__init__(url, prefix)
+        self.furthest: Counter[str] = Counter()
+
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int
+    ) -> dict[str, Sequence[Entry]]:
+        found = super().read(after, count, wait, max_bytes)
+        self.furthest.update({task: len(entries) for task, entries in found.items()})
+        return found
+
+    @property
+    def dead(self) -> dict[str, Any]:
+        return {"a": self._client.xrange(self._key("dead", "a"))}
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["list", pytest.param("redis", marks=needs_redis)])
+def any_hub(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The hub in memory, and a real broker."""
+    if request.param == "redis":
+        HUB[str(tmp_path)] = CountingRedisHub(request.getfixturevalue("redis_server").url, prefix=tmp_path.name)
     return list_of_tests(str(tmp_path))
 
 
@@ -87,15 +123,15 @@ def test_a_service_learns_tasks_and_reports(hub: ListHub, make: Callable[..., Se
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_thousand_damaged_messages_are_learned_or_put_away(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+def test_a_thousand_damaged_messages_are_learned_or_put_away(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
     known = Schema.of(classes=2)
-    Publisher(hub).start("a", classes=2)
+    Publisher(any_hub).start("a", classes=2)
     announcements = 0
     for data in damaged(1000, seed=0, ends=False):
-        hub.append("a", data)
+        any_hub.append("a", data)
         with suppress(DataError):
             announcements += decode(data).content == "start" and decode(data).schema == known
-    publish(hub, "b", 5)
+    publish(any_hub, "b", 5)
 
     def handled(service: Service) -> int:
         return task(service).batches + task(service).dead_letters + announcements
@@ -106,16 +142,16 @@ def test_a_thousand_damaged_messages_are_learned_or_put_away(hub: ListHub, make:
     with running(settings) as (service, events):  # goes on after the same messages
         until(lambda: knows(service, "a") and handled(service) == 1000 and task(service, "b").batches == 5)
         assert task(service).batches > 10
-        assert len(hub.dead["a"]) == task(service).dead_letters > 500
+        assert len(any_hub.dead["a"]) == task(service).dead_letters > 500
     assert all(event.reason for event in events if isinstance(event, DeadLetterEvent))
 
 
 @pytest.mark.filterwarnings("ignore:task 'a'")
-def test_a_source_of_nan_is_skipped_and_the_others_learn(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
-    publisher = publish(hub, "a", 0)
+def test_a_source_of_nan_is_skipped_and_the_others_learn(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
+    publisher = publish(any_hub, "a", 0)
     for _ in range(6):
         publisher.publish("a", torch.full((2, 3), math.nan), torch.tensor([0, 1]))
-    publish(hub, "b", 6)
+    publish(any_hub, "b", 6)
     settings = make(together=True)
     with running(settings) as (service, events):
         until(lambda: service.status().steps == 6)
@@ -138,15 +174,15 @@ def test_a_batch_that_breaks_the_step_is_put_away_alone(hub: ListHub, make: Call
 
 
 def test_a_stalled_source_does_not_delay_and_a_flood_stays_in_the_hub(
-    hub: ListHub, make: Callable[..., ServeSettings]
+    any_hub: Any, make: Callable[..., ServeSettings]
 ) -> None:
-    publish(hub, "stalled", 1)
-    publish(hub, "flood", 150)
+    publish(any_hub, "stalled", 1)
+    publish(any_hub, "flood", 150)
     with running(make()) as (service, _):
         while not knows(service, "flood") or task(service, "flood").batches < 150:
             time.sleep(0.002)
             learned = task(service, "flood").batches if knows(service, "flood") else 0
-            read = hub.furthest.get("flood", 0)
+            read = any_hub.furthest.get("flood", 0)
             again = task(service, "flood").batches if knows(service, "flood") else 0
             assert read <= again + 1 + 4 + 1 + 8 + (again - learned) + 8  # announcement, queue, moment, read-ahead
         assert task(service, "stalled").batches == 1
