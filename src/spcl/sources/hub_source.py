@@ -14,7 +14,7 @@ from spcl.sources.hub import Hub
 from spcl.sources.schema import Schema
 from spcl.sources.wire import MAX_BYTES, decode
 
-__all__ = ["Excerpt", "Found", "HubReader", "HubSource"]
+__all__ = ["WAIT_SECONDS", "Excerpt", "Found", "HubReader", "HubSource"]
 
 READ_AHEAD = 8  # messages per call
 WAIT_SECONDS = 0.25  # longest wait of a call, so that closing takes no longer

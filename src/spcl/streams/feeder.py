@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 
 from spcl.sources import Found, Hub, HubReader, HubSource
+from spcl.sources.hub_source import WAIT_SECONDS
 from spcl.streams.reader import Queues, Reader
 
 __all__ = ["Feeder"]
 
 OnEnd = Callable[[Reader, BaseException | None], object]
 
-WAIT_SECONDS = 0.25  # longest wait of a call to a hub, so that closing takes no longer
 SHORTEST_PAUSE = 0.002
 
 
