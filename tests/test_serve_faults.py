@@ -253,7 +253,8 @@ def test_files_that_are_too_large_or_none_are_put_away_unread(tmp_path: Path) ->
 
 
 def test_only_the_newest_dead_letters_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spcl.sources.folder.MOST_DEAD_LETTERS", 20)
+    monkeypatch.setattr("spcl.sources.dead_letters.MOST", 20)
+    monkeypatch.setattr("spcl.sources.dead_letters.COUNTED_EVERY", 0)
     hub = FolderHub(tmp_path)
     for number in range(50):
         hub.dead_letter("a", f"{number:02}", b"junk", "why")

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from filelock import FileLock
@@ -16,6 +15,7 @@ from filelock import FileLock
 from spcl.errors import DataError, TaskError
 from spcl.files import atomic_write, write_text
 from spcl.sources.base import Data, Entry, ResetError
+from spcl.sources.dead_letters import DeadLetters
 from spcl.sources.hub import HUBS, first_number
 from spcl.sources.wire import too_large
 
@@ -28,8 +28,6 @@ LOCK = ".lock"
 SHORTEST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
 USUAL_BYTES = 2**16  # of a file; more are read by further calls
-MOST_DEAD_LETTERS = 10_000  # of a task
-LONGEST_NAME = 200  # bytes, of the 255 of a file's name
 UNREADABLE = (errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.ESPIPE)  # of a file, for good
 RELIST_SECONDS = 0.5  # after which a folder is listed again though it seems unchanged: its time of change has ticks
 
@@ -55,7 +53,7 @@ class FolderHub:
     Publishers of this class number the files. Files of any other origin must appear at once (written under a name that
     begins with a dot, then renamed) and have names that sort after those that were there before.
 
-    Dead letters are in ``dead-letters/<task>``, each beside a ``.txt`` with the reason.
+    Dead letters are in ``dead-letters/<task>``, each beside a ``.txt`` with the reason; the newest 10,000 are kept.
 
     Args:
         path: the folder; made if it does not exist.
@@ -63,10 +61,9 @@ class FolderHub:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._tasks = Path(path) / "tasks"
-        self._dead = Path(path) / "dead-letters"
+        self._dead_letters = DeadLetters(Path(path) / "dead-letters")
         self._tasks.mkdir(parents=True, exist_ok=True)
         self._listings: dict[str, _Listing] = {}
-        self._unchecked: dict[Path, int] = {}  # dead letters since they were counted
 
     def tasks(self) -> list[str]:
         """Return the folders of tasks that have not ended, sorted."""
@@ -131,29 +128,8 @@ class FolderHub:
         self._delete(task, self._names(task))
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
-        """Keep the message under its name, and the reason beside it.
-
-        The file itself is linked where it still exists: it may be too large to be read.
-        """
-        folder, name = self._dead / task, _short(position)
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):
-            os.link(self._tasks / task / f"{position}{SUFFIX}", folder / f"{name}{SUFFIX}", follow_symlinks=False)
-        if not (folder / f"{name}{SUFFIX}").exists():
-            with atomic_write(folder / f"{name}{SUFFIX}") as file:
-                file.write(data)
-        write_text(folder / f"{name}.txt", f"{reason}\n")
-        self._discard_old(folder)
-
-    def _discard_old(self, folder: Path) -> None:
-        """Keep the newest of the dead letters; they are counted once in a hundred times."""
-        self._unchecked[folder] = self._unchecked.get(folder, MOST_DEAD_LETTERS // 100) + 1
-        if self._unchecked[folder] > MOST_DEAD_LETTERS // 100:
-            self._unchecked[folder] = 0
-            reasons = sorted(folder.glob("*.txt"), key=lambda path: (path.stat().st_mtime, path.name))
-            for path in reasons[:-MOST_DEAD_LETTERS]:
-                path.with_suffix(SUFFIX).unlink(missing_ok=True)
-                path.unlink()
+        """Keep the message under its name, and the reason beside it."""
+        self._dead_letters.add(task, self._tasks / task / f"{position}{SUFFIX}", data, reason)
 
     def _names_after(self, task: str, after: str | None, count: int) -> list[str]:
         """Return up to ``count`` names after a position, without a gap.
@@ -229,17 +205,6 @@ class _Loader:
             return content
         finally:
             os.close(file)
-
-
-def _short(position: str) -> str:
-    """Return a name for a position: itself, or its beginning and hash where a file's name would become too long.
-
-    >>> _short("photo"), len(_short("x" * 240))
-    ('photo', 105)
-    """
-    if len(os.fsencode(position)) <= LONGEST_NAME:
-        return position
-    return f"{position[:40]}-{sha256(os.fsencode(position)).hexdigest()}"
 
 
 def _successor(last: str) -> str:
