@@ -2,13 +2,13 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from spcl.errors import TaskError
-from spcl.sources import HubError, Schema, encode_batch, encode_end, encode_start
+from spcl.sources import Entry, HubError, Schema, encode_batch, encode_end, encode_start
 
 
 class ListHub:
@@ -24,7 +24,9 @@ class ListHub:
     def tasks(self) -> list[str]:
         return sorted(self.streams.keys() - self.ended)
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, bytes]]]:
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int = 0
+    ) -> dict[str, Sequence[Entry]]:
         if self.is_down:
             raise HubError("it is down")
         found = {

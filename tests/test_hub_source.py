@@ -3,7 +3,7 @@
 import json
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 
 from list_hub import ListHub, batch
 from spcl.errors import DataError
-from spcl.sources import Data, FolderHub, HubSource, Publisher, Schema, decode, encode_batch
+from spcl.sources import Entry, FolderHub, HubSource, Publisher, Schema, decode, encode_batch
 from spcl.streams import LiveStream
 
 SCHEMA = Schema.of(classes=2)
@@ -27,7 +27,9 @@ class ObservedHub(ListHub):
         self.most_tasks = 0
         self.unreadable: set[str] = set()
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int = 0
+    ) -> dict[str, Sequence[Entry]]:
         self.threads.add(threading.get_ident())
         self.most_tasks = max(self.most_tasks, len(after))
         if self.unreadable & after.keys():
@@ -114,5 +116,5 @@ def test_files_of_any_size_are_read_whole_and_apart(tmp_path: Path) -> None:
     contents = [bytes([number]) * size for number, size in enumerate((1, 0, 2**16 - 1, 2**16, 2**16 + 1, 300_000, 7))]
     for content in contents:
         hub.append("camera", content)
-    found = hub.read({"camera": None}, len(contents), 0.0)["camera"]
+    found = hub.read({"camera": None}, len(contents), 0.0, 2**20)["camera"]
     assert [bytes(data) for _, data in found] == contents

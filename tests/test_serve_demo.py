@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from redis_process import needs_redis
 from spcl.cli.app import app
 from spcl.serve import ServeSettings, load_serve_settings
+from spcl.serve.settings import HttpSettings, InputSettings, TaskSettings
 from spcl.sources import FolderHub, Publisher
 from test_serve_http import Client, X
 
@@ -102,6 +103,12 @@ def test_settings_in_the_examples_are_valid() -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
     (shown,) = re.findall(r"^```yaml\n(state:.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert set(yaml.safe_load(shown)) <= set(yaml.safe_load((EXAMPLES / "serve.yaml").read_text()))
+
+
+def test_the_example_shows_every_setting() -> None:
+    text = (EXAMPLES / "serve.yaml").read_text()
+    for section in (ServeSettings, InputSettings, TaskSettings, HttpSettings):
+        assert [name for name in section.model_fields if not re.search(rf"\b{name}:", text)] == []
 
 
 def changed_settings(comment: str) -> ServeSettings:

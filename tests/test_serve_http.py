@@ -169,6 +169,8 @@ def test_lists_and_tensors_give_the_predictions_of_the_snapshot(server: tuple[Se
             422,
             "float32[2], but expected are float32[4]",
         ),
+        ("predict?task=camera", b'{"inputs": [[NaN, 2, 3, 4]]}', "application/json", 422, "not finite"),
+        ("predict?task=speed", b'{"inputs": [[1e39, 2, 3, 4]]}', "application/json", 422, "not finite"),
         ("predict?task=camera", b'{"inputs": []}', "application/json", 422, "float32[]"),
         ("predict?task=camera", b'{"inputs": [["a"]]}', "application/json", 422, "no samples of float32[4]"),
         ("predict?task=camera", b'{"input": [[1, 2, 3, 4]]}', "application/json", 422, "Field required"),

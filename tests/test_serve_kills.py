@@ -8,6 +8,7 @@ and then Redis, get SIGKILL. Compared bit for bit: the killed service, one that 
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -125,10 +126,17 @@ def announce(redis: RedisProcess, prefix: str) -> None:
         publisher.start(task, classes=2)
 
 
+def first_positions(redis: RedisProcess, prefix: str) -> dict[str, int]:
+    """Return the numbers of the announcements."""
+    found = RedisHub(redis.url, prefix).read(dict.fromkeys(TASKS), 1, 0.0, 2**20)
+    return {task: int(entries[0][0].partition("-")[0]) for task, entries in found.items()}
+
+
 def disturbed(folder: Path, redis: RedisProcess, seed: int) -> int:
     """Serve with kills at random moments; return the rounds that were published."""
     settings, chance = settings_of(folder, redis, "disturbed"), random.Random(seed)
     announce(redis, "disturbed")
+    (folder / "first").write_text(json.dumps(first_positions(redis, "disturbed")))
     stop, count = folder / "stop", folder / "rounds"
     redis_turns = set(chance.sample(range(KILLS), REDIS_KILLS))
 
@@ -228,21 +236,21 @@ def main() -> int:
         print(f"{KILLS} SIGKILLs of the service, {REDIS_KILLS} of Redis, seed {seed}:")
         print(f"{len(TASKS)} tasks of {rounds} batches, {time.monotonic() - begin:.0f} s;", end=" ")
         print(f"{steps} steps, of which {steps - rounds} were not in a checkpoint when the service was killed")
-        return report(rounds, states)
+        return report(rounds, states, json.loads((folder / "first").read_text()))
 
 
 def learned(state: dict[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in LEARNED} | {"random": state["random"]["torch"]}
 
 
-def report(rounds: int, states: list[dict[str, Any]]) -> int:
+def report(rounds: int, states: list[dict[str, Any]], first: dict[str, int]) -> int:
     killed, quiet, plain = states
     stream, service = killed["sources"]["stream"], killed["sources"]["service"]
-    last = f"{rounds + 1}-0"  # after the announcement, which is 1-0
+    last = {task: f"{number + rounds}-0" for task, number in first.items()}
     checks = {
         "batches delivered, of every task": set(stream["delivered"].values()) == {rounds},
         "batches recorded as learned, of every task": {task["batches"] for task in service["tasks"]} == {rounds},
-        "position in every stream": stream["positions"] == dict.fromkeys(TASKS, last),
+        "position in every stream": stream["positions"] == last,
         "steps of the learner": killed["learner"]["steps"] == rounds,
         "no dead letters": not any(task["dead_letters"] for task in service["tasks"]),
         "equal to the undisturbed service": not differences(learned(killed), learned(quiet)),

@@ -16,7 +16,7 @@ from spcl.serve import ServeSettings
 from spcl.serve.build import new_learner
 from spcl.serve.predictor import Predictor
 from spcl.serve.records import Records
-from spcl.serve.samples import samples_from_lists
+from spcl.serve.samples import example_inputs, samples_from_lists
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 3
@@ -129,6 +129,10 @@ def test_lists_become_the_parts_that_the_backbone_was_built_for() -> None:
     assert isinstance(x, dict)
     assert list(x) == ["text", "size"]
     assert x["size"].dtype == torch.float32
+    for names in (("1", "0"), ("2", "1"), ("00", "1")):  # as messages of sources are understood
+        spec = InputSpec((2,), torch.int64, 10, dict.fromkeys(names, size))
+        given, example = samples_from_lists({name: [5] for name in names}, spec), example_inputs(spec)
+        assert type(given) is type(example) is (tuple if names == ("1", "0") else dict)
     pair = samples_from_lists({"0": [[1, 2]], "1": [5]}, InputSpec((2,), torch.int64, 10, {"0": text, "1": size}))
     assert isinstance(pair, tuple)
     for wrong in ([[1, 2]], {"text": [[1, 2]]}):

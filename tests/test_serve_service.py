@@ -1,10 +1,11 @@
 """A service learns what its sources send, puts away what it cannot learn, and goes on where it was."""
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,22 @@ import torch
 from torch import nn
 
 from list_hub import ListHub, batch, damaged
+from redis_process import RedisProcess, needs_redis
+from serving import HUB, knows, list_of_tests, publish, running, settings_of, task, until
 from spcl.checkpoint import read_checkpoint
 from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.models import BACKBONES
 from spcl.serve import (
     CheckpointEvent,
     DeadLetterEvent,
-    Event,
     ServeSettings,
     Service,
     StepEvent,
     TaskEvent,
-    TaskStatus,
     load_serve_settings,
 )
 from spcl.serve.lock import StateInUseError
-from spcl.sources import HUBS, Publisher, Schema, decode
-
-LONG = 30.0
-HUB: dict[str, ListHub] = {}
-
-
-@HUBS.register("list-of-tests")
-def list_of_tests(key: str) -> ListHub:
-    return HUB.setdefault(key, ListHub())
+from spcl.sources import Entry, Publisher, RedisHub, Schema, decode
 
 
 @BACKBONES.register("picky-of-tests")
@@ -59,63 +52,43 @@ def hub(tmp_path: Path) -> ListHub:
     return list_of_tests(str(tmp_path))
 
 
+class CountingRedisHub(RedisHub):
+    """Redis, and how many messages of every task were read; what is in its dead letters."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        super().__init__(url, prefix)
+        self.furthest: Counter[str] = Counter()
+
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int
+    ) -> dict[str, Sequence[Entry]]:
+        found = super().read(after, count, wait, max_bytes)
+        self.furthest.update({task: len(entries) for task, entries in found.items()})
+        return found
+
+    @property
+    def dead(self) -> dict[str, Any]:
+        return {"a": self._client.xrange(self._key("dead", "a"))}
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["list", pytest.param("redis", marks=needs_redis)])
+def any_hub(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """The hub in memory, and a real broker."""
+    if request.param == "redis":
+        HUB[str(tmp_path)] = CountingRedisHub(request.getfixturevalue("redis_server").url, prefix=tmp_path.name)
+    return list_of_tests(str(tmp_path))
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., ServeSettings]:
-    def settings(**changes: Any) -> ServeSettings:
-        learner = {"backbone": {"name": "mlp", "hidden": [8]}, "memory_budget": 20} | changes.pop("learner", {})
-        values = {"state": str(tmp_path / "state"), "source": {"name": "list-of-tests", "key": str(tmp_path)}}
-        defaults = {"inputs": {"shape": [3]}, "learner": learner, "checkpoint_seconds": 0.05}
-        return ServeSettings.of(values | defaults | changes)
-
-    return settings
-
-
-@contextmanager
-def running(settings: ServeSettings, **options: Any) -> Iterator[tuple[Service, list[Event]]]:
-    events: list[Event] = []
-    service = Service(settings, on_event=events.append, **options)
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            service.run()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield service, events
-    finally:
-        service.stop()
-        thread.join(LONG)
-        assert not thread.is_alive()
-    if errors:
-        raise errors[0]
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
-
-
-def task(service: Service, name: str = "a") -> TaskStatus:
-    return next(task for task in service.status().tasks if task.name == name)
-
-
-def knows(service: Service, name: str) -> bool:
-    return any(task.name == name for task in service.status().tasks)
-
-
-def publish(hub: ListHub, name: str, count: int, start: int = 0, announce: bool = True) -> Publisher:
-    publisher = Publisher(hub)
-    if announce:
-        publisher.start(name, classes=2)
-    for number in range(start, start + count):
-        publisher.publish(name, *batch(number % 7))
-    return publisher
+    return partial(settings_of, tmp_path)
 
 
 def saved(settings: ServeSettings) -> dict[str, Any]:
@@ -150,15 +123,15 @@ def test_a_service_learns_tasks_and_reports(hub: ListHub, make: Callable[..., Se
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_thousand_damaged_messages_are_learned_or_put_away(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+def test_a_thousand_damaged_messages_are_learned_or_put_away(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
     known = Schema.of(classes=2)
-    Publisher(hub).start("a", classes=2)
+    Publisher(any_hub).start("a", classes=2)
     announcements = 0
     for data in damaged(1000, seed=0, ends=False):
-        hub.append("a", data)
+        any_hub.append("a", data)
         with suppress(DataError):
             announcements += decode(data).content == "start" and decode(data).schema == known
-    publish(hub, "b", 5)
+    publish(any_hub, "b", 5)
 
     def handled(service: Service) -> int:
         return task(service).batches + task(service).dead_letters + announcements
@@ -169,16 +142,16 @@ def test_a_thousand_damaged_messages_are_learned_or_put_away(hub: ListHub, make:
     with running(settings) as (service, events):  # goes on after the same messages
         until(lambda: knows(service, "a") and handled(service) == 1000 and task(service, "b").batches == 5)
         assert task(service).batches > 10
-        assert len(hub.dead["a"]) == task(service).dead_letters > 500
+        assert len(any_hub.dead["a"]) == task(service).dead_letters > 500
     assert all(event.reason for event in events if isinstance(event, DeadLetterEvent))
 
 
 @pytest.mark.filterwarnings("ignore:task 'a'")
-def test_a_source_of_nan_is_skipped_and_the_others_learn(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
-    publisher = publish(hub, "a", 0)
+def test_a_source_of_nan_is_skipped_and_the_others_learn(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
+    publisher = publish(any_hub, "a", 0)
     for _ in range(6):
         publisher.publish("a", torch.full((2, 3), math.nan), torch.tensor([0, 1]))
-    publish(hub, "b", 6)
+    publish(any_hub, "b", 6)
     settings = make(together=True)
     with running(settings) as (service, events):
         until(lambda: service.status().steps == 6)
@@ -201,15 +174,15 @@ def test_a_batch_that_breaks_the_step_is_put_away_alone(hub: ListHub, make: Call
 
 
 def test_a_stalled_source_does_not_delay_and_a_flood_stays_in_the_hub(
-    hub: ListHub, make: Callable[..., ServeSettings]
+    any_hub: Any, make: Callable[..., ServeSettings]
 ) -> None:
-    publish(hub, "stalled", 1)
-    publish(hub, "flood", 150)
+    publish(any_hub, "stalled", 1)
+    publish(any_hub, "flood", 150)
     with running(make()) as (service, _):
         while not knows(service, "flood") or task(service, "flood").batches < 150:
             time.sleep(0.002)
             learned = task(service, "flood").batches if knows(service, "flood") else 0
-            read = hub.furthest.get("flood", 0)
+            read = any_hub.furthest.get("flood", 0)
             again = task(service, "flood").batches if knows(service, "flood") else 0
             assert read <= again + 1 + 4 + 1 + 8 + (again - learned) + 8  # announcement, queue, moment, read-ahead
         assert task(service, "stalled").batches == 1
@@ -223,7 +196,7 @@ def test_silence_ends_a_task_but_an_outage_is_no_silence(hub: ListHub, make: Cal
         hub.is_down = True
         until(lambda: any(isinstance(event, TaskEvent) and event.kind == "failed" for event in events))
         time.sleep(1.7)
-        assert task(service).state == "running"
+        assert task(service).state == "failed"
         hub.is_down = False
         until(lambda: task(service).state == "finished")
     kinds = [event.kind for event in events if isinstance(event, TaskEvent)]
@@ -270,6 +243,8 @@ def test_requests_are_carried_out_once_and_survive_a_restart(hub: ListHub, make:
             service.finish_task("b")
         service.finish_task("a")
         service.start_task("c", classes=2)
+        with pytest.raises(TaskError, match=r"there is a (request to start )?task 'c' already"):
+            service.start_task("c", classes=3)
     with running(settings) as (service, _):
         until(lambda: knows(service, "c") and task(service).state == "finished")
         publish(hub, "c", 2, announce=False)

@@ -14,12 +14,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
 
+from spcl.errors import DataError
 from spcl.models import InputSpec
 from spcl.serve.history import Cursor, History
 from spcl.serve.metrics import CONTENT_TYPE, Metrics
 from spcl.serve.predictor import Prediction, Predictor
 from spcl.serve.samples import samples_from_lists
-from spcl.serve.service import Service
+from spcl.serve.service import Service, TaskExistsError
 from spcl.serve.status import Status
 from spcl.sources import Kind
 from spcl.sources.wire import decode_inputs
@@ -151,9 +152,11 @@ class Api:
 
     def start_task(self, task: NewTask) -> NewTask:
         """Start a task between two steps; the same happens when its source announces it."""
-        if self._states().get(task.name, "waiting") != "waiting":
-            raise HTTPException(409, f"there is a task {task.name!r} already; choose another name")
-        self._service.start_task(task.name, kind=task.kind, classes=task.classes)
+        self._states()
+        try:
+            self._service.start_task(task.name, kind=task.kind, classes=task.classes)
+        except TaskExistsError as error:
+            raise HTTPException(409, str(error)) from None
         return task
 
     def finish_task(self, name: str) -> None:
@@ -168,7 +171,7 @@ class Api:
     def _states(self) -> dict[str, str]:
         """Return the state of every task, or answer 503 while the service loads, or stands by."""
         status = self._service.status()
-        if status.uptime == 0.0:
+        if not status.running:
             raise HTTPException(503, "the service does not run yet; ask again later", {"Retry-After": "5"})
         return {task.name: task.state for task in status.tasks}
 
@@ -219,6 +222,8 @@ def _inputs_of(body: bytes) -> list[Any] | dict[str, list[Any]]:
 
 
 def _as_response(prediction: Prediction) -> Predictions:
+    if not prediction.outputs.isfinite().all():
+        raise DataError("the predictions are not finite; send inputs that are finite and not too large")
     best = None
     if prediction.classes is not None:
         probabilities, indices = prediction.outputs.max(dim=1)

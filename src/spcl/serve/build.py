@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from spcl.batches import Inputs
 from spcl.checkpoint import read_newest
 from spcl.errors import CheckpointError
 from spcl.learner import Learner
@@ -17,7 +16,7 @@ from spcl.serve.records import Records
 from spcl.serve.settings import LEARNER
 from spcl.streams import LiveStream
 
-__all__ = ["example_inputs", "load_learner", "new_learner"]
+__all__ = ["load_learner", "new_learner"]
 
 
 def new_learner(settings: RunSettings, inputs: InputSpec, records: Records) -> Learner:
@@ -40,19 +39,6 @@ def load_learner(path: Path, settings: RunSettings, inputs: InputSpec, records: 
     tasks = [record.run_task for record in records.tasks.values() if record.name in added]
     heads = make_heads(tasks, parts["backbone"], settings)
     return Learner.load(state, **parts, heads=heads, losses=make_losses(tasks, settings), stream=stream)
-
-
-def example_inputs(inputs: InputSpec) -> Inputs:
-    """Return an empty batch of such inputs; parts that are numbered from 0 make a tuple.
-
-    >>> example_inputs(InputSpec((4,), torch.float32)).shape
-    torch.Size([0, 4])
-    """
-    if inputs.parts is None:
-        return torch.empty((0, *inputs.shape), dtype=inputs.dtype)
-    parts = {name: torch.empty((0, *part.shape), dtype=part.dtype) for name, part in inputs.parts.items()}
-    numbered = [str(index) for index in range(len(parts))]
-    return tuple(parts[name] for name in numbered) if list(parts) == numbered else parts
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:

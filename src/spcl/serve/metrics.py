@@ -1,18 +1,18 @@
 """Metrics of a service in Prometheus' text format, made from its totals and its status when they are asked for."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spcl.serve.history import Totals
-from spcl.serve.status import Status, TaskStatus
+from spcl.serve.status import Status, TaskState, TaskStatus
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STATES = ("waiting", "running", "silent", "finished")
 
 
 class Metrics(Collector):
@@ -74,7 +74,7 @@ def _task_metrics(totals: Totals, tasks: Iterable[TaskStatus]) -> Iterable[Metri
     backlogs = {task.name: task.backlog for task in listed}
     yield _by_task(GaugeMetricFamily, "spcl_backlog_batches", "Batches that wait to be learned.", backlogs)
     states = GaugeMetricFamily("spcl_tasks", "Tasks by state.", labels=["state"])
-    for state in STATES:
+    for state in get_args(TaskState):
         states.add_metric([state], sum(task.state == state for task in listed))
     yield states
 

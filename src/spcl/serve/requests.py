@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spcl.errors import DataError
 from spcl.sources import FolderHub
+from spcl.sources.wire import MAX_BYTES
 
 __all__ = ["Requests"]
 
@@ -20,7 +22,8 @@ class Requests:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._hub = FolderHub(folder / "requests")
+        self._path = folder / "requests"
+        self._hub = FolderHub(self._path)
 
     def add(self, request: dict[str, Any]) -> None:
         """Keep a request."""
@@ -28,8 +31,9 @@ class Requests:
 
     def after(self, position: str | None) -> list[tuple[str, dict[str, Any]]]:
         """Return the requests after a position, with theirs."""
-        found = self._hub.read({STREAM: position}, MOST, wait=0.0)[STREAM]
-        return [(at, json.loads(data)) for at, data in found]
+        hub = FolderHub(self._path)  # a new one: that of before may take the folder for unchanged for a moment
+        found = hub.read({STREAM: position}, MOST, wait=0.0, max_bytes=MAX_BYTES)[STREAM]
+        return [(at, json.loads(data)) for at, data in found if not isinstance(data, DataError)]
 
     def forget(self, upto: str) -> None:
         """Delete requests that are in the last two checkpoints."""

@@ -1,4 +1,4 @@
-"""Samples in requests: nested lists of numbers become tensors of the types that the backbone was built for."""
+"""Samples of the types that the backbone was built for: empty ones, and those in requests, from nested lists."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,18 @@ from spcl.batches import Inputs
 from spcl.errors import DataError
 from spcl.models import InputSpec
 
-__all__ = ["samples_from_lists"]
+__all__ = ["example_inputs", "samples_from_lists"]
+
+
+def example_inputs(inputs: InputSpec) -> Inputs:
+    """Return an empty batch of such inputs.
+
+    >>> example_inputs(InputSpec((4,), torch.float32)).shape
+    torch.Size([0, 4])
+    """
+    if inputs.parts is None:
+        return torch.empty((0, *inputs.shape), dtype=inputs.dtype)
+    return _joined({name: torch.empty((0, *part.shape), dtype=part.dtype) for name, part in inputs.parts.items()})
 
 
 def samples_from_lists(values: Any, inputs: InputSpec) -> Inputs:
@@ -34,8 +45,15 @@ def samples_from_lists(values: Any, inputs: InputSpec) -> Inputs:
     if not isinstance(values, Mapping) or values.keys() != inputs.parts.keys():
         found = f"parts {list(values)}" if isinstance(values, Mapping) else f"a {type(values).__name__}"
         raise DataError(f"the inputs are {found}; give an object with the parts {list(inputs.parts)}")
-    parts = {name: _tensor(values[name], part, f"part {name!r} of the inputs") for name, part in inputs.parts.items()}
-    return tuple(parts.values()) if all(name.isdecimal() for name in parts) else parts
+    return _joined(
+        {name: _tensor(values[name], part, f"part {name!r} of the inputs") for name, part in inputs.parts.items()}
+    )
+
+
+def _joined(parts: dict[str, Tensor]) -> Inputs:
+    """Return parts as a tuple where their names are the numbers from 0, in any order, and else as they are."""
+    numbers = [str(index) for index in range(len(parts))]
+    return tuple(parts[number] for number in numbers) if parts.keys() == set(numbers) else parts
 
 
 def _tensor(values: Any, inputs: InputSpec, owner: str) -> Tensor:

@@ -15,7 +15,11 @@ from spcl.serve.settings import ServeSettings
 from spcl.serve.status import Status, TaskState, TaskStatus
 from spcl.sources import HUBS, Hub, Kind, Schema, check_task_name
 
-__all__ = ["Service", "Status", "TaskStatus"]
+__all__ = ["Service", "Status", "TaskExistsError", "TaskStatus"]
+
+
+class TaskExistsError(TaskError):
+    """A task that was started already, or is about to be."""
 
 
 class Service:
@@ -91,15 +95,20 @@ class Service:
             name: its name.
             classes: the number or names of classes, labels or, of a regression, outputs.
             kind: what its targets are.
+
+        Raises:
+            TaskExistsError: if it was started already.
         """
         check_task_name(name)
         schema = Schema.of(kind, classes)
         with self._lock:
             session = self._running()
+            if session.is_starting(name):
+                raise TaskExistsError(f"there is a request to start task {name!r} already; choose another name")
             source, record = session.sources.get(name), session.records.tasks.get(name)
             if record is not None and (source is None or source.schema is not None):
                 state = "is finished" if record.finished else "is running"
-                raise TaskError(f"there is a task {name!r} already, which {state}; choose another name")
+                raise TaskExistsError(f"there is a task {name!r} already, which {state}; choose another name")
             self._request(session, {"do": "start", "task": name, "schema": schema.model_dump(mode="json")})
 
     def finish_task(self, name: str) -> None:
@@ -116,7 +125,7 @@ class Service:
         """Return the state of the service and of its tasks; cheap, from any thread."""
         session = self._session
         if session is None:
-            return Status([], 0, 0, 0, 0, None, None, 0.0)
+            return Status([], 0, 0, 0, 0, None, None, 0.0, running=False)
         records = list(session.records.tasks.values())
         silences, lags = session.silences(), session.stream.lag
         saved = session.saved_at
@@ -129,6 +138,7 @@ class Service:
             checkpoint_time=saved,
             checkpoint_age=None if saved is None else max(0.0, time.time() - saved),
             uptime=time.monotonic() - self._began,
+            running=True,
         )
 
     def _task_status(self, session: Session, record: TaskRecord, silence: float, lags: dict[str, float]) -> TaskStatus:
@@ -137,6 +147,8 @@ class Service:
         state: TaskState = "running"
         if record.finished:
             state = "finished"
+        elif (source is not None and source.is_out) or record.name in session.stream.failed:
+            state = "failed"
         elif schema is None:
             state = "waiting"
         elif silence > self._settings.tasks.silence_seconds:

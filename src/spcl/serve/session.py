@@ -10,14 +10,15 @@ import torch
 
 from spcl.batches import Batch, describe
 from spcl.errors import SpclError
-from spcl.serve.build import example_inputs, load_learner, new_learner
+from spcl.serve.build import load_learner, new_learner
 from spcl.serve.events import CheckpointEvent, DeadLetterEvent, Event, TaskEvent
 from spcl.serve.records import Records, TaskRecord
 from spcl.serve.requests import Requests
+from spcl.serve.samples import example_inputs
 from spcl.serve.settings import ServeSettings
 from spcl.serve.trainer import Trainer
 from spcl.serve.watch import Watch
-from spcl.sources import Hub, HubSource, Rejected, Schema, check_task_name, encode_batch
+from spcl.sources import Hub, HubError, HubSource, Rejected, ResetError, Schema, check_task_name, encode_batch
 from spcl.streams import Failure, LiveStream
 
 __all__ = ["Session", "StoppedError"]
@@ -78,7 +79,7 @@ class Session:
             on_failure=self._report_failure,
             on_rejected=self._reject,
         )
-        self.watch = Watch(hub, self.positions)
+        self.watch = Watch(hub, self.positions, self._lose)
         self._has_requests = True
         self._unsaved = 0  # checkpoints until everything is in two of them
         self._due_at = time.monotonic() + settings.checkpoint_seconds
@@ -113,6 +114,11 @@ class Session:
     def request(self) -> None:
         """Let the next :meth:`advance` look for requests; may be called from any thread."""
         self._has_requests = True
+
+    def is_starting(self, task: str) -> bool:
+        """Return whether there is a request to start a task that was not carried out; may be called from any thread."""
+        waiting = self.requests.after(self.records.request)
+        return any(request["do"] == "start" and request["task"] == task for _, request in waiting)
 
     def save(self) -> None:
         """Save learner, positions and records in one file, and then let the hub forget what two checkpoints hold."""
@@ -226,10 +232,10 @@ class Session:
                     self.stream.remove(name)
 
     def silences(self) -> dict[str, float]:
-        """Return for how long each task that is known and can be reached has had no message."""
+        """Return for how long each task that is known has had no message, up to the last time when its hub said so."""
         now, lags = time.monotonic(), self.stream.lag
         return {
-            name: min(lags[name], now - self.alive_since[name])
+            name: source.quiet_at - max(now - lags[name], self.alive_since[name])
             for name, source in list(self.sources.items())
             if name in lags and source.schema is not None
         }
@@ -237,11 +243,15 @@ class Session:
     # -- what goes wrong
 
     def _report_outage(self, task: str, error: Exception | None) -> None:
-        self.alive_since[task] = float("inf") if error is not None else time.monotonic()
         if error is None:
+            self.alive_since[task] = time.monotonic()
             self._on_event(TaskEvent(time.time(), task, "recovered", "its source can be read again"))
         else:
             self._on_event(TaskEvent(time.time(), task, "failed", str(error)))
+
+    def _lose(self, task: str, error: ResetError) -> None:
+        if (source := self.sources.get(task)) is not None:
+            source.lose(error)
 
     def _report_failure(self, task: str, failure: Failure) -> None:
         _log.error("the source of task %r failed", task, exc_info=failure.exception)
@@ -251,15 +261,30 @@ class Session:
         self._reject(task, Rejected(self.stream.positions[task], encode_batch(batch), reason))
 
     def _reject(self, task: str, rejected: Rejected) -> None:
-        """Put a message away, again and again until the hub has it: only then may a checkpoint be after it."""
-        put_away = partial(self._hub.dead_letter, task, rejected.position, rejected.data, rejected.reason)
-        while not self._succeeds(put_away):
-            if self._is_stopping():
-                raise StoppedError(f"stopped before a message of task {task!r} could be put away")
-            time.sleep(RETRY_SECONDS)
+        """Put a message away, and report it."""
+        reason = rejected.reason
+        try:
+            self._put_away(task, rejected)
+        except StoppedError:
+            raise
+        except Exception as error:  # a full disk, or whatever it is of any hub, must not stop the other tasks
+            reason = f"{reason} (it could not be kept: {error})"
+            _log.error("message %s of task %r: %s", rejected.position, task, reason)
         self.records.tasks[task].dead_letters += 1
         self._unsaved = 2
-        self._on_event(DeadLetterEvent(time.time(), task, rejected.position, rejected.reason))
+        self._on_event(DeadLetterEvent(time.time(), task, rejected.position, reason))
+
+    def _put_away(self, task: str, rejected: Rejected) -> None:
+        """Try until the hub can be reached: only then may a checkpoint be after the message."""
+        while not self._is_stopping():
+            try:
+                self._hub.dead_letter(task, rejected.position, rejected.data, rejected.reason)
+            except HubError as error:
+                _log.warning("%s", error)
+                time.sleep(RETRY_SECONDS)
+            else:
+                return
+        raise StoppedError(f"stopped before a message of task {task!r} could be put away")
 
     def _succeeds(self, call: Callable[[], Any]) -> bool:
         try:
@@ -273,9 +298,9 @@ class Session:
         """Let the hub delete what the checkpoint before the last holds, too; later, if it cannot be reached."""
         finished, request = self._forgettable
         self._forgettable = [name for name, each in self.records.tasks.items() if each.finished], self.records.request
-        self._succeeds(self.stream.commit)
+        self.stream.commit()
         for name in set(finished) - self._forgotten:
             if self._succeeds(partial(self._hub.end, name)):
                 self._forgotten.add(name)
         if request is not None:
-            self.requests.forget(request)
+            self._succeeds(partial(self.requests.forget, request))

@@ -7,7 +7,7 @@ from spcl.sources import Kind
 
 __all__ = ["Status", "TaskState", "TaskStatus"]
 
-TaskState = Literal["waiting", "running", "silent", "finished"]
+TaskState = Literal["waiting", "running", "silent", "failed", "finished"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class TaskStatus:
         name: its name.
         kind: what its targets are; None while it is not known.
         classes: the number of its classes, labels or numbers; None while it is not known.
-        state: waiting to be announced, running, silent (running, without batches for long) or finished.
+        state: waiting to be announced, running, silent (running, without batches for long), failed (its source cannot
+            be read, now or for good) or finished.
         batches: how many batches were learned.
         samples: how many samples were in them.
         lag_seconds: how long the next batch has been awaited; 0 while batches are queued.
@@ -52,6 +53,7 @@ class Status:
         checkpoint_time: of the last checkpoint (``time.time()``); None before the first.
         checkpoint_age: seconds since then.
         uptime: seconds since the service began to run; 0 before.
+        running: whether it runs, or else loads its state or stands by.
     """
 
     tasks: list[TaskStatus]
@@ -62,3 +64,4 @@ class Status:
     checkpoint_time: float | None
     checkpoint_age: float | None
     uptime: float
+    running: bool

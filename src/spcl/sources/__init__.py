@@ -4,7 +4,7 @@ A :class:`Publisher` puts batches into a hub, a :class:`FolderHub` or :class:`Re
 those of one task for a :class:`spcl.streams.LiveStream`.
 """
 
-from spcl.sources.base import Data, HubError, Message, Rejected, Source
+from spcl.sources.base import Data, Entry, HubError, Message, Rejected, ResetError, Source
 from spcl.sources.folder import FolderHub
 from spcl.sources.hub import HUBS, Hub, check_task_name
 from spcl.sources.hub_source import Excerpt, Found, HubReader, HubSource
@@ -17,6 +17,7 @@ from spcl.sources.wire import Letter, decode, encode_batch, encode_end, encode_s
 __all__ = [
     "HUBS",
     "Data",
+    "Entry",
     "Excerpt",
     "FolderHub",
     "Found",
@@ -31,6 +32,7 @@ __all__ = [
     "Publisher",
     "RedisHub",
     "Rejected",
+    "ResetError",
     "Schema",
     "Source",
     "as_source",

@@ -5,15 +5,35 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from spcl.batches import Batch
+from spcl.errors import DataError
 
-__all__ = ["Data", "HubError", "Message", "Rejected", "Source"]
+__all__ = ["Data", "Entry", "HubError", "Message", "Rejected", "ResetError", "Source"]
 
 Data = bytes | bytearray
 """A message: bytes, or a bytearray of its own, which the tensors in it then share instead of copying it."""
 
+Entry = tuple[str, Data | DataError]
+"""The position of a message, and its bytes, or why they cannot be read."""
+
 
 class HubError(ConnectionError):
     """A hub that cannot be reached now, but may be later."""
+
+
+class ResetError(OSError):
+    """A stream that ends before the position up to which it was read: it was deleted, or lost its end in a crash.
+
+    >>> print(ResetError("camera", "8", "11"))
+    the stream of task 'camera' ends at 8, but it was learned up to 11, so it was reset, and its new messages are not
+    learned; restore it and start again, or finish the task and publish under another name
+    """
+
+    def __init__(self, task: str, end: str, position: str) -> None:
+        super().__init__(
+            f"the stream of task {task!r} ends at {end}, but it was learned up to {position}, so it was reset, and its "
+            f"new messages are not learned; restore it and start again, or finish the task and publish under another "
+            f"name"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,24 +1,29 @@
 """The stream of a task in a hub as a source, and reading many of them by one call."""
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from spcl.errors import DataError, TaskError
-from spcl.sources.base import Data, Message, Rejected
+from spcl.sources.base import Entry, Message, Rejected, ResetError
 from spcl.sources.hub import Hub
 from spcl.sources.schema import Schema
 from spcl.sources.wire import MAX_BYTES, decode
 
-__all__ = ["Excerpt", "Found", "HubReader", "HubSource"]
+__all__ = ["WAIT_SECONDS", "Excerpt", "Found", "HubReader", "HubSource"]
 
 READ_AHEAD = 8  # messages per call
 WAIT_SECONDS = 0.25  # longest wait of a call, so that closing takes no longer
 FIRST_DELAY = 0.05
+CONNECTION_ERRORS = (ConnectionError, TimeoutError)  # of all tasks: to ask for each alone would take a timeout each
 
-Found = Sequence[tuple[str, Data]]
+_log = logging.getLogger(__name__)
+
+Found = Sequence[Entry]
 """Messages as they are stored, with their positions."""
 
 
@@ -41,7 +46,8 @@ class HubSource:
     """The stream of one task in a hub: announcements are understood, batches checked against the task's schema.
 
     Batches wait until the task's schema is known: from an announcement, from :meth:`announce` or, on first sight, from
-    the first batch. While the hub cannot be reached, reading is tried again and again.
+    the first batch. While the hub cannot be reached, reading is tried again and again; a stream that was reset is left
+    as it is.
 
     Args:
         hub: the hub.
@@ -54,6 +60,10 @@ class HubSource:
         trim: called as ``trim(task, upto)`` to delete messages; by default the hub's own.
         on_outage: called as ``on_outage(task, error)`` from the reading thread when the hub cannot be reached, and with
             None when it can again.
+
+    Attributes:
+        is_out: whether the stream cannot be read now, or was reset.
+        quiet_at: when the hub last answered that there is no new message (``time.monotonic()``).
     """
 
     def __init__(
@@ -70,14 +80,16 @@ class HubSource:
     ) -> None:
         self.hub = hub
         self.task = task
+        self.max_bytes = max_bytes
+        self.is_out = False
+        self.quiet_at = -math.inf
         self._inputs = inputs
         self._first_sight = first_sight
-        self._max_bytes = max_bytes
         self._trim = trim or hub.trim
         self._on_outage = on_outage or _log_outage
         self._schema = schema
         self._is_waiting = False
-        self._is_out = False
+        self._is_lost = False
         self._reading: object = None  # stands for the one call of read that goes on
         self._changed = threading.Condition()
 
@@ -87,9 +99,9 @@ class HubSource:
         return self._schema
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether there is a batch that waits for the task's schema."""
-        return self._is_waiting and self._schema is None
+    def is_paused(self) -> bool:
+        """Whether nothing is to be read now: a batch waits for the task's schema, or the stream was reset."""
+        return self._is_lost or (self._is_waiting and self._schema is None)
 
     def announce(self, schema: Schema) -> None:
         """Let batches in that fit; an error if the task is known to be another."""
@@ -119,11 +131,17 @@ class HubSource:
             if excerpt.ended:
                 return
             after = excerpt.after
-            self._wait(lambda: self._reading is not this or not self.is_waiting)
+            self._wait(lambda: self._reading is not this or not self.is_paused)
 
     def commit(self, upto: str) -> None:
-        """Let the hub delete messages."""
-        self._trim(self.task, upto)
+        """Let the hub delete messages, unless the stream was reset; while it cannot be reached, the next call does."""
+        if not self._is_lost:
+            try:
+                self._trim(self.task, upto)
+            except ResetError as error:
+                self.lose(error)
+            except OSError as error:
+                _log.warning("source of %r: %s", self.task, error)
 
     def close(self) -> None:
         """End reading, at the latest after a quarter of a second."""
@@ -133,16 +151,28 @@ class HubSource:
 
     def report(self, error: Exception | None) -> None:
         """Report once that the stream cannot be read, and once that it can again."""
-        if (error is not None) != self._is_out:
-            self._is_out = error is not None
-            self._on_outage(self.task, error)
+        if (error is not None) == self.is_out:
+            return
+        with self._changed:
+            if not self._is_lost:
+                self.is_out = error is not None
+                self._on_outage(self.task, error)
+
+    def lose(self, error: ResetError) -> None:
+        """Neither read nor delete messages from now on: the stream is not the one that was read before."""
+        with self._changed:
+            if not self._is_lost:
+                self._is_lost = self.is_out = True
+                self._on_outage(self.task, error)
 
     def open(self, after: str | None, found: Found) -> Excerpt:
         """Decode and check the messages found after a position, up to one that must wait for the schema."""
         messages: list[Message | Rejected] = []
-        for position, data in found:
+        for position, data in () if self._is_lost else found:
             try:
-                letter = decode(data, self._max_bytes)
+                if isinstance(data, DataError):
+                    raise data
+                letter = decode(data, self.max_bytes)
                 if letter.content == "end":
                     return Excerpt(messages, position, ended=True)
                 if letter.schema is not None and letter.schema is not self._schema:
@@ -153,8 +183,9 @@ class HubSource:
                         self._is_waiting = True
                         break
                     messages.append(Message(position, schema.fit(letter.batch, self._inputs)))
-            except (DataError, TaskError) as error:
-                messages.append(Rejected(position, bytes(data), str(error)))
+            except Exception as error:  # a message from anywhere: whatever it causes, the next ones are to be read
+                content = bytes(data) if isinstance(data, bytes | bytearray) else b""
+                messages.append(Rejected(position, content, str(error) or repr(error)))
             after = position
         return Excerpt(messages, after)
 
@@ -184,10 +215,13 @@ class HubReader:
 
         If there are none, wait at most so many seconds for the first.
         """
+        positions = {source.task: position for source, position in after.items()}
         try:
-            found = self._hub.read({source.task: position for source, position in after.items()}, count, wait)
+            found = self._hub.read(positions, count, wait, max(source.max_bytes for source in after))
+            for task, entries in found.items():
+                _check_positions(task, entries)
         except Exception as error:  # of any broker; a source that stopped reading would lose batches
-            if len(after) > 1:
+            if len(after) > 1 and not isinstance(error, CONNECTION_ERRORS):
                 alone = [self.read({source: position}, count, 0.0) for source, position in after.items()]
                 return {source: excerpt for each in alone for source, excerpt in each.items()}
             for source in after:
@@ -195,8 +229,17 @@ class HubReader:
             return {}
         for source in after:
             source.report(None)
+            if not found.get(source.task):
+                source.quiet_at = time.monotonic()
         return {source: found.get(source.task, ()) for source in after}
 
 
+def _check_positions(task: str, entries: Found) -> None:
+    """Refuse entries without a position: nobody could go on after them."""
+    for position, _ in entries:
+        if not isinstance(position, str):
+            raise TypeError(f"the hub returned the position {position!r:.80} for task {task!r}; return a str")
+
+
 def _log_outage(task: str, error: Any) -> None:
-    logging.getLogger(__name__).warning("source of %r: %s", task, error or "reachable again")
+    _log.warning("source of %r: %s", task, error or "reachable again")

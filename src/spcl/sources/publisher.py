@@ -27,7 +27,9 @@ class Publisher:
         capacity: how many messages of a task the hub stores. Messages are deleted once they are in the learner's last
             two checkpoints.
         when_full: ``"block"`` waits for space; ``"trim"`` deletes the oldest messages, learned or not.
-        patience: seconds to wait for space or for a hub that cannot be reached; None waits without limit.
+        patience: seconds to wait for space, also while the hub cannot be asked whether there is some; None waits
+            without limit. How long sending a message is tried again is the patience of the hub, such as a
+            :class:`RedisHub`.
 
     >>> import tempfile, torch
     >>> from spcl.sources import FolderHub

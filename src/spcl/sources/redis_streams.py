@@ -2,12 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from spcl.errors import SpclError, TaskError
-from spcl.sources.base import Data, HubError
-from spcl.sources.hub import HUBS
+from spcl.sources.base import Entry, HubError, ResetError
+from spcl.sources.hub import HUBS, first_number
 
 __all__ = ["RedisHub"]
 
@@ -25,14 +25,15 @@ R = TypeVar("R")
 class RedisHub:
     """A hub of Redis Streams: ``<prefix>:stream:<task>``, with dead letters in ``<prefix>:dead:<task>``.
 
-    A message has one field, ``data``. Its position is the entry's ID: publishers of this class number messages 1-0,
-    2-0, …, so that one that is sent again after a lost answer is stored once; others may let Redis choose. For a
-    service that loses nothing when Redis crashes, switch Redis' append-only file on.
+    A message has one field, ``data``. Its position is the entry's ID: publishers of this class give successive ones, so
+    that one that is sent again after a lost answer is stored once; others may let Redis choose, and add the task's name
+    to the set ``<prefix>:tasks``. For a service that loses nothing when Redis crashes, switch Redis' append-only file
+    on; when the power fails, with ``appendfsync always``.
 
     Args:
         url: e.g. ``redis://localhost:6379/0``.
         prefix: of all keys.
-        patience: seconds for which publishing is tried again when Redis cannot be reached.
+        patience: seconds for which publishing is tried again when Redis cannot be reached; ``math.inf`` without limit.
     """
 
     def __init__(self, url: str = "redis://localhost:6379/0", prefix: str = "spcl", patience: float = 60.0) -> None:
@@ -62,7 +63,9 @@ class RedisHub:
         found = self._ask(lambda: self._client.sdiff(self._key("tasks"), self._key("ended")))
         return sorted(name.decode(errors="replace") for name in found)
 
-    def read(self, after: Mapping[str, str | None], count: int, wait: float) -> dict[str, list[tuple[str, Data]]]:
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int
+    ) -> dict[str, Sequence[Entry]]:
         """Return the next entries of the tasks' streams."""
         keys = {self._key("stream", task).encode(): task for task in after}
         wanted = {key: after[task] or "0-0" for key, task in keys.items()}
@@ -79,19 +82,18 @@ class RedisHub:
             if self._persist(lambda: self._client.sismember(self._key("ended"), task)):
                 raise TaskError(f"task {task!r} has ended; publish under another name")
             if task not in self._last:
-                self._last[task] = self._persist(lambda: self._last_number(task))
+                self._last[task] = self._persist(lambda: self._last_number(task)) or first_number() - 1
             position = self._persist(_Attempt(self, task, data, keep))
         return str(position)
 
     def backlog(self, task: str, after: str | None) -> int:
         """Return the number of entries after a position; at most, where positions are not consecutive numbers."""
         stored = int(self._ask(lambda: self._client.xlen(self._key("stream", task))))
-        if after is None or not stored:
-            return stored
-        return min(stored, max(0, self._ask(lambda: self._last_number(task)) - int(after.partition("-")[0])))
+        return stored if after is None else min(stored, self._number_after(task, after))
 
     def trim(self, task: str, upto: str) -> None:
         """Delete entries before a position."""
+        self._number_after(task, upto)
         self._ask(lambda: self._client.xtrim(self._key("stream", task), minid=upto, approximate=False))
 
     def end(self, task: str) -> None:
@@ -105,7 +107,7 @@ class RedisHub:
         key = self._key("dead", task)
         try:
             self._ask(lambda: self._client.xadd(key, fields, id=position, maxlen=MOST_DEAD_LETTERS))
-        except HubError as error:
+        except OSError as error:
             if NOT_THE_NEXT not in str(error):
                 raise
 
@@ -138,23 +140,32 @@ class RedisHub:
             raise
         return int(information["last-generated-id"].partition(b"-")[0])
 
+    def _number_after(self, task: str, position: str) -> int:
+        """Return how far the last entry, if there is one, is after a position; raise an error if it is before."""
+        last, number = self._ask(lambda: self._last_number(task)), int(position.partition("-")[0])
+        if 0 < last < number:
+            raise ResetError(task, f"{last}-0", position)
+        return max(0, last - number)
+
     def _key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
     def _ask(self, call: Callable[[], R]) -> R:
-        """Call Redis; raise a :class:`HubError` if it cannot be reached or refuses."""
+        """Call Redis; raise a :class:`HubError` if it cannot be reached, and another :class:`OSError` if it refuses."""
         try:
             return call()
+        except self._redis.ResponseError as error:
+            raise OSError(f"Redis refuses: {error}") from error
         except (self._redis.RedisError, OSError) as error:
             raise HubError(f"Redis cannot be used: {error}") from error
 
     def _persist(self, call: Callable[[], R]) -> R:
-        """Call Redis, again and again while it cannot be reached, until ``patience`` is over."""
+        """Call Redis, again and again while it cannot be used, until ``patience`` is over."""
         deadline, delay = time.monotonic() + self._patience, FIRST_DELAY
         while True:
             try:
                 return self._ask(call)
-            except HubError:
+            except OSError:  # also if it refuses: it may have memory or a disk again
                 if time.monotonic() + delay > deadline:
                     raise
                 time.sleep(delay)

@@ -15,7 +15,7 @@ from spcl.errors import DataError, SpclError
 from spcl.sources.base import Data
 from spcl.sources.schema import Schema
 
-__all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "encode_end", "encode_start"]
+__all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "encode_end", "encode_start", "too_large"]
 
 MAX_BYTES = 64 * 2**20
 
@@ -72,7 +72,7 @@ def decode(data: Data, max_bytes: int = MAX_BYTES) -> Letter:
     spcl.errors.DataError: the message is no safetensors: Error while deserializing: header too small
     """
     if len(data) > max_bytes:
-        raise DataError(f"the message has {len(data)} bytes, and at most {max_bytes} are accepted; split it")
+        raise too_large(len(data), max_bytes)
     try:
         return _decode(data)
     except SpclError as error:
@@ -95,6 +95,11 @@ def decode_inputs(data: bytes) -> Inputs:
     if not tensors:
         raise DataError("the inputs have no tensors; send x, or x.name or x[0] of its parts")
     return as_inputs(_inputs(tensors))
+
+
+def too_large(size: int, max_bytes: int) -> DataError:
+    """Return the error of a message with too many bytes."""
+    return DataError(f"the message has {size} bytes, and at most {max_bytes} are accepted; split it")
 
 
 def _metadata(content: str, schema: Schema | None) -> dict[str, str]:

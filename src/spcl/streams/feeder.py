@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 
 from spcl.sources import Found, Hub, HubReader, HubSource
+from spcl.sources.hub_source import WAIT_SECONDS
 from spcl.streams.reader import Queues, Reader
 
 __all__ = ["Feeder"]
 
 OnEnd = Callable[[Reader, BaseException | None], object]
 
-WAIT_SECONDS = 0.25  # longest wait of a call to a hub, so that closing takes no longer
 SHORTEST_PAUSE = 0.002
 
 
@@ -122,7 +122,7 @@ class _HubThread:
         wanted = [
             reader
             for reader, source in self.readers.items()
-            if reader.is_low and reader not in self._received and not source.is_waiting
+            if reader.is_low and reader not in self._received and not source.is_paused
         ]
         for reader in wanted:
             reader.awaited_since = reader.awaited_since or time.monotonic()

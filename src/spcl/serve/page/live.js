@@ -5,6 +5,7 @@ import { byId, bytes, clock, colour, dashes, duration, make, number, onThemeChan
 import { follow } from "./stream.js";
 
 const MOST_EVENTS = 100;
+const MOST_MARKS = 1000; // on the time line
 const LEAST_SPAN = 20; // seconds on the time axis
 const RECENT = 10; // seconds over which rates are counted
 
@@ -23,7 +24,7 @@ function update({ reset, interval, buckets, status, time }) {
 function note(name, event) {
   state.events.unshift([name, event]);
   state.events.length = Math.min(state.events.length, MOST_EVENTS);
-  if (name === "task") state.marks.push(event);
+  if (name === "task") state.marks = [...state.marks.slice(1 - MOST_MARKS), event];
 }
 
 function receive(name, data) {
