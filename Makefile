@@ -18,10 +18,10 @@ serve-demo: $(READY) ## a service on five simulated sensors, and its page; make 
 	$(BIN)/python examples/serve_demo.py $(if $(REDIS),--redis)
 
 test: lint docs ## everything that must hold before a commit
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 coverage: $(READY) ## the tests, and which lines they reach
-	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-fail-under=90
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-fail-under=90
 
 lint: $(READY) ## style and types alone
 	$(BIN)/ruff check .
