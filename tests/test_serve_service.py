@@ -125,7 +125,7 @@ def test_some_batches_are_tested_before_they_are_learned(hub: ListHub, make: Cal
             for name in ("a", "b"):
                 publish(hub, name, 1)
             steps = [event for event in list(events) if isinstance(event, StepEvent)]
-            return any(event.accuracies for event in steps) and any((event.kappa_before or 0) >= 1 for event in steps)
+            return any(event.accuracies for event in steps)
 
         until(is_tested)  # measurements have a hundredth of the time, so the first may be late
     steps = [event for event in events if isinstance(event, StepEvent)]
