@@ -1,6 +1,9 @@
 """Preset ``plus``: the same rehearsal options for any method, and its name in tables."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from spcl.results.records import RunRecord
 from spcl.results.tables.methods import display_name, family_of, method_order
@@ -10,27 +13,53 @@ from spcl.runs import resolve_settings
 PLUS = {"preset": "plus"}
 
 
-def test_plus_changes_how_memory_is_rehearsed_and_nothing_else() -> None:
-    for method in ("spcl", "er", "der++"):
-        plain, plus = (
-            resolve_settings({"benchmark": "ps-cifar100", "method": method, "scenario": "class"}, more).model_dump()
-            for more in ({}, PLUS)
-        )
-        changed = {name: value for name, value in plus.items() if plain[name] != value}
-        assert changed == {
-            "preset": "plus",
-            "memory_batch": 8 * plain["batch_size"],
-            "updates": 3,
-            "average": 0.995,
-            "augment": ("crop", "flip"),
-            "predict_by": "class-means",
-        }
+def changed_by_plus(benchmark: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the run and those of the method that the preset changes."""
+    plain, plus = (
+        resolve_settings({"benchmark": benchmark, "method": method, "scenario": "class"}, more).model_dump()
+        for more in ({}, PLUS)
+    )
+    before, after = plain.pop("method"), plus.pop("method")
+    return {name: plus[name] for name in plain if plain[name] != plus[name]}, {
+        name: after[name] for name in before if before[name] != after[name]
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("spcl", {"memory_share": 0.5, "logit_weight": 0.2}),
+        ("soro", {"memory_share": 0.5}),
+        ("der++", {"logit_weight": 0.2}),
+        ("er", {}),
+    ],
+)
+def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expected: dict[str, float]) -> None:
+    settings, of_method = changed_by_plus("ps-cifar100", method)
+    assert settings == {
+        "preset": "plus",
+        "memory_batch": 512,
+        "updates": 8,
+        "average": 0.995,
+        "augment": ("crop", "flip"),
+        "predict_by": "class-means",
+    }
+    assert of_method == expected
+
+
+def test_samples_that_cannot_be_augmented_are_replayed_less() -> None:
+    assert changed_by_plus("ps-emnist", "spcl") == (
+        {"preset": "plus", "memory_batch": 128, "updates": 3, "average": 0.995},
+        {"logit_weight": 2.0},
+    )
 
 
 def test_settings_that_are_given_precede_the_preset() -> None:
     given = resolve_settings(PLUS, {"benchmark": "ps-emnist", "batch_size": 16, "updates": 2, "scenario": "task"})
-    assert (given.memory_batch, given.updates, given.augment, given.predict_by) == (128, 2, (), "head")
-    without = resolve_settings(PLUS, {"benchmark": "ps-emnist", "memory_budget": 0, "scenario": "class"})
+    assert (given.memory_batch, given.updates, given.augment, given.predict_by) == (16, 2, (), "head")
+    weight = {"name": "spcl", "logit_weight": 1.0}
+    assert resolve_settings(PLUS, {"benchmark": "ps-cifar100", "method": weight}).method["logit_weight"] == 1.0
+    without = resolve_settings(PLUS, {"benchmark": "ps-cifar100", "memory_budget": 0, "scenario": "class"})
     assert without.predict_by == "head"
 
 

@@ -1,29 +1,64 @@
 """Preset ``plus``: more replay, for any method."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from spcl.methods import make_method
 
 __all__ = ["plus_settings"]
 
 PHOTOGRAPHS = frozenset({"ps-cifar100", "ps-tiny-imagenet", "toy-cifar10"})
 """Benchmarks whose images remain what they are when they are shifted and flipped, unlike characters."""
 
-MEMORY_BATCHES = 8
-"""As many batches are replayed in an update."""
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """How much is replayed, and how: settings of the run, and of those methods that have them.
+
+    Attributes:
+        batches: as many batches of memory are replayed in an update.
+        updates: as many are made in a step.
+        augment: transforms of all samples.
+        class_predictor: what predicts class-incrementally.
+        method: settings of the method.
+    """
+
+    batches: int
+    updates: int
+    augment: tuple[str, ...]
+    class_predictor: str
+    method: Mapping[str, float]
+
+
+AUGMENTED = Rehearsal(4, 8, ("crop", "flip"), "class-means", {"memory_share": 0.5, "logit_weight": 0.2})
+"""Samples of memory are new ones in every update. Stored logits are those of one view, so they count less."""
+
+REPEATED = Rehearsal(1, 3, (), "head", {"logit_weight": 2.0})
+"""The same few samples again and again: more of them are learned by heart, and stored logits keep from that."""
 
 
 def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the preset sets beyond that of the benchmark, given the settings without it.
 
-    Each of these is a setting of its own. The loss on memory is left to the method.
+    Each of these is a setting of its own.
 
-    >>> plus_settings({"benchmark": "ps-emnist", "batch_size": 128, "memory_budget": 310, "scenario": "class"})
-    {'memory_batch': 1024, 'updates': 3, 'average': 0.995, 'augment': [], 'predict_by': 'class-means'}
+    >>> given = {"benchmark": "ps-emnist", "batch_size": 128, "memory_budget": 310, "scenario": "class"}
+    >>> plus_settings(given | {"method": {"name": "spcl"}})
+    {'memory_batch': 128, 'updates': 3, 'average': 0.995, 'augment': [], 'predict_by': 'head',
+     'method': {'name': 'spcl', 'logit_weight': 2.0}}
     """
+    rehearsal = AUGMENTED if settings["benchmark"] in PHOTOGRAPHS else REPEATED
+    by_class = settings.get("scenario") == "class" and settings["memory_budget"]
+    known = type(make_method(**settings["method"]).settings).model_fields
     return {
-        "memory_batch": MEMORY_BATCHES * settings["batch_size"],
-        "updates": 3,
+        "memory_batch": rehearsal.batches * settings["batch_size"],
+        "updates": rehearsal.updates,
         "average": 0.995,
-        "augment": ["crop", "flip"] if settings["benchmark"] in PHOTOGRAPHS else [],
-        "predict_by": "class-means" if settings.get("scenario") == "class" and settings["memory_budget"] else "head",
+        "augment": list(rehearsal.augment),
+        "predict_by": rehearsal.class_predictor if by_class else "head",
+        "method": {
+            "name": settings["method"]["name"],
+            **{name: value for name, value in rehearsal.method.items() if name in known},
+        },
     }
