@@ -91,11 +91,16 @@ ON_THE_SITE = {
     "../results/ps-cifar100-held-out/table.md": "results.md#ps-cifar-100-held-out",
     "../results/ps-cifar100/table.md": "results.md#ps-cifar-100",
     "../results/ps-cifar100/stability.md": "results.md#stability-on-ps-cifar-100",
+    "../results/ps-cifar100-released/table.md": "results.md#ps-cifar-100-preset-released",
+    "../results/ps-cifar100-one-change/table.md": "results.md#ps-cifar-100-one-change-at-a-time",
     "../results/ps-cifar100-default/table.md": "results.md#ps-cifar-100-preset-default",
+    "../results/ps-cifar100-twenty/table.md": "results.md#ps-cifar-100-twenty-tasks",
+    "../results/ps-cifar100-penalty/table.md": "results.md#ps-cifar-100-penalties",
     "../results/ps-emnist-held-out/table.md": "results.md#ps-emnist-held-out",
     "../results/ps-tiny-imagenet/table.md": "results.md#ps-imagenet-tiny",
     "../results/ps-emnist-search/table.md": "results.md#ps-emnist-search-of-defaults",
     "../results/ps-cifar100-search/table.md": "results.md#ps-cifar-100-search-of-defaults",
+    "../results/ps-cifar100-search-nine/table.md": "results.md#ps-cifar-100-defaults-over-nine-configurations",
 }
 """Pages that show files from outside of this folder: links to the one lead to the other."""
 
