@@ -15,7 +15,20 @@ from spcl.results.records import RunRecord, read_runs
 from spcl.results.tables.stability import stability_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-VARIANTS = ("held-out", "one-change", "penalty", "search", "search-nine", "sensitivity", "twenty")
+VARIANTS = (
+    "ablation",
+    "held-out",
+    "hyperparameters",
+    "one-change",
+    "penalty",
+    "rehearsal",
+    "search",
+    "search-nine",
+    "sensitivity",
+    "timelines",
+    "toy-cifar10",
+    "twenty",
+)
 ONE_SEED = (
     "ps-tiny-imagenet",
     "ps-emnist-released",
@@ -29,6 +42,7 @@ ONE_SEED = (
     "ps-cifar100-search",
     "ps-cifar100-search-nine",
     "ps-emnist-sensitivity",
+    "toy-cifar10-timelines",
 )
 OVER = dict.fromkeys(ONE_SEED, "configs")  # the others have several seeds
 FOLDERS = [archive.parent.name for archive in sorted(RESULTS.glob("*/records.tar.gz"))]

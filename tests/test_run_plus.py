@@ -49,7 +49,7 @@ def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expe
 
 def test_samples_that_cannot_be_augmented_are_replayed_less() -> None:
     assert changed_by_plus("ps-emnist", "spcl") == (
-        {"preset": "plus", "memory_batch": 128, "updates": 3, "average": 0.995},
+        {"preset": "plus", "learning_rate": 0.001, "memory_batch": 128, "updates": 3, "average": 0.995},
         {"logit_weight": 2.0},
     )
 

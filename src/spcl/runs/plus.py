@@ -19,6 +19,7 @@ class Rehearsal:
     Attributes:
         batches: as many batches of memory are replayed in an update.
         updates: as many are made in a step.
+        rate: times the learning rate of the benchmark.
         augment: transforms of all samples.
         class_predictor: what predicts class-incrementally.
         method: settings of the method.
@@ -26,16 +27,17 @@ class Rehearsal:
 
     batches: int
     updates: int
+    rate: float
     augment: tuple[str, ...]
     class_predictor: str
     method: Mapping[str, float]
 
 
-AUGMENTED = Rehearsal(4, 8, ("crop", "flip"), "class-means", {"memory_share": 0.5, "logit_weight": 0.2})
+AUGMENTED = Rehearsal(4, 8, 1.0, ("crop", "flip"), "class-means", {"memory_share": 0.5, "logit_weight": 0.2})
 """Samples of memory are new ones in every update. Stored logits are those of one view, so they count less."""
 
-REPEATED = Rehearsal(1, 3, (), "head", {"logit_weight": 2.0})
-"""The same few samples again and again: more of them are learned by heart, and stored logits keep from that."""
+REPEATED = Rehearsal(1, 3, 1 / 3, (), "head", {"logit_weight": 2.0})
+"""The same few samples again and again are learned by heart: shorter updates and stored logits keep from that."""
 
 
 def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,8 +46,8 @@ def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     Each of these is a setting of its own.
 
     >>> given = {"benchmark": "ps-emnist", "batch_size": 128, "memory_budget": 310, "scenario": "class"}
-    >>> plus_settings(given | {"method": {"name": "spcl"}})
-    {'memory_batch': 128, 'updates': 3, 'average': 0.995, 'augment': [], 'predict_by': 'head',
+    >>> plus_settings(given | {"learning_rate": 0.003, "method": {"name": "spcl"}})
+    {'memory_batch': 128, 'updates': 3, 'learning_rate': 0.001, 'average': 0.995, 'augment': [], 'predict_by': 'head',
      'method': {'name': 'spcl', 'logit_weight': 2.0}}
     """
     rehearsal = AUGMENTED if settings["benchmark"] in PHOTOGRAPHS else REPEATED
@@ -54,6 +56,7 @@ def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "memory_batch": rehearsal.batches * settings["batch_size"],
         "updates": rehearsal.updates,
+        "learning_rate": rehearsal.rate * settings["learning_rate"],
         "average": 0.995,
         "augment": list(rehearsal.augment),
         "predict_by": rehearsal.class_predictor if by_class else "head",
