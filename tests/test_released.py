@@ -240,9 +240,9 @@ DIFFERENT_STEPS = ("er", "graddrop", "soro", "soro+dbt", "gmed", "mdmtr", "spcl"
     ],
 )
 def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str, device: str) -> None:
-    """Both begin every step with the same weights, since rounding errors grow from step to step."""
+    """Both begin every step with the same weights and memory, since rounding errors grow from step to step."""
     captured, eager = (learner_with_weighed_heads(method, scenario, device, on) for on in (True, False))
-    generator, tolerance = torch.Generator().manual_seed(1), 1e-5 if device == "cpu" else 0.02  # ReLU's side of zero
+    generator, errors = torch.Generator().manual_seed(1), list[float]()
     for step in range(30):
         batches = {
             task: (torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % CLASSES[task])
@@ -251,9 +251,12 @@ def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str,
         }
         (losses, update), (expected_losses, expected) = (stepped(each, step, batches) for each in (captured, eager))
         assert losses == pytest.approx(expected_losses, rel=1e-3), step
-        assert float((update - expected).norm()) < tolerance * float(expected.norm()), step
-        for mine, theirs in zip(captured.model.modules(), eager.model.modules(), strict=True):
-            mine.load_state_dict(theirs.state_dict())
+        errors.append(float((update - expected).norm() / expected.norm()))
+        take_over(captured, eager)
+    # rounding on a GPU puts one ReLU or a few on the other side of zero: up to some percent in a step, less in most
+    typical, largest = (1e-5, 1e-5) if device == "cpu" else (0.01, 0.1)
+    assert np.median(errors) < typical, errors
+    assert max(errors) < largest, errors
     engine = captured._engine
     assert isinstance(engine, CudaGraphEngine)
     graphs = engine._one_pass if captured.method.has_plain_memory_loss() else engine._backbone
@@ -284,8 +287,17 @@ def learner_with_weighed_heads(method: str, scenario: str, device: str, capture:
     return learner
 
 
+def take_over(learner: Learner, other: Learner) -> None:
+    """Copy weights, running averages and memory of the other learner."""
+    for mine, theirs in zip(learner.model.modules(), other.model.modules(), strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    assert learner.memory is not None
+    assert other.memory is not None
+    learner.memory.load_state_dict(other.memory.state_dict())
+
+
 def stepped(learner: Learner, step: int, batches: Batches) -> tuple[dict[str, float], Tensor]:
-    """Make a step, before which tasks may start and end; return the losses and the update."""
+    """Make a step, before which tasks may start and end; return the losses and the update that the optimiser got."""
     for task, (begin, end) in SPANS.items():
         if step == begin:
             learner.add_task(task, classes=CLASSES[task])
