@@ -2,13 +2,14 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spcl.errors import TaskError
-from spcl.sources import Entry, HubError, Schema, encode_batch, encode_end, encode_start
+from spcl.sources import Entry, Hub, HubError, HubSource, Rejected, Schema, encode_batch, encode_end, encode_start
 
 
 class ListHub:
@@ -62,6 +63,15 @@ class ListHub:
 
 def batch(number: float, size: int = 2) -> tuple[Tensor, Tensor]:
     return torch.full((size, 3), float(number)), torch.arange(size) % 2
+
+
+def source_of(hub: Hub, task: str = "a", **options: Any) -> HubSource:
+    return HubSource(hub, task, "float32[3]", **options)
+
+
+def outcomes(found: Iterable[Any]) -> list[str]:
+    """Return for each of what a source has read why it is refused, or "learned"."""
+    return [each.reason if isinstance(each, Rejected) else "learned" for each in found]
 
 
 def damaged(count: int, seed: int, ends: bool = True) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from list_hub import ListHub, batch
 from spcl.serve import Event, ServeSettings, Service, TaskStatus
 from spcl.sources import HUBS, Hub, Publisher
 
-LONG = 30.0
+LONG = 60.0
 HUB: dict[str, Any] = {}
 
 

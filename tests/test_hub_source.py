@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from list_hub import ListHub, batch
+from list_hub import ListHub, batch, source_of
 from spcl.errors import DataError
-from spcl.sources import Entry, FolderHub, HubSource, Publisher, Schema, decode, encode_batch
+from spcl.sources import Entry, FolderHub, Publisher, Schema, decode, encode_batch
 from spcl.streams import LiveStream
 
 SCHEMA = Schema.of(classes=2)
@@ -49,7 +49,7 @@ def filled(tasks: int, batches: int) -> tuple[ObservedHub, list[str]]:
 @pytest.mark.parametrize("capacity", [1, 2, 5, 8])
 def test_one_thread_reads_all_tasks_of_a_hub_at_most_capacity_ahead(capacity: int) -> None:
     hub, names = filled(16, 12)
-    sources = {name: HubSource(hub, name, "float32[3]", schema=SCHEMA) for name in names}
+    sources = {name: source_of(hub, name, schema=SCHEMA) for name in names}
     seen: dict[str, list[float]] = {name: [] for name in names}
     with LiveStream(sources, capacity=capacity, together=True, patience=10.0) as stream:
         for step, moment in enumerate(islice(stream, 12)):
@@ -66,9 +66,7 @@ def test_a_stream_that_cannot_be_read_does_not_stop_the_others() -> None:
     hub.unreadable = {"task-1"}
     outages: list[tuple[str, type]] = []
     sources = {
-        name: HubSource(
-            hub, name, "float32[3]", schema=SCHEMA, on_outage=lambda task, error: outages.append((task, type(error)))
-        )
+        name: source_of(hub, name, schema=SCHEMA, on_outage=lambda task, error: outages.append((task, type(error))))
         for name in names
     }
     with LiveStream(sources, patience=0.5) as stream:

@@ -14,6 +14,7 @@ from spcl.data.protocol import (
     Protocol,
     check_fit,
     draw_protocol,
+    draw_timeline,
     fit,
     in_paradigm,
     load_protocol,
@@ -110,6 +111,14 @@ def test_classes_per_task_can_be_chosen() -> None:
 def test_equal_tasks_have_the_same_timelines_under_every_label_set() -> None:
     protocol = draw_protocol(6, 3, torch.arange(6).repeat(50), batch_size=4, seed=0)
     assert protocol.timelines[0] == protocol.timelines[1] == protocol.timelines[2]
+
+
+def test_a_label_set_that_is_given_has_all_timelines() -> None:
+    label_set, labels = ((3, 0), (1, 2)), torch.arange(4).repeat(100)
+    protocol = draw_protocol(4, 2, labels, batch_size=10, seed=0, gap=3, label_set=label_set)
+    assert protocol.label_sets == (label_set,)
+    durations = task_durations(labels, label_set, 10)
+    assert protocol.timelines == (tuple(draw_timeline(durations, index, seed=0, gap=3) for index in range(9)),)
 
 
 def test_the_toy_benchmark_has_the_label_set_of_the_authors() -> None:

@@ -13,7 +13,7 @@ from spcl.cuda_graphs import CudaGraphEngine
 from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.memory import EpochCoreset
-from spcl.methods import ER, SORO, SORODBT, Method, make_method
+from spcl.methods import ER, METHODS, SORO, SORODBT, Method, make_method
 from spcl.models import BACKBONES, MLP, InputSpec, ResNet18
 from spcl.runs import resolve_settings
 from spcl.runs.build import make_backbone
@@ -227,15 +227,22 @@ def test_eigenvalues_below_the_cutoff_count_as_zero() -> None:
 # -- CUDA graphs
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
+DIFFERENT_STEPS = ("er", "graddrop", "soro", "soro+dbt", "gmed", "mdmtr", "spcl")
+"""Methods whose steps each run other graphs; on a GPU a test takes seconds."""
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("scenario", ["task", "class"])
-@pytest.mark.parametrize("method", ["er", "graddrop", "soro", "soro+dbt"])
+@pytest.mark.parametrize(
+    ("method", "device"),
+    [
+        *((name, "cpu") for name in METHODS),
+        *(pytest.param(name, "cuda", marks=needs_gpu) for name in METHODS if name in DIFFERENT_STEPS),
+    ],
+)
 def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str, device: str) -> None:
-    """Both begin every step with the same weights, since rounding errors grow from step to step."""
+    """Both begin every step with the same weights and memory, since rounding errors grow from step to step."""
     captured, eager = (learner_with_weighed_heads(method, scenario, device, on) for on in (True, False))
-    generator, tolerance = torch.Generator().manual_seed(1), 1e-5 if device == "cpu" else 0.02  # ReLU's side of zero
+    generator, errors = torch.Generator().manual_seed(1), list[float]()
     for step in range(30):
         batches = {
             task: (torch.randn(16, 3, 16, 16, generator=generator), torch.arange(16) % CLASSES[task])
@@ -244,12 +251,16 @@ def test_graphs_with_weighed_heads_equal_eager_steps(method: str, scenario: str,
         }
         (losses, update), (expected_losses, expected) = (stepped(each, step, batches) for each in (captured, eager))
         assert losses == pytest.approx(expected_losses, rel=1e-3), step
-        assert float((update - expected).norm()) < tolerance * float(expected.norm()), step
-        for mine, theirs in zip(captured.model.modules(), eager.model.modules(), strict=True):
-            mine.load_state_dict(theirs.state_dict())
+        errors.append(float((update - expected).norm() / expected.norm()))
+        take_over(captured, eager)
+    # rounding on a GPU puts one ReLU or a few on the other side of zero: up to some percent in a step, less in most
+    typical, largest = (1e-5, 1e-5) if device == "cpu" else (0.01, 0.1)
+    assert np.median(errors) < typical, errors
+    assert max(errors) < largest, errors
     engine = captured._engine
     assert isinstance(engine, CudaGraphEngine)
-    assert engine._one_pass._passes
+    graphs = engine._one_pass if captured.method.has_plain_memory_loss() else engine._backbone
+    assert graphs._passes
     assert engine._capture.unsupported is None
 
 
@@ -276,8 +287,17 @@ def learner_with_weighed_heads(method: str, scenario: str, device: str, capture:
     return learner
 
 
+def take_over(learner: Learner, other: Learner) -> None:
+    """Copy weights, running averages and memory of the other learner."""
+    for mine, theirs in zip(learner.model.modules(), other.model.modules(), strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    assert learner.memory is not None
+    assert other.memory is not None
+    learner.memory.load_state_dict(other.memory.state_dict())
+
+
 def stepped(learner: Learner, step: int, batches: Batches) -> tuple[dict[str, float], Tensor]:
-    """Make a step, before which tasks may start and end; return the losses and the update."""
+    """Make a step, before which tasks may start and end; return the losses and the update that the optimiser got."""
     for task, (begin, end) in SPANS.items():
         if step == begin:
             learner.add_task(task, classes=CLASSES[task])

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from list_hub import ListHub, batch, damaged
+from list_hub import ListHub, batch, damaged, outcomes, source_of
 from redis_process import RedisProcess, needs_redis
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.sources import (
     FolderHub,
     Hub,
     HubError,
-    HubSource,
     Message,
     Publisher,
     RedisHub,
@@ -51,10 +50,6 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Hub]:
         return lambda: FolderHub(tmp_path)
     server = request.getfixturevalue("redis_server")
     return lambda: RedisHub(server.url, prefix=tmp_path.name)
-
-
-def source_of(hub: Hub, task: str = "a", **options: Any) -> HubSource:
-    return HubSource(hub, task, "float32[3]", **options)
 
 
 def values(messages: Any) -> list[float]:
@@ -172,7 +167,7 @@ def test_what_does_not_fit_is_rejected_with_the_reason_and_the_rest_is_read(reop
     publisher.publish("a", torch.zeros(100, 100), torch.zeros(100))
     publisher.end("a")
     found = list(source_of(hub, max_bytes=10_000).read(None))
-    reasons = [each.reason if isinstance(each, Rejected) else "learned" for each in found]
+    reasons = outcomes(found)
     expected = ["no safetensors", "float32[4]", "label 2", "learned", "announced as", "at most 10000"]
     assert all(part in reason for part, reason in zip(expected, reasons, strict=True))
     for _ in range(2):  # as after a crash
@@ -364,15 +359,15 @@ def test_parts_that_share_memory_can_be_sent() -> None:
 
 
 def test_damaged_bytes_are_letters_or_data_errors() -> None:
-    outcomes = {"letter": 0, "error": 0}
+    counts = {"letter": 0, "error": 0}
     for data in damaged(3000, seed=1):
         try:
             decode(data)
         except DataError:
-            outcomes["error"] += 1
+            counts["error"] += 1
         else:
-            outcomes["letter"] += 1
-    assert min(outcomes.values()) > 50, outcomes
+            counts["letter"] += 1
+    assert min(counts.values()) > 50, counts
 
 
 @pytest.mark.parametrize(

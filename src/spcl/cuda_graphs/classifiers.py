@@ -88,11 +88,12 @@ class ClassifierGraphs:
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of the heads trained in this step; the next step overwrites them.
 
-        Heads that are weighed have theirs in the update.
+        Heads that are weighed have theirs in the update, and are none of these where they cannot be captured.
         """
         if not self._weighs_heads:
             return [pair for task in self._trained for pair in self._head_gradients[task]]
-        joint = self.joint_classifier()
+        if (joint := self._joint) is None:
+            return []
         return [
             (parameter, whole.grad[own_classes(task)])
             for task in self._model.classifiers

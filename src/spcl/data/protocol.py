@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -24,7 +25,6 @@ __all__ = [
     "check_fit",
     "draw_protocol",
     "draw_timeline",
-    "draw_timelines",
     "fit",
     "in_paradigm",
     "load_protocol",
@@ -147,11 +147,12 @@ def draw_protocol(
     overlap: float = 1.0,
     gap: int = 0,
     benchmark: str = "custom",
+    label_set: LabelSet | None = None,
 ) -> Protocol:
     """Draw three label sets and, for each, three timelines that fit the data, by the rules of the PS-* protocols.
 
     Timeline k of every label set is drawn from the same seed, as in the published protocols: it is the same for all
-    label sets whose tasks have equal lengths.
+    label sets whose tasks have equal lengths. For a given label set nine timelines are drawn.
 
     Args:
         classes: The number of classes.
@@ -159,22 +160,22 @@ def draw_protocol(
         labels: The training labels, which determine the length of each task.
         batch_size: The number of samples of a task in a step.
         seed: The same seed gives the same protocol.
-        overlap: See `Timeline.parallel`.
-        gap: See `Timeline.parallel`.
+        overlap, gap: See `Timeline.parallel`.
         benchmark: The name of the benchmark.
+        label_set: The classes of each task, where they are not drawn.
 
     >>> import torch
     >>> protocol = draw_protocol(6, 2, torch.arange(6).repeat(100), batch_size=10, seed=0)
     >>> [configuration.timeline.spans for configuration in map(protocol.configuration, range(3))]
     [((0, 29), (12, 41)), ((0, 29), (6, 35)), ((0, 29), (22, 51))]
     """
-    seeds = np.random.SeedSequence(seed).generate_state(6).tolist()
-    label_sets = tuple(draw_label_set(classes, tasks, label_seed) for label_seed in seeds[:3])
-    lengths = [task_durations(labels, label_set, batch_size) for label_set in label_sets]
-    timelines = tuple(
-        tuple(Timeline.parallel(durations, timeline_seed, overlap=overlap, gap=gap) for timeline_seed in seeds[3:])
-        for durations in lengths
-    )
+    if label_set is None:
+        label_sets, seeds = _draw_label_sets(classes, tasks, seed)
+    else:
+        label_sets, seeds = (label_set,), _seeds(seed, DRAWN_CONFIGURATIONS)
+    draw = partial(Timeline.parallel, overlap=overlap, gap=gap)
+    lengths = [task_durations(labels, each, batch_size) for each in label_sets]
+    timelines = tuple(tuple(draw(durations, each) for each in seeds) for durations in lengths)
     return Protocol(benchmark, batch_size, classes, label_sets, timelines)
 
 
@@ -185,32 +186,18 @@ def draw_timeline(durations: Sequence[int], index: int, seed: int, *, overlap: f
     [((0, 29), (8, 37)), ((0, 29), (28, 57))]
     """
     check_configuration(index, DRAWN_CONFIGURATIONS)
-    seeds = np.random.SeedSequence(seed).generate_state(DRAWN_CONFIGURATIONS).tolist()
-    return Timeline.parallel(durations, seeds[index], overlap=overlap, gap=gap)
+    return Timeline.parallel(durations, _seeds(seed, DRAWN_CONFIGURATIONS)[index], overlap=overlap, gap=gap)
 
 
-def draw_timelines(
-    label_set: LabelSet,
-    labels: Tensor,
-    batch_size: int,
-    seed: int,
-    *,
-    overlap: float = 1.0,
-    gap: int = 0,
-    benchmark: str = "custom",
-) -> Protocol:
-    """Draw nine timelines for one label set; the arguments are those of `draw_protocol`.
+def _draw_label_sets(classes: int, tasks: int | Sequence[int], seed: int) -> tuple[tuple[LabelSet, ...], list[int]]:
+    """Return three label sets, and the seeds of their timelines."""
+    seeds = _seeds(seed, 6)
+    return tuple(draw_label_set(classes, tasks, each) for each in seeds[:3]), seeds[3:]
 
-    >>> import torch
-    >>> protocol = draw_timelines(((0, 1), (2, 3)), torch.arange(4).repeat(100), batch_size=10, seed=0)
-    >>> len(protocol), protocol.configuration(8).label_set
-    (9, ((0, 1), (2, 3)))
-    """
-    durations = task_durations(labels, label_set, batch_size)
-    timelines = [
-        draw_timeline(durations, index, seed, overlap=overlap, gap=gap) for index in range(DRAWN_CONFIGURATIONS)
-    ]
-    return Protocol(benchmark, batch_size, sum(map(len, label_set)), (label_set,), (tuple(timelines),))
+
+def _seeds(seed: int, count: int) -> list[int]:
+    seeds: list[int] = np.random.SeedSequence(seed).generate_state(count).tolist()
+    return seeds
 
 
 def in_paradigm(configuration: Configuration, paradigm: Paradigm) -> Configuration:

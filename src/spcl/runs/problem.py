@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from spcl.data.protocol import (
     Protocol,
     draw_protocol,
     draw_timeline,
-    draw_timelines,
     fit,
     in_paradigm,
     load_protocol,
@@ -162,18 +160,16 @@ def make_protocol(settings: RunSettings, data: ImageData | SourceData) -> Protoc
 def _drawn_protocol(settings: RunSettings, data: ImageData) -> Protocol:
     """Draw timelines, and label sets where the benchmark has none of its own for so many tasks."""
     label_set = LABEL_SETS.get(settings.benchmark, ())
-    draw = (
-        partial(draw_timelines, label_set)
-        if len(label_set) == settings.tasks
-        else partial(draw_protocol, data.classes, settings.tasks)
-    )
-    return draw(
+    return draw_protocol(
+        data.classes,
+        settings.tasks,
         data.train_y,
         settings.batch_size,
         settings.protocol_seed,
         overlap=settings.overlap,
         gap=settings.gap,
         benchmark=data.name,
+        label_set=label_set if len(label_set) == settings.tasks else None,
     )
 
 

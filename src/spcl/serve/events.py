@@ -17,8 +17,8 @@ class StepEvent:
         losses: the loss of every gradient, those of the tasks and of ``"memory"``.
         accuracies: prequential accuracy, from 0 to 1, of the classifiers that were tested on their batch before they
             were trained on it; empty in most moments where testing would take too much time.
-        kappa_before: condition number κ of the gradients; None where the method computed none, and in most moments
-            where it would take too much time.
+        kappa_before: condition number κ of the gradients; NaN where all of them are zero, None where the method
+            computed none, and in most moments where it would take too much time.
         kappa_after: κ of the adjusted gradients.
         skipped: the gradients that were not finite.
         seconds: how long the step took.
