@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from spcl.errors import SpclError
 from spcl.results.records import RunRecord
 from spcl.results.tables.methods import display_name, family_of, method_order
 from spcl.results.variants import find_variants
@@ -38,6 +39,7 @@ def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expe
     settings, of_method = changed_by_plus("ps-cifar100", method)
     assert settings == {
         "preset": "plus",
+        "learning_rate": 0.001,
         "memory_batch": 512,
         "updates": 8,
         "average": 0.995,
@@ -61,6 +63,12 @@ def test_settings_that_are_given_precede_the_preset() -> None:
     assert resolve_settings(PLUS, {"benchmark": "ps-cifar100", "method": weight}).method["logit_weight"] == 1.0
     without = resolve_settings(PLUS, {"benchmark": "ps-cifar100", "memory_budget": 0, "scenario": "class"})
     assert without.predict_by == "head"
+
+
+@pytest.mark.parametrize("preset", ["default", "plus", "released"])
+def test_a_method_without_a_name_is_refused(preset: str) -> None:
+    with pytest.raises(SpclError, match=r"method needs a name, but it is \{'name': 3\}"):
+        resolve_settings({"benchmark": "ps-emnist", "preset": preset, "method": {"name": 3}})
 
 
 def test_tables_name_the_preset_by_a_plus() -> None:

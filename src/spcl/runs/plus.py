@@ -33,8 +33,8 @@ class Rehearsal:
     method: Mapping[str, float]
 
 
-AUGMENTED = Rehearsal(4, 8, 1.0, ("crop", "flip"), "class-means", {"memory_share": 0.5, "logit_weight": 0.2})
-"""Samples of memory are new ones in every update. Stored logits are those of one view, so they count less."""
+AUGMENTED = Rehearsal(4, 8, 2.5, ("crop", "flip"), "class-means", {"memory_share": 0.5, "logit_weight": 0.2})
+"""Samples of memory are new ones in every update, and stored logits, which are those of one view, count less."""
 
 REPEATED = Rehearsal(1, 3, 1 / 3, (), "head", {"logit_weight": 2.0})
 """The same few samples again and again are learned by heart: shorter updates and stored logits keep from that."""

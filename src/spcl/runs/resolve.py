@@ -75,9 +75,10 @@ def _merged(preset: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
     """Merge layers of settings; below the last, given by the user, are those of ``plus`` or ``released`` if chosen."""
     merged = merge_settings(*layers)
     if preset == "plus":
+        _method_name(merged["method"])
         return merge_settings(*layers[:-1], plus_settings(merged), layers[-1])
     if preset == "released":
-        method = merged["method"].get("name")
+        method = _method_name(merged["method"])
         return merge_settings(*layers[:-1], released_settings(merged["backbone"], method), layers[-1])
     return merged
 
@@ -99,8 +100,12 @@ def _check(settings: RunSettings) -> None:
 
 
 def _complete_method(method: Mapping[str, Any]) -> dict[str, Any]:
-    options = dict(method)
-    name = options.pop("name", None)
+    name = _method_name(method)
+    return {"name": name, **make_method(**method).settings.model_dump(mode="json")}
+
+
+def _method_name(method: Mapping[str, Any]) -> str:
+    name = method.get("name")
     if not isinstance(name, str):
         raise SpclError(f"settings: method needs a name, but it is {dict(method)}; 'spcl methods' lists them")
-    return {"name": name, **make_method(name, **options).settings.model_dump(mode="json")}
+    return name
