@@ -41,6 +41,8 @@ ONE_SEED = (
     "ps-emnist-search",
     "ps-cifar100-search",
     "ps-cifar100-search-nine",
+    "ps-emnist-plus-search",
+    "ps-cifar100-plus-search",
     "ps-emnist-sensitivity",
     "toy-cifar10-timelines",
 )
