@@ -72,6 +72,8 @@ class JoiningRule:
         self.reason = self._network_obstacle or self._present_obstacle() or self._size_obstacle(groups)
         if self.reason is not None:
             return None
+        if self._is_known:
+            return "segments"
         kinds: dict[Hashable, list[Inputs]] = {}
         for samples in groups:
             for kind, x in {group.kind: group.x for group in samples}.items():
@@ -100,8 +102,6 @@ class JoiningRule:
         return None
 
     def _result(self, kind: Hashable, inputs: Sequence[Inputs]) -> tuple[Joining | None, str | None]:
-        if self._is_known:
-            return "segments", None
         if kind not in self._tried:
             trial = Trial(self._model.backbone, self._parameters, self.names, self.counters, self._snapshot)
             try:

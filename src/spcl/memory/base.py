@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -202,11 +203,11 @@ class Memory(ABC):
         buffers = {task: buffer for task, buffer in self.buffers.items() if self.draws_from(buffer)}
         if not buffers:
             return []
-        starts = np.cumsum([0, *(buffer.size for buffer in buffers.values())])
-        chosen = np.sort(self.pick(int(starts[-1]), count))
-        groups = np.split(chosen, np.searchsorted(chosen, starts[1:-1]))
-        drawn = zip(buffers, groups, starts[:-1], strict=True)
-        return self._replay_batches({task: indices - start for task, indices, start in drawn if len(indices)})
+        starts = [0, *accumulate(buffer.size for buffer in buffers.values())]
+        chosen = np.sort(self.pick(starts[-1], count))
+        bounds = np.searchsorted(chosen, starts).tolist()
+        parts = zip(buffers, starts, bounds, bounds[1:], strict=False)
+        return self._replay_batches({task: chosen[a:b] - start for task, start, a, b in parts if a < b})
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the positions of the samples of one draw among ``size`` replayable ones."""

@@ -86,6 +86,8 @@ class TaskBuffer:
     def _rearrange(self, source: NDArray[np.int64], size: int, batch: Mapping[str, Tensor]) -> None:
         """Copy samples to their slots, given the old slot of each; those from ``size`` on are samples of the batch."""
         slots = np.arange(len(source))
+        if len(source) == size and (source == slots).all():  # every sample stays where it is
+            return
         moved = slots[(source < size) & (source != slots)]
         new = slots[source >= size]
         if len(moved):
