@@ -96,7 +96,7 @@ class JoiningRule:
         """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
         if self._most_samples is None:
             return None
-        samples = sum(len(group.y) for batch in groups for group in batch)
+        samples = sum([group.y.shape[0] for batch in groups for group in batch])
         if samples > self._most_samples * len(groups):
             return f"batches of more than {self._most_samples} images are faster one by one through convolutions"
         return None
@@ -127,4 +127,6 @@ def _network_obstacle(model: SharedModel) -> str | None:
 
 
 def _has_batch_norm(head: nn.Module | None) -> bool:
-    return head is not None and any(isinstance(layer, _NormBase) for layer in head.modules())
+    if head is None or type(head) is nn.Linear:  # as most heads, which would be searched in every step
+        return False
+    return any(isinstance(layer, _NormBase) for layer in head.modules())

@@ -126,18 +126,24 @@ class Memory(ABC):
     def check(self, task: str, x: Inputs, y: Tensor) -> None:
         """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
         buffer = self._running(task)
-        if y.ndim == 0 or not number_of_samples(x) == len(y) > 0:
+        if y.ndim == 0 or not number_of_samples(x) == y.shape[0] > 0:
             raise TaskError(
                 f"task {task!r}: x ({kind_of(x)}) and y ({kind_of(y)}) must have the same number of samples, at least 1"
             )
-        stored = buffer.inputs()
-        if stored is not None and sample_kind(stored) != self._stored_kind(x):
-            raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
-        targets = buffer.fields.get("y")
-        if targets is not None and sample_kind(targets) != sample_kind(y):
-            raise TaskError(f"task {task!r}: y ({kind_of(y)}) does not fit the memory's ({kind_of(targets)})")
+        kind = sample_kind(x), sample_kind(y)
+        if buffer.fields and kind != buffer.known_kind:
+            self._check_kind(task, x, y, buffer)
+            buffer.known_kind = kind
         if buffer.labelled:
             check_labels(task, y, buffer)
+
+    def _check_kind(self, task: str, x: Inputs, y: Tensor, buffer: TaskBuffer) -> None:
+        """Refuse samples of another kind than those that are stored."""
+        stored, targets = buffer.inputs_of(buffer.fields), buffer.fields["y"]
+        if sample_kind(stored) != self._stored_kind(x):
+            raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
+        if sample_kind(targets) != sample_kind(y):
+            raise TaskError(f"task {task!r}: y ({kind_of(y)}) does not fit the memory's ({kind_of(targets)})")
 
     def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
         """Add a training batch of a running task, optionally with the model's logits, and evict beyond the budget."""
@@ -315,24 +321,15 @@ class Memory(ABC):
 
     def _replay_batches(self, chosen: Mapping[str, NDArray[np.int64]]) -> list[ReplayBatch]:
         """Return copies of the chosen slots of every task, whose numbers a GPU gets in one transfer."""
-        all_slots, batches, start = torch.from_numpy(np.concatenate([*chosen.values()])), [], 0
-        on_devices: dict[torch.device, Tensor] = {}
-        for task, slots in chosen.items():
-            buffer, part = self.buffers[task], slice(start, start + len(slots))
-            fields = {}
+        all_slots, sizes = torch.from_numpy(np.concatenate([*chosen.values()])), [*map(len, chosen.values())]
+        parts = all_slots.split_with_sizes(sizes)
+        on_devices, batches = {all_slots.device: parts}, []
+        for place, (task, slots) in enumerate(chosen.items()):
+            buffer, fields = self.buffers[task], {}
             for name, field in buffer.fields.items():
                 if field.device not in on_devices:
-                    on_devices[field.device] = all_slots.to(field.device, non_blocking=True)
-                fields[name] = field.index_select(0, on_devices[field.device][part])
-            batches.append(
-                ReplayBatch(
-                    task,
-                    buffer.inputs_of(fields),
-                    fields["y"],
-                    fields.get("logits"),
-                    all_slots[part],
-                    torch.from_numpy(buffer.edits[slots]),
-                )
-            )
-            start += len(slots)
+                    on_devices[field.device] = all_slots.to(field.device, non_blocking=True).split_with_sizes(sizes)
+                fields[name] = field.index_select(0, on_devices[field.device][place])
+            inputs, edits = buffer.inputs_of(fields), torch.from_numpy(buffer.edits[slots])
+            batches.append(ReplayBatch(task, inputs, fields["y"], fields.get("logits"), parts[place], edits))
         return batches

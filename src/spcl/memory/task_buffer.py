@@ -33,6 +33,7 @@ class TaskBuffer:
         running: whether the task still gets samples.
         size: number of stored samples.
         nbytes: bytes of all stored samples.
+        known_kind: the kind of the last batch that was found to fit the stored samples.
     """
 
     def __init__(self, classes: int | None) -> None:
@@ -45,6 +46,7 @@ class TaskBuffer:
         self.edits: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.fields: dict[str, Tensor] = {}
         self.nbytes = 0
+        self.known_kind: object = None
 
     def allocate(self, x: Inputs, y: Tensor) -> None:
         """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, which are on the host."""
