@@ -245,7 +245,7 @@ class Memory(ABC):
 
     def __len__(self) -> int:
         """Return the number of replayable samples."""
-        return sum(buffer.size for buffer in self.buffers.values() if self.replayable(buffer))
+        return sum([buffer.size for buffer in self.buffers.values() if self.replayable(buffer)])
 
     def counts(self) -> dict[str, list[int]]:
         """Return the number of replayable samples of every task and class."""
