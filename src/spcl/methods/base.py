@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -174,7 +174,7 @@ class Method:
         kind = self.replay_losses.get(str(replay_loss), ReplayLoss)
         self.settings = validated(_with_options(self.Settings, kind.Options), settings, f"method {self.name!r}")
 
-    @cached_property
+    @property
     def replay(self) -> ReplayLoss:
         """The loss on replayed samples."""
         return self.replay_losses[self.settings.replay_loss](self.settings)
