@@ -145,18 +145,17 @@ def _unpacked(
     packed: Tensor, blocks: Sequence[Block], total: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Array, Array]:
     tasks = len(blocks[0])
-    values = packed.cpu()
-    matrix = _symmetric(values[: tasks * tasks].view(tasks, tasks))
-    numbers: Array = values[tasks * tasks :].numpy()
+    values: Array = packed.cpu().numpy()
+    matrix, numbers = _symmetric(values[: tasks * tasks].reshape(tasks, tasks)), values[tasks * tasks :]
     if not _exact_enough(matrix, numbers[0]):
         products = [double_products(block) for block in blocks]
         exact = sum(products[1:], start=products[0])
-        matrix = _symmetric((exact if total is None else total(exact)).cpu())
+        matrix = _symmetric((exact if total is None else total(exact)).cpu().numpy())
     return matrix, numbers[1:]
 
 
-def _symmetric(products: Tensor) -> Array:
-    symmetric: Array = ((products + products.T) / 2).numpy()
+def _symmetric(products: Array) -> Array:
+    symmetric: Array = (products + products.T) / 2
     return symmetric
 
 

@@ -85,12 +85,12 @@ class StaticSamples:
 
     def _table_of(self, samples: Sequence[Samples]) -> NDArray[np.int64]:
         """Return every sample's label among all classes, the first class of its range, the number of stored logits."""
-        sizes = [len(group.y) for group in samples]
+        sizes = [group.y.shape[0] for group in samples]
         widths = [0 if group.stored is None else group.stored.shape[1] for group in samples]
         tasks = [group.task for group in samples]
         groups = [[task.offset for task in tasks], [self.joint.first_class(task) for task in tasks], widths]
         table = np.repeat(np.array(groups), sizes, axis=1)
-        table[0] += np.concatenate([group.y.cpu().numpy() for group in samples])
+        table[0] += np.concatenate([group.y.numpy(force=True) for group in samples])
         return table
 
     def _stored_logits(self, stored: Tensor, first: Tensor, widths: Tensor) -> Tensor:

@@ -42,10 +42,8 @@ def _key(optimizer: Optimizer) -> tuple[object, ...]:
     addresses: list[int] = []
     settings: list[object] = []
     for group in optimizer.param_groups:
-        for name, value in group.items():
-            if name not in ("params", "tasks"):
-                settings.append(id(value) if isinstance(value, Tensor) else value)
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            addresses += (0, 0) if gradient is None else (gradient.data_ptr(), parameter.data_ptr())
+        values = [value for name, value in group.items() if name not in ("params", "tasks")]
+        settings += [id(value) if isinstance(value, Tensor) else value for value in values]
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        addresses += [tensor.data_ptr() for parameter in trained for tensor in (parameter, parameter.grad)]
     return tuple(addresses), tuple(settings)

@@ -40,6 +40,11 @@ class DeferredTensors:
         self._waiting[id(placeholder)] = placeholder, compute
         return placeholder
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no placeholders."""
+        return not (self._waiting or self._known)
+
     def is_fresh(self, values: Sequence[Any]) -> bool:
         """Return whether the only value is a placeholder that nothing has used."""
         return len(values) == 1 and id(values[0]) in self._waiting
@@ -53,7 +58,7 @@ class DeferredTensors:
 
     def resolved(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
         """Return arguments with tensors in place of placeholders."""
-        if not (self._waiting or self._known):
+        if self.is_empty:
             return args, dict(kwargs)
         return [self._value(each) for each in args], {name: self._value(each) for name, each in kwargs.items()}
 

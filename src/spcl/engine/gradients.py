@@ -225,10 +225,15 @@ class GradientMatrix:
             return self.buffer[:tasks].mean(dim=0)
         return self.buffer[0] * float(self.plan.reduction[0, 0])
 
-    def penalty_matrix(self, coupled: bool) -> Array:
-        """Return the matrix that adds the orthogonality gradient to every gradient of every row (Alg. 2, line 5)."""
-        matrix = np.eye(self.plan.rows, self.plan.rows + self.has_penalty)
-        if self.has_penalty and coupled:
+    def penalty_matrix(self, coupled: bool) -> Array | None:
+        """Return the matrix that adds the orthogonality gradient to every gradient of every row (Alg. 2, line 5).
+
+        None where there is none.
+        """
+        if not self.has_penalty:
+            return None
+        matrix = np.eye(self.plan.rows, self.plan.rows + 1)
+        if coupled:
             matrix[:, -1] = self.plan.accumulation.sum(axis=1)
         return matrix
 

@@ -72,6 +72,8 @@ class JoiningRule:
         self.reason = self._network_obstacle or self._present_obstacle() or self._size_obstacle(groups)
         if self.reason is not None:
             return None
+        if self._is_known:
+            return "segments"
         kinds: dict[Hashable, list[Inputs]] = {}
         for samples in groups:
             for kind, x in {group.kind: group.x for group in samples}.items():
@@ -94,14 +96,12 @@ class JoiningRule:
         """Return why these batches are faster one by one: many images fill the processor's caches anyway."""
         if self._most_samples is None:
             return None
-        samples = sum(len(group.y) for batch in groups for group in batch)
+        samples = sum([group.y.shape[0] for batch in groups for group in batch])
         if samples > self._most_samples * len(groups):
             return f"batches of more than {self._most_samples} images are faster one by one through convolutions"
         return None
 
     def _result(self, kind: Hashable, inputs: Sequence[Inputs]) -> tuple[Joining | None, str | None]:
-        if self._is_known:
-            return "segments", None
         if kind not in self._tried:
             trial = Trial(self._model.backbone, self._parameters, self.names, self.counters, self._snapshot)
             try:
@@ -127,4 +127,6 @@ def _network_obstacle(model: SharedModel) -> str | None:
 
 
 def _has_batch_norm(head: nn.Module | None) -> bool:
-    return head is not None and any(isinstance(layer, _NormBase) for layer in head.modules())
+    if head is None or type(head) is nn.Linear:  # as most heads, which would be searched in every step
+        return False
+    return any(isinstance(layer, _NormBase) for layer in head.modules())

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,10 +36,10 @@ class JointBatch:
     samples: Sequence[Samples]
     draw: int | None = None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of samples."""
-        return sum(len(group.y) for group in self.samples)
+        return sum([group.y.shape[0] for group in self.samples])
 
     @property
     def share(self) -> float:

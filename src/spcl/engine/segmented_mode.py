@@ -48,7 +48,8 @@ class SegmentedMode(TorchFunctionMode):
         self._segments = segments
         self._target = target
         self._names = names if target is not None else {}
-        self._counters = {id(counter) for counter in counters}
+        self._parameters = set(map(id, self._names))
+        self._counters = set(map(id, counters))
         self._deferred = DeferredTensors()
 
     def run(self, network: Callable[[Any], Tensor], x: Inputs) -> Tensor:
@@ -63,16 +64,21 @@ class SegmentedMode(TorchFunctionMode):
     ) -> Any:
         """Call the function, or its segmented counterpart if it has parameters among its arguments."""
         kwargs = kwargs or {}
-        if func in RELUS and self._deferred.is_fresh(args[:1]):
-            return self._deferred.relu(args[0], in_place=func in IN_PLACE or kwargs.get("inplace", False))
-        args, kwargs = self._deferred.resolved(args, kwargs)
-        if func is functional.batch_norm or func is Tensor.add_:
-            return LAYERS[func](self, *args, **kwargs)
-        if not any(value in self._names for value in _tensors((*args, *kwargs.values()))):
-            return func(*args, **kwargs)
-        if func in LAYERS:
-            return LAYERS[func](self, *args, **kwargs)
-        return self._other(func, args, kwargs)
+        if not self._deferred.is_empty:
+            if func in RELUS and self._deferred.is_fresh(args[:1]):
+                return self._deferred.relu(args[0], in_place=func in IN_PLACE or kwargs.get("inplace", False))
+            args, kwargs = self._deferred.resolved(args, kwargs)
+        if func in WITH_BUFFERS or self._uses_parameters(*args, *kwargs.values()):
+            return LAYERS[func](self, *args, **kwargs) if func in LAYERS else self._other(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _uses_parameters(self, *values: Any) -> bool:
+        for value in values:
+            if id(value) in self._parameters:
+                return True
+            if isinstance(value, tuple | list) and not self._parameters.isdisjoint(map(id, value)):
+                return True
+        return False
 
     # -- layers
 
@@ -210,6 +216,9 @@ LAYERS: dict[Function, Function] = {
     functional.conv3d: SegmentedMode._convolution,
 }
 """Functions of layers, and the methods that compute them by segments."""
+
+WITH_BUFFERS = {functional.batch_norm, Tensor.add_}
+"""Those that are computed so whether they have parameters or not."""
 
 
 def _channel_shape(x: Tensor) -> tuple[int, ...]:

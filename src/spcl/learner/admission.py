@@ -84,7 +84,7 @@ class Admission:
 
     def _check_trainable(self) -> None:
         """Refuse a backbone with parameters frozen or unfrozen since: the gradient matrix would not fit it."""
-        if all(parameter.requires_grad == trainable for parameter, trainable in self._trainable.items()):
+        if [parameter.requires_grad for parameter in self._trainable] == [*self._trainable.values()]:
             return
         for name, parameter in self._model.backbone.named_parameters():
             if parameter.requires_grad != self._trainable.get(parameter, parameter.requires_grad):

@@ -29,6 +29,8 @@ def find_faults(names: Sequence[str], health: Array, buffers_were_finite: Callab
     {'b': 'its loss is nan'}
     """
     faults: dict[str, str] = {}
+    if np.isfinite(health).all():
+        return faults
     for name, (loss, norm, buffers) in zip(names, health.tolist(), strict=True):
         if faults and (name == MEMORY or isfinite(loss)):
             continue

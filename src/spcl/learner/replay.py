@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,14 @@ from spcl.engine.model import Samples, SharedModel
 from spcl.memory import Memory, ReplayBatch
 from spcl.methods.base import Method, Task
 
-__all__ = ["Replay", "ReplayedSamples"]
+__all__ = ["Replay", "ReplayedSamples", "with_inputs"]
 
 
 @dataclass(frozen=True)
 class ReplayedSamples:
-    """One batch drawn from memory: the samples by task, the inputs to train on, and the edits to write back."""
+    """One batch drawn from memory: the samples by task, with the inputs to train on, and the edits to write back."""
 
     samples: list[Samples]
-    inputs: list[Inputs]
     edits: list[tuple[ReplayBatch, Inputs]] = field(default_factory=list)
 
 
@@ -52,10 +51,15 @@ class Replay:
         drawn = self._memory.draw(count)
         samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
         if not self._method.edits_memory:
-            return ReplayedSamples(samples, [group.x for group in samples])
+            return ReplayedSamples(samples)
         model = _LookAhead(self._model, self._method, samples, engine.mean_of_tasks())
         inputs: list[Inputs] = [*self._method.edit(drawn, model)]
-        return ReplayedSamples(samples, inputs, list(zip(drawn, inputs, strict=True)))
+        return ReplayedSamples(with_inputs(samples, inputs), list(zip(drawn, inputs, strict=True)))
+
+
+def with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Samples]:
+    """Return the samples with other inputs."""
+    return [replace(group, x=x) for group, x in zip(samples, inputs, strict=True)]
 
 
 class _LookAhead:

@@ -1,7 +1,6 @@
 """One update of the paper's Algorithm 2, from the batches of the tasks to the update in the parameters' ``.grad``."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -17,7 +16,7 @@ from spcl.engine.model import Samples
 from spcl.engine.reduction import ReductionPlan
 from spcl.errors import SpclError, is_out_of_memory
 from spcl.learner.health import find_faults, row_norms
-from spcl.learner.replay import Replay
+from spcl.learner.replay import Replay, with_inputs
 from spcl.learner.rollback import Rollback
 from spcl.memory import ReplayBatch
 from spcl.methods.base import MEMORY, Gradients, Method, Weights
@@ -67,12 +66,21 @@ class Outcome:
     edits: list[tuple[ReplayBatch, Inputs]] = field(default_factory=list)
     is_joint: bool = False
 
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str) -> "_Timed":
         """Add the time of the block to that of the phase."""
-        begin = perf_counter()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + perf_counter() - begin
+        return _Timed(self.seconds, phase)
+
+
+class _Timed:
+    def __init__(self, seconds: dict[str, float], phase: str) -> None:
+        self._seconds = seconds
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        self._begin = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + perf_counter() - self._begin
 
 
 class Step:
@@ -177,12 +185,12 @@ class Step:
         """Draw samples from memory; a method that edits them does so along the tasks' gradients."""
         drawn = self._replay.draw(count, self._engine)
         outcome.edits += drawn.edits
-        return self._augmented(_with_inputs(drawn.samples, drawn.inputs), options)
+        return self._augmented(drawn.samples, options)
 
     def _augmented(self, samples: Sequence[Samples], options: StepOptions) -> list[Samples]:
         if options.augment is None:
             return list(samples)
-        return _with_inputs(samples, self._engine.augment(options.augment, [group.x for group in samples]))
+        return with_inputs(samples, self._engine.augment(options.augment, [group.x for group in samples]))
 
     def _needs_gramian(self) -> bool:
         if not self._gradients.length:  # a frozen backbone: there is nothing to weigh
@@ -210,9 +218,7 @@ class Step:
         """Return the weight of every row in the update; None for a method that combines the gradients itself."""
         plan = self._gradients.plan
         mixing = self._gradients.penalty_matrix(self._method.settings.coupled)
-        before = gramian
-        if gramian is not None and len(gramian) > plan.rows:  # with that of the orthogonality gradient
-            before = mixing @ gramian @ mixing.T
+        before = gramian if gramian is None or mixing is None else mixing @ gramian @ mixing.T
         if plan.is_separate:
             outcome.before = torch.from_numpy(before)
         if self._method.elementwise:
@@ -224,8 +230,8 @@ class Step:
         if outcome.before is not None:
             adjusted = weights if self._method.reduction == "none" else Weights(torch.from_numpy(per_gradient))
             outcome.after = adjusted.adjusted_gramian(outcome.before)
-        per_row: Array = mixing.T @ (plan.reduction.T @ values)
-        return per_row
+        per_row: Array = plan.reduction.T @ values
+        return per_row if mixing is None else mixing.T @ per_row
 
     def _reduced_weights(
         self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None, known: Gradients
@@ -233,16 +239,15 @@ class Step:
         """Return the method's weights of the reduced gradients, given the Gramian of the rows."""
         if self._method.reduction == "sum":
             return Weights(torch.ones(1, dtype=torch.float64))
-        reduced = replace(known, losses=np.array([losses[name] for name in plan.names]))
+        each = np.array([losses[name] for name in plan.names])
         if self._method.reduction == "mean":
             rows = None if rows is None else plan.reduction @ rows @ plan.reduction.T
             counts = (plan.matrix > 0.0) @ np.array([known.classes, known.samples]).T
-            classes, samples = (tuple(each.tolist()) for each in counts.T)
-            reduced = replace(
-                known, names=plan.reduced_names, losses=plan.matrix @ reduced.losses, classes=classes, samples=samples
-            )
+            classes, samples = (tuple(numbers.tolist()) for numbers in counts.T)
+            known = replace(known, names=plan.reduced_names, classes=classes, samples=samples)
+            each = plan.matrix @ each
         gramian = None if rows is None else torch.from_numpy(rows)
-        return self._method_weights(replace(reduced, gramian=gramian))
+        return self._method_weights(replace(known, losses=each, gramian=gramian))
 
     def _method_weights(self, gradients: Gradients) -> Weights:
         weights = self._method.weigh(gradients)
@@ -283,7 +288,3 @@ class Step:
         sizes = np.abs(weights)
         bound = float(max(sizes.max(), sizes @ norms[: len(sizes)]))
         return bound < torch.finfo(self._gradients.dtype).max
-
-
-def _with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Samples]:
-    return [replace(group, x=x) for group, x in zip(samples, inputs, strict=True)]

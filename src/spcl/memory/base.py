@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -125,18 +126,24 @@ class Memory(ABC):
     def check(self, task: str, x: Inputs, y: Tensor) -> None:
         """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
         buffer = self._running(task)
-        if y.ndim == 0 or not number_of_samples(x) == len(y) > 0:
+        if y.ndim == 0 or not number_of_samples(x) == y.shape[0] > 0:
             raise TaskError(
                 f"task {task!r}: x ({kind_of(x)}) and y ({kind_of(y)}) must have the same number of samples, at least 1"
             )
-        stored = buffer.inputs()
-        if stored is not None and sample_kind(stored) != self._stored_kind(x):
-            raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
-        targets = buffer.fields.get("y")
-        if targets is not None and sample_kind(targets) != sample_kind(y):
-            raise TaskError(f"task {task!r}: y ({kind_of(y)}) does not fit the memory's ({kind_of(targets)})")
+        kind = sample_kind(x), sample_kind(y)
+        if buffer.fields and kind != buffer.known_kind:
+            self._check_kind(task, x, y, buffer)
+            buffer.known_kind = kind
         if buffer.labelled:
             check_labels(task, y, buffer)
+
+    def _check_kind(self, task: str, x: Inputs, y: Tensor, buffer: TaskBuffer) -> None:
+        """Refuse samples of another kind than those that are stored."""
+        stored, targets = buffer.inputs_of(buffer.fields), buffer.fields["y"]
+        if sample_kind(stored) != self._stored_kind(x):
+            raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
+        if sample_kind(targets) != sample_kind(y):
+            raise TaskError(f"task {task!r}: y ({kind_of(y)}) does not fit the memory's ({kind_of(targets)})")
 
     def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
         """Add a training batch of a running task, optionally with the model's logits, and evict beyond the budget."""
@@ -202,11 +209,11 @@ class Memory(ABC):
         buffers = {task: buffer for task, buffer in self.buffers.items() if self.draws_from(buffer)}
         if not buffers:
             return []
-        starts = np.cumsum([0, *(buffer.size for buffer in buffers.values())])
-        chosen = np.sort(self.pick(int(starts[-1]), count))
-        groups = np.split(chosen, np.searchsorted(chosen, starts[1:-1]))
-        drawn = zip(buffers, groups, starts[:-1], strict=True)
-        return self._replay_batches({task: indices - start for task, indices, start in drawn if len(indices)})
+        starts = [0, *accumulate(buffer.size for buffer in buffers.values())]
+        chosen = np.sort(self.pick(starts[-1], count))
+        bounds = np.searchsorted(chosen, starts).tolist()
+        parts = zip(buffers, starts, bounds, bounds[1:], strict=False)
+        return self._replay_batches({task: chosen[a:b] - start for task, start, a, b in parts if a < b})
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the positions of the samples of one draw among ``size`` replayable ones."""
@@ -238,7 +245,7 @@ class Memory(ABC):
 
     def __len__(self) -> int:
         """Return the number of replayable samples."""
-        return sum(buffer.size for buffer in self.buffers.values() if self.replayable(buffer))
+        return sum([buffer.size for buffer in self.buffers.values() if self.replayable(buffer)])
 
     def counts(self) -> dict[str, list[int]]:
         """Return the number of replayable samples of every task and class."""
@@ -314,24 +321,15 @@ class Memory(ABC):
 
     def _replay_batches(self, chosen: Mapping[str, NDArray[np.int64]]) -> list[ReplayBatch]:
         """Return copies of the chosen slots of every task, whose numbers a GPU gets in one transfer."""
-        all_slots, batches, start = torch.from_numpy(np.concatenate([*chosen.values()])), [], 0
-        on_devices: dict[torch.device, Tensor] = {}
-        for task, slots in chosen.items():
-            buffer, part = self.buffers[task], slice(start, start + len(slots))
-            fields = {}
+        all_slots, sizes = torch.from_numpy(np.concatenate([*chosen.values()])), [*map(len, chosen.values())]
+        parts = all_slots.split_with_sizes(sizes)
+        on_devices, batches = {all_slots.device: parts}, []
+        for place, (task, slots) in enumerate(chosen.items()):
+            buffer, fields = self.buffers[task], {}
             for name, field in buffer.fields.items():
                 if field.device not in on_devices:
-                    on_devices[field.device] = all_slots.to(field.device, non_blocking=True)
-                fields[name] = field.index_select(0, on_devices[field.device][part])
-            batches.append(
-                ReplayBatch(
-                    task,
-                    buffer.inputs_of(fields),
-                    fields["y"],
-                    fields.get("logits"),
-                    all_slots[part],
-                    torch.from_numpy(buffer.edits[slots]),
-                )
-            )
-            start += len(slots)
+                    on_devices[field.device] = all_slots.to(field.device, non_blocking=True).split_with_sizes(sizes)
+                fields[name] = field.index_select(0, on_devices[field.device][place])
+            inputs, edits = buffer.inputs_of(fields), torch.from_numpy(buffer.edits[slots])
+            batches.append(ReplayBatch(task, inputs, fields["y"], fields.get("logits"), parts[place], edits))
         return batches

@@ -33,6 +33,7 @@ class TaskBuffer:
         running: whether the task still gets samples.
         size: number of stored samples.
         nbytes: bytes of all stored samples.
+        known_kind: the kind of the last batch that was found to fit the stored samples.
     """
 
     def __init__(self, classes: int | None) -> None:
@@ -45,6 +46,7 @@ class TaskBuffer:
         self.edits: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.fields: dict[str, Tensor] = {}
         self.nbytes = 0
+        self.known_kind: object = None
 
     def allocate(self, x: Inputs, y: Tensor) -> None:
         """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, which are on the host."""
@@ -54,8 +56,8 @@ class TaskBuffer:
         """Return the classes of targets ``y`` on the host; of probabilities the most likely ones."""
         if not self.labelled:
             return np.zeros(len(y), dtype=np.int64)
-        labels = y.detach().cpu()
-        return (labels.argmax(dim=1) if labels.is_floating_point() else labels).numpy().astype(np.int64)
+        labels = y.detach().cpu().argmax(dim=1) if y.is_floating_point() else y
+        return labels.numpy(force=True).astype(np.int64)
 
     def add_candidates(self, ranks: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
         """Append the metadata of samples that :meth:`retain` may store."""
@@ -86,6 +88,8 @@ class TaskBuffer:
     def _rearrange(self, source: NDArray[np.int64], size: int, batch: Mapping[str, Tensor]) -> None:
         """Copy samples to their slots, given the old slot of each; those from ``size`` on are samples of the batch."""
         slots = np.arange(len(source))
+        if len(source) == size and (source == slots).all():  # every sample stays where it is
+            return
         moved = slots[(source < size) & (source != slots)]
         new = slots[source >= size]
         if len(moved):
@@ -93,7 +97,7 @@ class TaskBuffer:
                 self.overwrite(name, moved, self.take(name, source[moved]))
         self._resize(len(source))
         if len(new):
-            self._put(new, {name: _select(samples, source[new] - size) for name, samples in batch.items()})
+            self._put(new, batch, source[new] - size)
         self._update_nbytes()
 
     def take(self, name: str, slots: NDArray[np.int64]) -> Tensor:
@@ -117,7 +121,7 @@ class TaskBuffer:
         assert inputs is not None
         return map_leaves(lambda field: _select(field, slots), inputs)
 
-    def overwrite(self, name: str, slots: NDArray[np.int64], samples: Tensor) -> None:
+    def overwrite(self, name: str, slots: NDArray[np.int64] | Tensor, samples: Tensor) -> None:
         """Replace the samples ``slots`` of a field."""
         field = self.fields[name]
         samples = samples.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
@@ -169,9 +173,13 @@ class TaskBuffer:
                 resized[: len(field)] = field[:capacity]
                 self.fields[name] = resized
 
-    def _put(self, slots: NDArray[np.int64], batch: Mapping[str, Tensor]) -> None:
+    def _put(self, slots: NDArray[np.int64], batch: Mapping[str, Tensor], chosen: NDArray[np.int64]) -> None:
+        """Copy the chosen samples of the batch to slots; a GPU gets both numbers of each in one transfer."""
+        pairs = np.stack([slots, chosen])
         for name, samples in batch.items():
-            self.overwrite(name, slots, self._same_width(samples) if name == "logits" else samples)
+            targets, sources = _index(pairs, samples).unbind()
+            values = samples.detach().index_select(0, sources)
+            self.overwrite(name, targets, self._same_width(values) if name == "logits" else values)
         if "logits" in self.fields and "logits" not in batch:
             self.fields["logits"].index_fill_(0, _index(slots, self.fields["logits"]), math.nan)
 
@@ -204,8 +212,9 @@ def _layout(kept: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
     return source
 
 
-def _index(indices: NDArray[np.int64], tensor: Tensor) -> Tensor:
-    return torch.from_numpy(indices).to(tensor.device, non_blocking=tensor.is_cuda)
+def _index(indices: NDArray[np.int64] | Tensor, tensor: Tensor) -> Tensor:
+    indices = indices if isinstance(indices, Tensor) else torch.from_numpy(indices)
+    return indices.to(tensor.device, non_blocking=tensor.is_cuda)
 
 
 def _select(tensor: Tensor, indices: NDArray[np.int64]) -> Tensor:
