@@ -254,6 +254,23 @@ class UntrimmableHub(ListHub):
     def trim(self, task: str, upto: str) -> None:
         raise HubError("it is down")
 
+    def end(self, task: str) -> None:
+        raise HubError("it is down")
+
+
+def test_what_a_service_could_not_delete_the_next_one_does(tmp_path: Path, make: Callable[..., ServeSettings]) -> None:
+    """It has nothing to learn: a source that waits for space in a full stream would wait without end."""
+    away = HUB[str(tmp_path)] = UntrimmableHub()
+    publish(away, "a", 6)
+    publish(away, "b", 3).end("b")
+    with running(make()) as (service, _):
+        until(lambda: knows(service, "a") and knows(service, "b"))
+        until(lambda: task(service).batches == 6 and task(service, "b").state == "finished")
+    back = HUB[str(tmp_path)] = ListHub()
+    back.streams = away.streams
+    with running(make()):
+        until(lambda: back.backlog("a", None) == 1 and back.ended == {"b"})
+
 
 def test_fitting_survives_a_hub_that_is_away_at_a_checkpoint(tmp_path: Path) -> None:
     hub = UntrimmableHub()

@@ -151,7 +151,7 @@ class Session:
         if any(path.exists() for path in (self._path, self._path.with_name(f"{CHECKPOINT}.previous"))):
             self.learner = load_learner(self._path, run_settings, inputs, self.records, self.stream)
             self.saved_at = self._path.stat().st_mtime if self._path.exists() else None
-            self._unsaved = 1
+            self._unsaved, self._forgettable = 1, self._done()
         else:
             self.learner = new_learner(run_settings, inputs, self.records)
         self._trainer = Trainer(self.learner, run_settings, self.records, self._on_event, self._reject_batch)
@@ -296,11 +296,14 @@ class Session:
 
     def _forget(self) -> None:
         """Let the hub delete what the checkpoint before the last holds, too; later, if it cannot be reached."""
-        finished, request = self._forgettable
-        self._forgettable = [name for name, each in self.records.tasks.items() if each.finished], self.records.request
+        (finished, request), self._forgettable = self._forgettable, self._done()
         self.stream.commit()
         for name in set(finished) - self._forgotten:
             if self._succeeds(partial(self._hub.end, name)):
                 self._forgotten.add(name)
         if request is not None:
             self._succeeds(partial(self.requests.forget, request))
+
+    def _done(self) -> tuple[list[str], str | None]:
+        """Return the finished tasks, and the last request that was carried out."""
+        return [name for name, each in self.records.tasks.items() if each.finished], self.records.request

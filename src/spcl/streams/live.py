@@ -220,9 +220,9 @@ class LiveStream:
         Tasks that had started are not listed in `started` again, and sources of tasks that had ended are removed.
         """
         with self._changed:
-            self._step = state["step"]
-            self.delivered = dict(state["delivered"])
+            self._step, self.delivered = state["step"], dict(state["delivered"])
             self._positions = dict(state.get("positions", {}))
+            self._saved = dict(self._positions)
             for name in self._ended:  # a source may have been exhausted before this call
                 self._ended[name] = name not in self.delivered
             for name in state["ended"]:
