@@ -1,8 +1,8 @@
-"""Pack the complete runs of a grid into an archive: python results/pack.py GRID_FOLDER records.tar.gz
+"""Pack the complete runs of a grid into an archive: python results/pack.py GRID_FOLDER records.tar.gz [EVERY]
 
 The archive holds what tables and figures need: settings, accuracies, losses and stability. It omits the confusion
-tables, and, of a published protocol, the label sets and timelines, which belong to its publishers; those that were
-drawn stay. Unpacked, the runs are ordinary run folders.
+tables, with EVERY the records of steps that are no multiples of it, and, of a published protocol, the label sets and
+timelines, which belong to its publishers; those that were drawn stay. Unpacked, the runs are ordinary run folders.
 """
 
 import gzip
@@ -21,7 +21,7 @@ PUBLISHED = {"label_set", "class_names", "timeline"}
 
 def main() -> None:
     """Write the archive named on the command line."""
-    folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+    folder, out, every = Path(sys.argv[1]), Path(sys.argv[2]), int([*sys.argv, "1"][3])
     with gzip.GzipFile(out, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:  # type: ignore[arg-type]
         for result in sorted(folder.rglob("result.json")):
             run, name = result.parent, Path(folder.name) / result.parent.relative_to(folder)
@@ -30,7 +30,8 @@ def main() -> None:
                 settings[path] = settings[path] and Path(settings[path]).name
             omitted = OMITTED if settings["protocol"] is None else OMITTED | PUBLISHED
             entries = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-            lines = [json.dumps(_kept(entry, omitted)) for entry in entries]
+            steps = (entry for entry in entries if entry["kind"] != "step" or entry["step"] % every == 0)
+            lines = [json.dumps(_kept(entry, omitted)) for entry in steps]
             _add(archive, name / "settings.json", json.dumps(settings, indent=2))
             _add(archive, name / "result.json", json.dumps(_kept(json.loads(result.read_text()), omitted), indent=1))
             _add(archive, name / "metrics.jsonl", "\n".join(lines) + "\n")

@@ -409,6 +409,14 @@ def test_sweeps_multiply_the_grid(tmp_path: Path) -> None:
         assert (job.settings.method["lambda_"], job.settings.config) == (3.0, 4)
 
 
+def test_lists_are_swept(tmp_path: Path) -> None:
+    sweeps = [parse_sweep("optimizer.betas=[0.9,0.9],[0.9,0.999]")]
+    one = {"methods": ["er"], "scenarios": ["task"], "configs": [0], "seeds": [0]}
+    jobs = plan_grid(tmp_path, {"benchmark": "ps-emnist"}, **one, sweeps=sweeps)
+    assert [job.settings.optimizer["betas"] for job in jobs] == [[0.9, 0.9], [0.9, 0.999]]
+    assert len({job.name for job in jobs}) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

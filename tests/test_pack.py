@@ -20,9 +20,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return two_task_runs(tmp_path_factory.getbasetemp())
 
 
-def repacked(folder: Path, where: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repacked(folder: Path, where: Path, monkeypatch: pytest.MonkeyPatch, *every: str) -> Path:
     """Pack the runs and return the folder that they are unpacked to."""
-    monkeypatch.setattr("sys.argv", ["pack.py", str(folder), str(where / "records.tar.gz")])
+    monkeypatch.setattr("sys.argv", ["pack.py", str(folder), str(where / "records.tar.gz"), *every])
     runpy.run_path(str(PACK), run_name="__main__")
     with tarfile.open(where / "records.tar.gz") as archive:
         archive.extractall(where / "unpacked", filter="data")
@@ -56,3 +56,11 @@ def test_label_sets_and_timelines_of_a_published_protocol_are_omitted(
     for content in (start, result(packed / "run")):
         assert not {"label_set", "class_names", "timeline", "confusion"} & content.keys()
     assert read_runs(packed)[0].result is not None
+
+
+def test_fewer_steps_are_kept_where_asked(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, run = repacked(folder, tmp_path, monkeypatch, "10"), Path("er/0")
+    steps = [entry["step"] for entry in entries(folder / run, "step")]
+    assert [entry["step"] for entry in entries(packed / run, "step")] == [step for step in steps if step % 10 == 0]
+    assert len(steps) > len(entries(packed / run, "step")) > 0
+    assert len(entries(packed / run, "evaluation")) == len(entries(folder / run, "evaluation")) > 0

@@ -310,6 +310,7 @@ def test_an_incomplete_cell_says_so_and_is_not_ranked(folder: Path) -> None:
     [
         (50000, 10000, 0.0, ""),
         (400, 100, 0.0, "400 training samples, not 50,000, and 100 test samples, not 10,000"),
+        (50000, 5000, 0.0, "5,000 test samples, not 10,000"),
         (40000, 10000, 0.2, ""),
         (320, 80, 0.2, "400 training samples, not 50,000"),
     ],

@@ -121,13 +121,15 @@ def parse_methods(text: str) -> list[str]:
 
 
 def parse_sweep(text: str) -> Sweep:
-    """Parse a setting and its values.
+    """Parse a setting and its values, which may be lists in brackets.
 
     >>> parse_sweep("method.sigma=1,10,100")
     Sweep(name='method.sigma', values=('1', '10', '100'))
+    >>> parse_sweep("augment=[],[crop,flip]").values
+    ('[]', '[crop,flip]')
     """
     name, _, values = text.partition("=")
-    parts = tuple(part.strip() for part in values.split(",") if part.strip())
+    parts = tuple(part.strip() for part in re.findall(r"(?:\[[^\]]*\]|[^,])+", values) if part.strip())
     if not name or not parts:
         raise SpclError(f"expected name=value,value,…, found {text!r}; write, for example, method.sigma=1,10,100")
     return Sweep(name.strip(), parts)

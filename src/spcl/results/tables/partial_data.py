@@ -17,15 +17,12 @@ def partial_data(runs: Iterable[CompleteRun]) -> str:
         published, data = DATA_SETS.get(run.benchmark), run.result.data
         if published is None or data is None:
             continue
+        found = {"training": (data.train, published.train), "test": (data.test, published.test)}
         if run.settings.get("validation"):  # then the test samples are held-out training samples
-            count = data.train + data.test
-            if count != published.train:
-                return f"{count:,} training samples, not {published.train:,}"
-        elif (data.train, data.test) != (published.train, published.test):
-            return (
-                f"{data.train:,} training samples, not {published.train:,}, "
-                f"and {data.test:,} test samples, not {published.test:,}"
-            )
+            found = {"training": (data.train + data.test, published.train)}
+        parts = [f"{own:,} {kind} samples, not {all_:,}" for kind, (own, all_) in found.items() if own != all_]
+        if parts:
+            return ", and ".join(parts)
     return ""
 
 
