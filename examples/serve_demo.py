@@ -16,7 +16,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,31 @@ def live(sensor: Sensor, publisher: Publisher, begin: float, stop: threading.Eve
                 return
 
 
+def hub_of(source: dict[str, object]) -> Hub:
+    return RedisHub(str(source["url"])) if source["name"] == "redis" else FolderHub(str(source["path"]))
+
+
+def publish(sensor: Sensor, source: dict[str, object], begin: float, stop: threading.Event) -> None:
+    with closing(hub_of(source)) as hub:
+        live(sensor, Publisher(hub, capacity=200), begin, stop)
+
+
+@contextmanager
+def sensors(source: dict[str, object]) -> Iterator[None]:
+    """The sensors, in threads; one that waits for space in the hub ends with the program."""
+    begin, stop = time.monotonic(), threading.Event()
+    options = [(sensor, source, begin, stop) for sensor in SENSORS]
+    threads = [threading.Thread(target=publish, args=each, daemon=True) for each in options]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(1.0)
+
+
 @contextmanager
 def redis_server(folder: Path) -> Iterator[str]:
     """A redis-server of its own, whose data are in a folder."""
@@ -110,10 +135,6 @@ def settings(folder: Path, source: dict[str, object], port: int) -> dict[str, ob
     }
 
 
-def hub_of(source: dict[str, object]) -> Hub:
-    return RedisHub(str(source["url"])) if source["name"] == "redis" else FolderHub(str(source["path"]))
-
-
 def has_screen() -> bool:
     try:
         return not isinstance(webbrowser.get(), webbrowser.GenericBrowser)  # text browsers would take the terminal
@@ -126,7 +147,6 @@ def main() -> None:
     parser.add_argument("--redis", action="store_true", help="publish to a redis-server instead of a folder")
     parser.add_argument("--port", type=int, default=8800, help="of the page; 0 for any free one")
     arguments = parser.parse_args()
-    stop = threading.Event()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="spcl-demo-", ignore_cleanup_errors=True)))
         source: dict[str, object] = {"name": "folder", "path": str(folder / "hub")}
@@ -135,20 +155,12 @@ def main() -> None:
 
         def ready(address: str) -> None:
             print(f"the page is at {address} (Ctrl-C ends the demo)", flush=True)
-            start_sensors(source, stop)
+            stack.enter_context(sensors(source))
             if has_screen():
                 webbrowser.open(address)
 
         Server(ServeSettings.of(settings(folder, source, arguments.port))).run(ready)
-        stop.set()
     print("saved and stopped")
-
-
-def start_sensors(source: dict[str, object], stop: threading.Event) -> None:
-    begin = time.monotonic()
-    for sensor in SENSORS:
-        publisher = Publisher(hub_of(source), capacity=200)
-        threading.Thread(target=live, args=(sensor, publisher, begin, stop), daemon=True).start()
 
 
 if __name__ == "__main__":

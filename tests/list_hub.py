@@ -21,6 +21,7 @@ class ListHub:
         self.ended: set[str] = set()
         self.is_down = False
         self.furthest: dict[str, int] = {}
+        self.closed = 0
 
     def tasks(self) -> list[str]:
         return sorted(self.streams.keys() - self.ended)
@@ -59,6 +60,9 @@ class ListHub:
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
         self.dead.setdefault(task, {})[position] = reason
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def batch(number: float, size: int = 2) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -69,9 +70,15 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str,
     if request.param == "folder":
         yield {"name": "folder", "path": str(tmp_path / "hub")}
         return
-    server = RedisProcess(tmp_path)
-    yield {"name": "redis", "url": server.url}
-    server.kill()
+    with RedisProcess(tmp_path) as server, server.unused_at_the_end():
+        yield {"name": "redis", "url": server.url}
+
+
+@pytest.fixture
+def open_hub(source: dict[str, str]) -> Iterator[Callable[[], Hub]]:
+    """Opens that hub, as other processes would."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(HUBS.make(source)))
 
 
 def all_trimmed(hub: Hub) -> bool:
@@ -83,7 +90,8 @@ def delete_all(source: dict[str, str]) -> None:
         for task in ("a", "b"):
             shutil.rmtree(Path(source["path"]) / "tasks" / task)
     else:
-        redis.Redis.from_url(source["url"]).flushall()
+        with redis.Redis.from_url(source["url"]) as client:
+            client.flushall()
 
 
 def store(source: dict[str, str], number: int) -> None:
@@ -94,22 +102,22 @@ def store(source: dict[str, str], number: int) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
     else:
-        client = redis.Redis.from_url(source["url"])
-        client.sadd("spcl:tasks", "a")
-        client.xadd("spcl:stream:a", {"data": data}, id=f"{number}-0")
+        with redis.Redis.from_url(source["url"]) as client:
+            client.sadd("spcl:tasks", "a")
+            client.xadd("spcl:stream:a", {"data": data}, id=f"{number}-0")
 
 
 def test_streams_that_were_deleted_and_begin_anew_are_learned(
-    source: dict[str, str], make: Callable[..., ServeSettings]
+    source: dict[str, str], open_hub: Callable[[], Hub], make: Callable[..., ServeSettings]
 ) -> None:
-    hub = HUBS.make(source)
+    hub = open_hub()
     for name in ("a", "b"):
         publish(hub, name, 6)
     with running(make(source=source)) as (service, events):
         until(lambda: service.status().samples == 24 and all_trimmed(hub))
         delete_all(source)
         time.sleep(0.6)  # an empty hub is no reset
-        again = HUBS.make(source)
+        again = open_hub()
         publish(again, "a", 4)
         publish(again, "b", 4)
         until(lambda: service.status().samples == 40)
@@ -117,9 +125,9 @@ def test_streams_that_were_deleted_and_begin_anew_are_learned(
 
 
 def test_a_stream_that_was_set_back_is_reported_and_left_alone(
-    source: dict[str, str], make: Callable[..., ServeSettings]
+    source: dict[str, str], open_hub: Callable[[], Hub], make: Callable[..., ServeSettings]
 ) -> None:
-    hub = HUBS.make(source)
+    hub = open_hub()
     for number in range(1, 11):
         store(source, number)
     publish(hub, "b", 1)
@@ -137,7 +145,7 @@ def test_a_stream_that_was_set_back_is_reported_and_left_alone(
         until(lambda: task(service).state == "failed" and task(service).backlog == 6)
         for number in range(7, 14):  # beyond the position: would be read on in the middle
             store(source, number)
-        publish(HUBS.make(source), "b", 1)
+        publish(open_hub(), "b", 1)
         until(lambda: task(service, "b").batches == 2 and task(service).backlog == 3)
         assert (task(service).batches, hub.backlog("a", None)) == (10, 13)
         service.finish_task("a")

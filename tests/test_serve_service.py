@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,17 +73,20 @@ class CountingRedisHub(RedisHub):
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    server = RedisProcess(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
+    with RedisProcess(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture(params=["list", pytest.param("redis", marks=needs_redis)])
-def any_hub(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+def any_hub(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """The hub in memory, and a real broker."""
-    if request.param == "redis":
-        HUB[str(tmp_path)] = CountingRedisHub(request.getfixturevalue("redis_server").url, prefix=tmp_path.name)
-    return list_of_tests(str(tmp_path))
+    if request.param == "list":
+        yield list_of_tests(str(tmp_path))
+        return
+    server = request.getfixturevalue("redis_server")
+    with server.unused_at_the_end(), closing(CountingRedisHub(server.url, prefix=tmp_path.name)) as hub:
+        HUB[str(tmp_path)] = hub
+        yield hub
 
 
 @pytest.fixture
@@ -110,6 +113,7 @@ def test_a_service_learns_tasks_and_reports(hub: ListHub, make: Callable[..., Se
             ("speed", "regression", 1, 1),
         ]
         assert (task(service).state, task(service).backlog, task(service).dead_letters) == ("running", 0, 0)
+    assert hub.closed == 1
     steps = [event for event in events if isinstance(event, StepEvent)]
     assert [event.step for event in steps] == list(range(len(steps)))
     assert sum(sum(event.samples.values()) for event in steps) == 33

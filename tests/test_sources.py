@@ -23,7 +23,6 @@ from spcl.sources import (
     HubError,
     Message,
     Publisher,
-    RedisHub,
     Rejected,
     Schema,
     decode,
@@ -35,21 +34,21 @@ from spcl.streams import LiveStream
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    server = RedisProcess(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
+    with RedisProcess(tmp_path_factory.mktemp("redis")) as server:
+        yield server
 
 
 @pytest.fixture(params=["list", "folder", pytest.param("redis", marks=needs_redis)])
-def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Hub]:
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Hub]]:
     """Opens the same hub, as another process would."""
     if request.param == "list":
         hub = ListHub()
-        return lambda: hub
-    if request.param == "folder":
-        return lambda: FolderHub(tmp_path)
-    server = request.getfixturevalue("redis_server")
-    return lambda: RedisHub(server.url, prefix=tmp_path.name)
+        yield lambda: hub
+    elif request.param == "folder":
+        yield lambda: FolderHub(tmp_path)
+    else:
+        with request.getfixturevalue("redis_server").hubs(tmp_path.name) as reopen:
+            yield reopen
 
 
 def values(messages: Any) -> list[float]:
@@ -178,14 +177,16 @@ def test_what_does_not_fit_is_rejected_with_the_reason_and_the_rest_is_read(reop
 
 @needs_redis
 def test_dead_letters_are_kept_once(tmp_path: Path, redis_server: RedisProcess) -> None:
-    folder, redis = FolderHub(tmp_path), RedisHub(redis_server.url, prefix="dead")
-    for _ in range(2):
-        folder.dead_letter("a", "01", b"junk", "why")
-        redis.dead_letter("a", "1-0", b"junk", "why")
-    redis.dead_letter("a", "4-0", b"junk", "why")
+    folder = FolderHub(tmp_path)
+    with redis_server.hubs("dead") as reopen:
+        redis = reopen()
+        for _ in range(2):
+            folder.dead_letter("a", "01", b"junk", "why")
+            redis.dead_letter("a", "1-0", b"junk", "why")
+        redis.dead_letter("a", "4-0", b"junk", "why")
+        stored = redis._client.xrange("dead:dead:a")
     assert sorted(path.name for path in tmp_path.glob("dead-letters/a/*")) == ["01.safetensors", "01.txt"]
     assert (tmp_path / "dead-letters/a/01.txt").read_text() == "why\n"
-    stored = redis._client.xrange("dead:dead:a")
     assert stored == [(number, {b"data": b"junk", b"reason": b"why"}) for number in (b"1-0", b"4-0")]
 
 
@@ -206,11 +207,20 @@ def test_partial_and_foreign_files_do_not_disturb(tmp_path: Path) -> None:
 
 @needs_redis
 def test_what_is_published_while_redis_is_killed_arrives_once(tmp_path: Path) -> None:
-    server = RedisProcess(tmp_path)
+    with RedisProcess(tmp_path) as server, server.hubs() as reopen:
+        seen, outages = read_while_it_is_killed(server, reopen)
+    assert seen == list(range(400))
+    assert [type(each) for each in outages] == [HubError, type(None)]
+
+
+def read_while_it_is_killed(
+    server: RedisProcess, reopen: Callable[[], Hub]
+) -> tuple[list[float], list[Exception | None]]:
+    """Return what is read of 400 batches, and the outages."""
     killed = threading.Event()
 
     def publish() -> None:
-        publisher = Publisher(RedisHub(server.url))
+        publisher = Publisher(reopen())
         for number in range(400):
             publisher.publish("a", *batch(number))
             if number == 100:
@@ -219,7 +229,7 @@ def test_what_is_published_while_redis_is_killed_arrives_once(tmp_path: Path) ->
     thread = threading.Thread(target=publish)
     thread.start()
     outages: list[Exception | None] = []
-    source = source_of(RedisHub(server.url), first_sight=Schema.of(classes=2), on_outage=lambda _, e: outages.append(e))
+    source = source_of(reopen(), first_sight=Schema.of(classes=2), on_outage=lambda _, e: outages.append(e))
     reader = source.read(None)
     seen = values(islice(reader, 20))
 
@@ -234,9 +244,7 @@ def test_what_is_published_while_redis_is_killed_arrives_once(tmp_path: Path) ->
     seen += values(islice(reader, 380))
     for each in (thread, killing):
         each.join()
-    server.kill()
-    assert seen == list(range(400))
-    assert [type(each) for each in outages] == [HubError, type(None)]
+    return seen, outages
 
 
 def test_closing_ends_reading_at_once(reopen: Callable[[], Hub]) -> None:
@@ -247,6 +255,15 @@ def test_closing_ends_reading_at_once(reopen: Callable[[], Hub]) -> None:
     stream.close(timeout=10.0)
     assert not thread.is_alive()
     assert time.monotonic() - begin < 5.0
+
+
+def test_a_hub_that_was_closed_can_be_used_again(reopen: Callable[[], Hub]) -> None:
+    hub = reopen()
+    for _ in range(2):
+        Publisher(hub).publish("a", *batch(0))
+        hub.close()
+        hub.close()
+    assert hub.backlog("a", None) == 2
 
 
 # -- the live stream

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from threading import Lock
 
 from spcl.errors import SpclError, TaskError
@@ -65,7 +66,7 @@ class Service:
             StateInUseError: if another service uses the state, unless this one is a standby.
         """
         wait = (lambda: not self._stopping) if self._standby else None
-        with held_state(self._settings.state, wait) as held:
+        with held_state(self._settings.state, wait) as held, closing(self._hub):
             if not held:
                 return
             self._began = time.monotonic()

@@ -131,6 +131,9 @@ class FolderHub:
         """Keep the message under its name, and the reason beside it."""
         self._dead_letters.add(task, self._tasks / task / f"{position}{SUFFIX}", data, reason)
 
+    def close(self) -> None:
+        """Do nothing: files are open only while they are read or written."""
+
     def _names_after(self, task: str, after: str | None, count: int) -> list[str]:
         """Return up to ``count`` names after a position, without a gap.
 

@@ -63,6 +63,10 @@ class Hub(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Close connections, if there are any; the next call of another method opens them again."""
+        ...
+
 
 HUBS: Registry[Callable[..., Hub]] = Registry("source", Hub)
 """Hubs by name: factory(\\*\\*options) → :class:`Hub`."""

@@ -111,6 +111,10 @@ class RedisHub:
             if NOT_THE_NEXT not in str(error):
                 raise
 
+    def close(self) -> None:
+        """Close the connections; the next call of another method opens one again."""
+        self._client.close()
+
     def add(self, task: str, data: bytes, keep: int | None, again: bool) -> str:
         """Try to add an entry; ``again`` if an earlier attempt may have succeeded."""
         while True:
