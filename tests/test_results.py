@@ -45,7 +45,6 @@ ONE_SEED = (
     "ps-cifar100-search",
     "ps-cifar100-search-nine",
     "ps-emnist-recipes",
-    "ps-emnist-plus",
     "ps-emnist-plus-ablation",
     "ps-emnist-plus-search",
     "ps-cifar100-plus-search",

@@ -149,14 +149,14 @@ def complete_runs(records: Iterable[RunRecord]) -> list[CompleteRun]:
     ]
 
 
-def read_runs(*folders: Path) -> list[RunRecord]:
+def read_runs(*folders: str | Path) -> list[RunRecord]:
     """Return all runs in these folders and the folders below, sorted by benchmark, scenario, method, config and seed.
 
     A run whose ``result.json`` is damaged counts as not complete. Each folder gets an ``index.json`` that makes reading
     it again fast, see :func:`spcl.results.index.read_folder`.
     """
     found: dict[Path, tuple[Path, IndexEntry]] = {}
-    for folder in folders:
+    for folder in map(Path, folders):
         if not folder.is_dir():
             raise SpclError(f"there is no folder {folder}; name one that 'spcl grid' or 'spcl run' has written")
         runs = read_folder(folder)
