@@ -103,6 +103,7 @@ ON_THE_SITE = {
     "../results/ps-tiny-imagenet/table.md": "results.md#ps-imagenet-tiny",
     "../results/ps-emnist-search/table.md": "results.md#ps-emnist-search-of-defaults",
     "../results/ps-cifar100-search/table.md": "results.md#ps-cifar-100-search-of-defaults",
+    "../results/ps-emnist-betas/table.md": "results.md#ps-emnist-adam-with-a-short-memory",
     "../results/ps-emnist-recipes/table.md": "results.md#ps-emnist-losses-on-memory",
     "../results/ps-emnist-plus/table.md": "results.md#ps-emnist-preset-plus",
     "../results/ps-emnist-plus-ablation/table.md": "results.md#ps-emnist-preset-plus-without-one-part",

@@ -17,6 +17,7 @@ from spcl.results.tables.stability import stability_text
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 VARIANTS = (
     "ablation",
+    "betas",
     "held-out",
     "hyperparameters",
     "one-change",
