@@ -43,7 +43,7 @@ class GradientMatrix:
         health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
         plan: the reduction of the current step.
         has_penalty: whether there is an orthogonality gradient in it.
-        factors: gradients of matrices that are kept as factors; their columns of the buffer mean nothing.
+        factors: gradients of linear layers that are kept as factors; their columns of the buffer mean nothing.
         keeps_factors: whether gradients may be kept so.
         dtype, device: of the shared parameters.
 
@@ -151,7 +151,7 @@ class GradientMatrix:
         """Return the rows, with that of the orthogonality gradient; blocks of columns where some are factored."""
         if not self.factors:
             return self.rows_with_penalty
-        return [*self.factors.values(), *(self.rows[:, part] for part in self._dense_columns())]
+        return [*(self.rows[:, part] for part in self._dense_columns()), *self.factors.values()]
 
     def _dense_columns(self) -> list[slice]:
         """Return the runs of columns that are not factored."""

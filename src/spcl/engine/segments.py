@@ -149,7 +149,7 @@ class SegmentGradients:
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
-        if parameter is None or parameter not in self:
+        if parameter is None or parameter not in self or self._is_factored(parameter, values):
             return
         if values.ndim > 2:
             aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
@@ -159,6 +159,16 @@ class SegmentGradients:
         else:
             sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
         self.add(parameter, sums.view(-1, *parameter.shape))
+
+    def _is_factored(self, parameter: nn.Parameter, values: Tensor) -> bool:
+        """Keep the sums of a factor that is kept already, whose inner products are needed in any case, as factors."""
+        factors = self._gradients.factors
+        kept = next((each for each in factors.values() if each.left is values), None)
+        if kept is None or parameter not in self._unwritten:
+            return False
+        self._unwritten.discard(parameter)
+        factors[parameter] = FactoredGradients(values, None, kept.lengths)
+        return True
 
     def add(self, parameter: nn.Parameter, values: Tensor | Iterable[Tensor]) -> None:
         """Add one tensor per segment to the gradients of a parameter."""
