@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -175,6 +175,8 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
     """
     if len(parts) == 1:
         return parts[0]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(cast(Sequence[Tensor], parts))
     named = [leaves(part) for part in parts]
     return from_leaves({name: torch.cat([part[name] for part in named]) for name in named[0]})
 

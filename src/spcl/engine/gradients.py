@@ -248,7 +248,7 @@ class GradientMatrix:
             for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
                 update.add_(row, alpha=weight)
         elif others:
-            update.addmv_(self.buffer[1 : len(weights)].T, torch.tensor(others, dtype=self.dtype))
+            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
 
     def _combine_columns(self, weights: Tensor) -> None:
         for part in self._dense_columns():

@@ -158,7 +158,7 @@ class SegmentGradients:
             sums = values.reshape(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
         else:
             sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
-        self.add(parameter, sums.view(-1, *parameter.shape))
+        self.add(parameter, sums if parameter.ndim == 1 else sums.view(-1, *parameter.shape))
 
     def _is_factored(self, parameter: nn.Parameter, values: Tensor) -> bool:
         """Keep the sums of a factor that is kept already, whose inner products are needed in any case, as factors."""
