@@ -5,21 +5,21 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, nll_loss
 
 from spcl.engine.model import Samples
 
 __all__ = ["ClassifierStack"]
 
-FEWEST = 8
-"""Fewer heads take no longer one by one."""
+MANY = 8
+"""From so many tasks on, sums over the samples of a task are computed for all together, in another order."""
 
 
 class ClassifierStack:
-    """Cross-entropies of many tasks, which have linear heads of one shape and batches of one size, and their gradients.
+    """Cross-entropies of several tasks, with linear heads of one shape and batches of one size, and their gradients.
 
-    The gradient of a cross-entropy is the softmax of the logits, less 1 at the label. Computed so, without autograd, it
-    takes a fraction of the calls.
+    They are computed without autograd, in a fraction of the calls that it makes. For fewer than ``MANY`` tasks they are
+    the same to the last bit.
 
     Args:
         samples: the tasks' batches, for which :meth:`supports` holds.
@@ -36,12 +36,13 @@ class ClassifierStack:
     def __init__(self, samples: Sequence[Samples], device: torch.device) -> None:
         heads = [cast(nn.Linear, group.task.head)._parameters for group in samples]
         self._parameters = [[cast(nn.Parameter, head[name]) for head in heads] for name in ("weight", "bias")]
-        self._labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True).unsqueeze(1)
+        labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
+        self._labels = labels.view(len(samples), -1)
 
     @staticmethod
     def supports(samples: Sequence[Samples]) -> bool:
         """Return whether these tasks are plain classifiers alike."""
-        if len(samples) < FEWEST or (shape := _shape(samples[0])) is None:
+        if len(samples) < 2 or (shape := _shape(samples[0])) is None:
             return False
         return all(_shape(group) == shape for group in samples)
 
@@ -51,33 +52,39 @@ class ClassifierStack:
     @property
     def samples(self) -> int:
         """The number of samples of all tasks."""
-        return len(self._labels)
+        return self._labels.numel()
 
-    @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
         """Return the mean cross-entropy of every task."""
-        self._weight, bias = (torch.stack([*parameters]) for parameters in self._parameters)
+        with torch.no_grad():
+            self._weight, bias = (torch.stack([*parameters]) for parameters in self._parameters)
         self._features = features.detach().view(len(self), -1, features.shape[1])
         logits = torch.baddbmm(bias.unsqueeze(1), self._features, self._weight.transpose(1, 2))
         self.logits = logits.to(bias.dtype)  # losses are computed in full precision
-        self._log_softmax = torch.log_softmax(self.logits, dim=2).flatten(0, 1)
-        self._at_labels = self._log_softmax.gather(1, self._labels)
-        return self._at_labels.view(len(self), -1).mean(dim=1).neg_()
+        self._log_softmax = torch.log_softmax(self.logits, dim=2)
+        if len(self) < MANY:
+            pairs = zip(self._log_softmax, self._labels, strict=True)
+            return torch.stack([nll_loss(each, labels) for each, labels in pairs])
+        return self._log_softmax.gather(2, self._labels.unsqueeze(2)).mean(dim=1).neg_().view(-1)
 
-    @torch.no_grad()
     def backward(self, shares: Sequence[float]) -> Tensor:
         """Compute the gradients of the losses, each times its share; return that of the features."""
-        factors = [share / self._features.shape[1] for share in shares]
-        softmax = self._log_softmax.exp_().scatter_(1, self._labels, self._at_labels.expm1())
-        gradient = softmax.view_as(self.logits)
-        gradient *= factors[0] if len(set(factors)) == 1 else gradient.new_tensor(factors).view(-1, 1, 1)
+        factors = self.logits.new_tensor([-share / self._labels.shape[1] for share in shares]).view(-1, 1, 1)
+        at_labels = factors.expand(*self._labels.shape, 1)
+        of_log_softmax = torch.zeros_like(self.logits).scatter_(2, self._labels.unsqueeze(2), at_labels)
+        gradient = torch._log_softmax_backward_data(of_log_softmax, self._log_softmax, 2, self.logits.dtype)
         lower = gradient.to(self._features.dtype)
         self.gradients = []
         if self._parameters[0][0].requires_grad:
-            self.gradients.append(torch.bmm(lower.transpose(1, 2), self._features).to(gradient.dtype))
+            self.gradients.append(self._weight_gradients(lower).to(gradient.dtype))
         if self._parameters[1][0].requires_grad:
             self.gradients.append(gradient.sum(dim=1))
         return torch.bmm(lower, self._weight.to(lower.dtype)).flatten(0, 1)
+
+    def _weight_gradients(self, gradient: Tensor) -> Tensor:
+        if len(self) < MANY:
+            return torch.stack([one.T @ other for one, other in zip(gradient, self._features, strict=True)])
+        return torch.bmm(gradient.transpose(1, 2), self._features)
 
     def assign_grads(self) -> None:
         """Add the gradients to those of the heads' parameters."""
