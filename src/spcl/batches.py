@@ -55,6 +55,8 @@ def as_batch(batch: object) -> Batch:
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         x, y = batch
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return x, y
         if isinstance(x, (*ARRAYS, Mapping, tuple, list)) and isinstance(y, ARRAYS):
             return as_inputs(x), as_tensor(y)
     raise DataError(

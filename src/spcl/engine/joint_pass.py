@@ -1,6 +1,6 @@
 """One pass over several batches."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,7 +63,7 @@ class JointPass:
     """
 
     losses: Tensor
-    logits: list[Tensor]
+    logits: Iterable[Tensor]
 
     def __init__(
         self, model: SharedModel, gradients: GradientMatrix, rule: JoiningRule, batches: Sequence[JointBatch]
@@ -108,14 +108,15 @@ class JointPass:
         inputs = [self._model.on_device(group.x) for batch in self._batches for group in batch.samples]
         with self._model.precision():
             features = self._features(concatenate(inputs), segments, coefficients)
+            rest = segments.samples - stack.samples
+            own, *replayed = torch.split_with_sizes(features, [stack.samples, rest]) if rest else [features]
+            self.losses = stack.forward(own)
+        self.logits, self._own_features = stack.logits, own
+        if replayed:
             others = self._batches[len(stack) :]
-            self._own_features = features[: stack.samples] if others else features
-            self.losses = stack.forward(self._own_features)
-        self.logits = list(stack.logits)
-        if others:
             samples = [group for batch in others for group in batch.samples]
             with self._model.precision():
-                outputs = iter(self._model.head_outputs(samples, features[stack.samples :]))
+                outputs = iter(self._model.head_outputs(samples, *replayed))
             losses = [batch.loss(method, [next(outputs) for _ in batch.samples]) for batch in others]
             self.losses = torch.cat([self.losses, torch.stack(losses)])
 

@@ -141,6 +141,8 @@ class SharedModel:
 
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""
+        if isinstance(x, Tensor):
+            return x.to(self.device, non_blocking=True)
         return map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), x)
 
     def logits(self, x: Inputs, task: Task | None) -> Tensor:
