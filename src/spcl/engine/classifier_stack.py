@@ -69,10 +69,10 @@ class ClassifierStack:
 
     def backward(self, shares: Sequence[float]) -> Tensor:
         """Compute the gradients of the losses, each times its share; return that of the features."""
-        factors = self.logits.new_tensor([-share / self._labels.shape[1] for share in shares]).view(-1, 1, 1)
-        at_labels = factors.expand(*self._labels.shape, 1)
-        of_log_softmax = torch.zeros_like(self.logits).scatter_(2, self._labels.unsqueeze(2), at_labels)
-        gradient = torch._log_softmax_backward_data(of_log_softmax, self._log_softmax, 2, self.logits.dtype)
+        of_losses = torch.zeros_like(self.logits).scatter_(2, self._labels.unsqueeze(2), -1.0 / self._labels.shape[1])
+        if set(shares) != {1.0}:
+            of_losses *= of_losses.new_tensor(shares).view(-1, 1, 1)
+        gradient = torch._log_softmax_backward_data(of_losses, self._log_softmax, 2, self.logits.dtype)
         lower = gradient.to(self._features.dtype)
         self.gradients = []
         if self._parameters[0][0].requires_grad:
