@@ -45,6 +45,30 @@ def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
         torch.testing.assert_close(group.task.head.bias.grad, head.bias.grad)
 
 
+@pytest.mark.parametrize(("tasks", "threads"), [(2, 1), (5, 1), (7, 2)])
+def test_few_stacked_classifiers_are_the_same_to_the_last_bit(tasks: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        heads = [nn.Linear(64, 12) for _ in range(tasks)]
+        made = [Task(str(place), 12, cross_entropy, deepcopy(head), 0) for place, head in enumerate(heads)]
+        samples = [Samples(task, torch.randn(128, 2), torch.randint(12, (128,))) for task in made]
+        features = torch.randn(128 * tasks, 64, requires_grad=True)
+        stack = ClassifierStack(samples, features.device)
+        losses, gradient = stack.forward(features), stack.backward([1.0] * tasks)
+        stack.assign_grads()
+        outputs = [head(part) for head, part in zip(heads, features.split(128), strict=True)]
+        expected = torch.stack([cross_entropy(each, group.y) for each, group in zip(outputs, samples, strict=True)])
+        expected.sum().backward()
+        assert torch.equal(losses, expected.detach())
+        assert torch.equal(gradient, features.grad)
+        for head, task in zip(heads, made, strict=True):
+            assert torch.equal(task.head.weight.grad, head.weight.grad)
+            assert torch.equal(task.head.bias.grad, head.bias.grad)
+    finally:
+        torch.set_num_threads(before)
+
+
 def frozen(head: nn.Linear) -> None:
     head.bias.requires_grad_(False)
 

@@ -178,7 +178,7 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], Tensor):
-        return torch.cat(cast(Sequence[Tensor], parts))
+        return torch.cat(cast(list[Tensor], parts))
     named = [leaves(part) for part in parts]
     return from_leaves({name: torch.cat([part[name] for part in named]) for name in named[0]})
 

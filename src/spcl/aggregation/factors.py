@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = ["FactoredGradients", "factored_products"]
+__all__ = ["FactoredGradients", "doubled", "factored_products"]
 
 CHUNKS = 6  # of the symmetric products of samples; the triangle of chunks is 7/12 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
@@ -18,9 +18,9 @@ class FactoredGradients:
     r"""T gradients :math:`G_t = L_t^\top R_t`, where L and R have one row per sample and t is a segment of the samples.
 
     So is the gradient of a linear layer's weight, with the inputs R and the gradients L of the outputs, and that of its
-    bias, with ones for R. Inner products need those of the samples only, :math:`\langle G_s, G_t \rangle = \sum_{a \in s,
-    b \in t} (L_a \cdot L_b)(R_a \cdot R_b)`, and a weighted sum is one product. With few samples in a segment both take
-    less time than the T matrices do.
+    bias, with ones for R. Inner products need those of the samples only, :math:`\langle G_s, G_t \rangle =
+    \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot R_b)`, and a weighted sum is one product. With few samples in a
+    segment both take less time than the T matrices do.
 
     Args:
         left: L.
@@ -61,11 +61,6 @@ class FactoredGradients:
         places = torch.arange(len(self)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(self.left.device, non_blocking=True)
 
-    def double(self) -> "FactoredGradients":
-        """Return the gradients in float64."""
-        right = None if self.right is None else self.right.double()
-        return FactoredGradients(self.left.double(), right, self.lengths)
-
     def products(self) -> tuple[Tensor, Tensor]:
         """Return the :func:`factored_products` of these gradients alone."""
         return factored_products([self])
@@ -98,6 +93,14 @@ class FactoredGradients:
             return torch.stack([left.sum(dim=0) for left in lefts])
         rights = torch.split_with_sizes(self.right, list(self.lengths))
         return torch.stack([left.T @ right for left, right in zip(lefts, rights, strict=True)])
+
+
+def doubled(factors: Sequence[FactoredGradients]) -> list[FactoredGradients]:
+    """Return the gradients in float64; those that share a left factor still do."""
+    lefts = {id(each.left): each.left.double() for each in factors}
+    rights = (None if each.right is None else each.right.double() for each in factors)
+    pairs = zip(factors, rights, strict=True)
+    return [FactoredGradients(lefts[id(each.left)], right, each.lengths) for each, right in pairs]
 
 
 def factored_products(factors: Sequence[FactoredGradients]) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spcl.aggregation.factors import FactoredGradients, factored_products
+from spcl.aggregation.factors import FactoredGradients, doubled, factored_products
 from spcl.errors import SpclError
 from spcl.precision import float32_products
 
@@ -165,7 +165,9 @@ def _products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
 
 def _exact_products(blocks: Sequence[Block]) -> Tensor:
     """Return the T×T products, all computed in float64."""
-    products = [double_products(block) for block in blocks]
+    products = [double_products(block) for block in blocks if isinstance(block, Tensor)]
+    if factors := [block for block in blocks if isinstance(block, FactoredGradients)]:
+        products.append(factored_products(doubled(factors))[0])
     return sum(products[1:], start=products[0])
 
 
@@ -219,7 +221,7 @@ def double_products(rows: Block, columns: int | None = None) -> Tensor:
             [ 0., 25.]], dtype=torch.float64)
     """
     if isinstance(rows, FactoredGradients):
-        return rows.double().products()[0]
+        return factored_products(doubled([rows]))[0]
     chunk = columns or (DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK)
     double = rows[:, :chunk].double()
     products = double @ double.T
