@@ -45,6 +45,7 @@ class GradientMatrix:
         has_penalty: whether there is an orthogonality gradient in it.
         factors: gradients of linear layers that are kept as factors; their columns of the buffer mean nothing.
         keeps_factors: whether gradients may be kept so.
+        anchor: a tensor that autograd follows in place of parameters whose gradients it is not to compute.
         dtype, device: of the shared parameters.
 
     >>> weight = nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -82,9 +83,9 @@ class GradientMatrix:
         self._views: list[list[Tensor]] = []
         self.blocks = self._new_blocks()
         self._filled: set[int] = set()
-        self._held = 0
+        self._held = self._open = 0
         self.has_penalty = False
-        self._open = 0
+        self.anchor = torch.zeros((), device=self.device, requires_grad=True)
         self.keeps_factors = False
         self.factors: dict[nn.Parameter, FactoredGradients] = {}
 
@@ -243,12 +244,14 @@ class GradientMatrix:
             self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype, non_blocking=True))
             return
         first, *others = weights.tolist()
-        update = self._row_tensors[0] if first == 1.0 else self._row_tensors[0].mul_(first)
-        if self.buffer.is_cuda:
-            for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
-                update.add_(row, alpha=weight)
-        elif others:
-            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
+        update = self._row_tensors[0]
+        if others and not self.buffer.is_cuda:
+            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype), beta=first)
+            return
+        if first != 1.0:
+            update.mul_(first)
+        for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
+            update.add_(row, alpha=weight)
 
     def _combine_columns(self, weights: Tensor) -> None:
         for part in self._dense_columns():
