@@ -244,14 +244,12 @@ class GradientMatrix:
             self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype, non_blocking=True))
             return
         first, *others = weights.tolist()
-        update = self._row_tensors[0]
-        if others and not self.buffer.is_cuda:
-            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype), beta=first)
-            return
-        if first != 1.0:
-            update.mul_(first)
-        for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
-            update.add_(row, alpha=weight)
+        update = self._row_tensors[0] if first == 1.0 else self._row_tensors[0].mul_(first)
+        if self.buffer.is_cuda:
+            for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
+                update.add_(row, alpha=weight)
+        elif others:
+            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
 
     def _combine_columns(self, weights: Tensor) -> None:
         for part in self._dense_columns():
