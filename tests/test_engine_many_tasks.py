@@ -32,15 +32,41 @@ def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
     for group in samples:  # gradients of replayed samples, to which those of the stack are added
         group.task.head.weight.grad = torch.ones(4, 5)
     stack = ClassifierStack(samples, features.device)
-    losses = stack.losses(stack.logits(features))
-    losses.sum().backward()
+    losses = stack.forward(features)
+    gradient = stack.backward([1.0] * TASKS)
     stack.assign_grads()
     for place, (group, head) in enumerate(zip(samples, replayed, strict=True)):
-        expected = cross_entropy(head(features.detach()[6 * place : 6 * place + 6]), group.y)
+        own = slice(6 * place, 6 * place + 6)
+        expected = cross_entropy(head(features[own]), group.y)
         expected.backward()
-        torch.testing.assert_close(losses[place].detach(), expected.detach())
+        torch.testing.assert_close(losses[place], expected.detach())
+        torch.testing.assert_close(gradient[own], features.grad[own])
         torch.testing.assert_close(group.task.head.weight.grad, head.weight.grad + 1)
         torch.testing.assert_close(group.task.head.bias.grad, head.bias.grad)
+
+
+@pytest.mark.parametrize(("tasks", "threads"), [(2, 1), (5, 1), (7, 2)])
+def test_few_stacked_classifiers_are_the_same_to_the_last_bit(tasks: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        heads = [nn.Linear(64, 12) for _ in range(tasks)]
+        made = [Task(str(place), 12, cross_entropy, deepcopy(head), 0) for place, head in enumerate(heads)]
+        samples = [Samples(task, torch.randn(128, 2), torch.randint(12, (128,))) for task in made]
+        features = torch.randn(128 * tasks, 64, requires_grad=True)
+        stack = ClassifierStack(samples, features.device)
+        losses, gradient = stack.forward(features), stack.backward([1.0] * tasks)
+        stack.assign_grads()
+        outputs = [head(part) for head, part in zip(heads, features.split(128), strict=True)]
+        expected = torch.stack([cross_entropy(each, group.y) for each, group in zip(outputs, samples, strict=True)])
+        expected.sum().backward()
+        assert torch.equal(losses, expected.detach())
+        assert torch.equal(gradient, features.grad)
+        for head, task in zip(heads, made, strict=True):
+            assert torch.equal(task.head.weight.grad, head.weight.grad)
+            assert torch.equal(task.head.bias.grad, head.bias.grad)
+    finally:
+        torch.set_num_threads(before)
 
 
 def frozen(head: nn.Linear) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.functional import mse_loss
 
 from _learning import Agreement, Preferences, TinyResNet, assert_same, complete_state
-from spcl.aggregation.factors import FactoredGradients
+from spcl.aggregation.factors import FactoredGradients, factored_products
 from spcl.engine.joining import JoiningRule
 from spcl.engine.known_layers import consists_of_known_layers
 from spcl.engine.model import SharedModel
@@ -229,7 +229,7 @@ def test_many_small_sources_share_stacked_heads_and_keep_factors(monkeypatch: py
         one, other = (learner.step(pairs) for learner in learners)
         assert one.weights == pytest.approx(other.weights, rel=1e-6)
         torch.testing.assert_close(one.before.gramian, other.before.gramian)
-    assert factored
+    assert len(factored) >= 4  # a weight and its bias, in two steps
     assert_equal_models(*learners)
 
 
@@ -245,6 +245,16 @@ def test_factored_gradients_are_the_matrices_they_stand_for(lengths: list[int], 
     torch.testing.assert_close(factored.products()[0], dense.flatten(1) @ dense.flatten(1).T)
     torch.testing.assert_close(factored.dense(), dense)
     torch.testing.assert_close(factored.weighted_sum(weights), (weights.view(-1, 1, 1) * dense).sum(dim=0))
+    bias, sums = FactoredGradients(left, None, lengths), torch.stack([part.sum(dim=0) for part in left.split(lengths)])
+    torch.testing.assert_close(bias.dense(), sums)
+    torch.testing.assert_close(bias.weighted_sum(weights), weights @ sums)
+    other = FactoredGradients(right, left, lengths)
+    whole = torch.cat([dense.flatten(1), sums, other.dense().flatten(1)], dim=1)
+    for order in ([factored, bias, other], [bias, other, factored]):
+        products, scale = factored_products(order)
+        torch.testing.assert_close(products, whole @ whole.T)
+        norms = (left.square().sum(dim=1), right.square().sum(dim=1))
+        torch.testing.assert_close(scale, (2 * norms[0] * norms[1] + norms[0]).sum())
 
 
 # -- what one pass leaves to a pass per batch

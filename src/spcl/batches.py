@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -55,6 +55,8 @@ def as_batch(batch: object) -> Batch:
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         x, y = batch
+        if isinstance(x, Tensor) and isinstance(y, Tensor):
+            return x, y
         if isinstance(x, (*ARRAYS, Mapping, tuple, list)) and isinstance(y, ARRAYS):
             return as_inputs(x), as_tensor(y)
     raise DataError(
@@ -175,6 +177,8 @@ def concatenate(parts: Sequence[Inputs]) -> Inputs:
     """
     if len(parts) == 1:
         return parts[0]
+    if isinstance(parts[0], Tensor):
+        return torch.cat(cast(list[Tensor], parts))
     named = [leaves(part) for part in parts]
     return from_leaves({name: torch.cat([part[name] for part in named]) for name in named[0]})
 

@@ -1,4 +1,4 @@
-"""Gradients of a matrix that are kept as the factors of a product."""
+"""Gradients of linear layers that are kept as the factors of a product."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -7,23 +7,24 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = ["FactoredGradients"]
+__all__ = ["FactoredGradients", "doubled", "factored_products"]
 
 CHUNKS = 6  # of the symmetric products of samples; the triangle of chunks is 7/12 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
-LEAST_GAIN = 15 * 10**6  # multiply-adds that take longer than the additional calls
+LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
 
 
 class FactoredGradients:
     r"""T gradients :math:`G_t = L_t^\top R_t`, where L and R have one row per sample and t is a segment of the samples.
 
-    So is the gradient of a linear layer's weight, with the inputs R and the gradients L of the outputs. Inner products
-    need those of the samples only, :math:`\langle G_s, G_t \rangle = \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot
-    R_b)`, and a weighted sum is one product. With few samples in a segment both take less time than the T matrices do.
+    So is the gradient of a linear layer's weight, with the inputs R and the gradients L of the outputs, and that of its
+    bias, with ones for R. Inner products need those of the samples only, :math:`\langle G_s, G_t \rangle =
+    \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot R_b)`, and a weighted sum is one product. With few samples in a
+    segment both take less time than the T matrices do.
 
     Args:
         left: L.
-        right: R.
+        right: R; None for a column of ones, whose gradients are vectors.
         lengths: the number of samples of every segment.
 
     >>> left, right = torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -38,9 +39,9 @@ class FactoredGradients:
     tensor([[11., 12.]])
     """
 
-    def __init__(self, left: Tensor, right: Tensor, lengths: Sequence[int]) -> None:
-        self.left = left.detach()
-        self.right = right.detach()
+    def __init__(self, left: Tensor, right: Tensor | None, lengths: Sequence[int]) -> None:
+        self.left = left.detach() if left.requires_grad else left  # the same tensor for the parameters of a layer
+        self.right = None if right is None else right.detach()
         self.lengths = tuple(lengths)
         self.dtype = left.dtype
 
@@ -60,32 +61,12 @@ class FactoredGradients:
         places = torch.arange(len(self)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(self.left.device, non_blocking=True)
 
-    def double(self) -> "FactoredGradients":
-        """Return the gradients in float64."""
-        return FactoredGradients(self.left.double(), self.right.double(), self.lengths)
-
     def products(self) -> tuple[Tensor, Tensor]:
-        r"""Return the T×T inner products, summed over samples in float64, and the scale of their rounding errors.
+        """Return the :func:`factored_products` of these gradients alone."""
+        return factored_products([self])
 
-        That is :math:`\sum_a |L_a|^2 |R_a|^2`.
-        """
-        products = self.left.new_empty(len(self), len(self), dtype=torch.float64)
-        scale = products.new_zeros(())
-        starts = [0, *accumulate(self.lengths)]
-        step = -(-len(self) // CHUNKS)
-        for first in range(0, len(self), step):
-            last = min(first + step, len(self))
-            rows = slice(starts[first], starts[last])
-            left, right = (each[rows] @ each[rows.start :].T for each in (self.left, self.right))
-            values = left.mul_(right)
-            scale += values.diagonal().sum(dtype=torch.float64)
-            part = self._sums(values, first, last)
-            products[first:last, first:] = part
-            products[first:, first:last] = part.T
-        return products, scale
-
-    def _sums(self, values: Tensor, first: int, last: int) -> Tensor:
-        """Sum values of the samples of some segments with those of the same and all later segments."""
+    def segment_sums(self, values: Tensor, first: int, last: int) -> Tensor:
+        """Sum values of the samples of some segments with those of the same and all later segments, in float64."""
         lengths = self.lengths[first:]
         if len(set(lengths)) == 1:
             of_rows = values.view(last - first, lengths[0], -1).sum(dim=1)
@@ -101,9 +82,73 @@ class FactoredGradients:
             by_sample = weights.unsqueeze(1).expand(-1, self.lengths[0]).reshape(-1)
         else:
             by_sample = weights[self.segment]
+        if self.right is None:
+            return torch.mv(self.left.T, by_sample, out=out)
         return torch.mm((self.left * by_sample.unsqueeze(1)).T, self.right, out=out)
 
     def dense(self) -> Tensor:
         """Return the gradients themselves."""
-        parts = (torch.split_with_sizes(each, list(self.lengths)) for each in (self.left, self.right))
-        return torch.stack([left.T @ right for left, right in zip(*parts, strict=True)])
+        lefts = torch.split_with_sizes(self.left, list(self.lengths))
+        if self.right is None:
+            return torch.stack([left.sum(dim=0) for left in lefts])
+        rights = torch.split_with_sizes(self.right, list(self.lengths))
+        return torch.stack([left.T @ right for left, right in zip(lefts, rights, strict=True)])
+
+
+def doubled(factors: Sequence[FactoredGradients]) -> list[FactoredGradients]:
+    """Return the gradients in float64; those that share a left factor still do."""
+    lefts = {id(each.left): each.left.double() for each in factors}
+    rights = (None if each.right is None else each.right.double() for each in factors)
+    pairs = zip(factors, rights, strict=True)
+    return [FactoredGradients(lefts[id(each.left)], right, each.lengths) for each, right in pairs]
+
+
+def factored_products(factors: Sequence[FactoredGradients]) -> tuple[Tensor, Tensor]:
+    r"""Return the T×T inner products of the gradients of several parameters, and the scale of their rounding errors.
+
+    They are summed over samples in float64. Of parameters with the same samples the products of samples are added
+    first, and those of a left factor that they share are computed once. The scale is :math:`\sum_a |L_a|^2 |R_a|^2`,
+    over all parameters.
+    """
+    alike: dict[tuple[int, ...], list[FactoredGradients]] = {}
+    for each in factors:
+        alike.setdefault(each.lengths, []).append(each)
+    found = [_products_alike(some) for some in alike.values()]
+    products, scales = zip(*found, strict=True)
+    return sum(products[1:], start=products[0]), sum(scales[1:], start=scales[0])
+
+
+def _products_alike(factors: Sequence[FactoredGradients]) -> tuple[Tensor, Tensor]:
+    """Return the products and the scale for parameters with the same samples."""
+    one = factors[0]
+    tasks, starts = len(one), [0, *accumulate(one.lengths)]
+    products = one.left.new_empty(tasks, tasks, dtype=torch.float64)
+    scale = products.new_zeros(())
+    step = -(-tasks // CHUNKS)
+    for first in range(0, tasks, step):
+        last = min(first + step, tasks)
+        values = _sample_products(factors, slice(starts[first], starts[last]))
+        scale += values.diagonal().sum(dtype=torch.float64)
+        part = one.segment_sums(values, first, last)
+        products[first:last, first:] = part
+        products[first:, first:last] = part.T
+    return products, scale
+
+
+def _sample_products(factors: Sequence[FactoredGradients], rows: slice) -> Tensor:
+    """Return (L_a · L_b)(R_a · R_b), added over the parameters, for samples a and those b from the first a on."""
+
+    def inner(matrix: Tensor) -> Tensor:
+        return matrix[rows] @ matrix[rows.start :].T
+
+    lefts = {id(each.left): each.left for each in factors}
+    of_left = {key: inner(left) for key, left in lefts.items()}
+    total: Tensor | None = None
+    for each in factors:
+        left, right = of_left[id(each.left)], None if each.right is None else inner(each.right)
+        if total is None:
+            total = left.clone() if right is None else right.mul_(left)
+        else:
+            total = total.add_(left) if right is None else total.addcmul_(left, right)
+    assert total is not None
+    return total

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spcl.aggregation.factors import FactoredGradients
+from spcl.aggregation.factors import FactoredGradients, doubled, factored_products
 from spcl.errors import SpclError
 from spcl.precision import float32_products
 
@@ -55,7 +55,7 @@ def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
     """
     blocks = _as_blocks(gradients)
     nothing = blocks[0].new_empty(0, dtype=torch.float64)
-    matrix, _ = _unpacked(_packed(blocks, nothing), blocks)
+    matrix, _ = gramian_and_numbers(blocks, nothing)
     return torch.from_numpy(matrix).to(blocks[0].device)
 
 
@@ -69,7 +69,10 @@ def gramian_and_numbers(blocks: Tensor | Sequence[Block], numbers: Tensor) -> tu
     (array([[25.]]), array([0.5, 0.7]))
     """
     blocks = [blocks.detach()] if isinstance(blocks, Tensor) else blocks
-    return _unpacked(_packed(blocks, numbers), blocks)
+    if not numbers.is_cpu:
+        return _unpacked(_packed(blocks, numbers), blocks)
+    products, squared_traces = _products(blocks)
+    return _exact_gramian(products, float(squared_traces), blocks), numbers.numpy()
 
 
 def packed_gramian(rows: Tensor, numbers: Tensor) -> Tensor:
@@ -131,27 +134,55 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
 
 
 def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
-    """Concatenate the T×T products, the sum of the squared traces of their slices (-1 if exact), and the numbers."""
-    if all(block.dtype == torch.float32 for block in blocks):
-        with float32_products("ieee"):
-            sliced = [_sliced_products(block) for block in blocks]
-    else:
-        sliced = [(double_products(block), numbers.new_full((), -1.0)) for block in blocks]
-    products, squared_traces = (sum(parts[1:], start=parts[0]) for parts in zip(*sliced, strict=True))
+    """Concatenate the :func:`_products` and the numbers."""
+    products, squared_traces = _products(blocks)
     return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
 
 def _unpacked(
     packed: Tensor, blocks: Sequence[Block], total: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Array, Array]:
-    tasks = len(blocks[0])
-    values: Array = packed.cpu().numpy()
-    matrix, numbers = _symmetric(values[: tasks * tasks].reshape(tasks, tasks)), values[tasks * tasks :]
-    if not _exact_enough(matrix, numbers[0]):
-        products = [double_products(block) for block in blocks]
-        exact = sum(products[1:], start=products[0])
+    values, tasks = packed.cpu(), len(blocks[0])
+    products, squared_traces = values[: tasks * tasks].view(tasks, tasks), float(values[tasks * tasks])
+    return _exact_gramian(products, squared_traces, blocks, total), values[tasks * tasks + 1 :].numpy()
+
+
+def _products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
+    """Return the T×T products, and the sum of the squared traces of their float32 slices; -1 if they are exact."""
+    if any(block.dtype != torch.float32 for block in blocks):
+        exact = _exact_products(blocks)
+        return exact, exact.new_full((), -1.0)
+    with float32_products("ieee"):
+        sliced = [_sliced_products(block) for block in blocks if isinstance(block, Tensor)]
+        if factors := [block for block in blocks if isinstance(block, FactoredGradients)]:
+            products, scale = factored_products(factors)
+            sliced.append((products, scale.square()))
+    products, squared_traces = sliced[0]
+    for other, squared in sliced[1:]:
+        products, squared_traces = products + other, squared_traces + squared
+    return products, squared_traces
+
+
+def _exact_products(blocks: Sequence[Block]) -> Tensor:
+    """Return the T×T products, all computed in float64."""
+    products = [double_products(block) for block in blocks if isinstance(block, Tensor)]
+    if factors := [block for block in blocks if isinstance(block, FactoredGradients)]:
+        products.append(factored_products(doubled(factors))[0])
+    return sum(products[1:], start=products[0])
+
+
+def _exact_gramian(
+    products: Tensor,
+    squared_traces: float,
+    blocks: Sequence[Block],
+    total: Callable[[Tensor], Tensor] | None = None,
+) -> Array:
+    """Return the products on the host as a symmetric matrix, computed in float64 where they are not exact enough."""
+    matrix = _symmetric(products.numpy())
+    if not _exact_enough(matrix, squared_traces):
+        exact = _exact_products(blocks)
         matrix = _symmetric((exact if total is None else total(exact)).cpu().numpy())
-    return matrix, numbers[1:]
+    return matrix
 
 
 def _symmetric(products: Array) -> Array:
@@ -172,11 +203,8 @@ def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [block.detach().reshape(block.shape[0], math.prod(block.shape[1:])) for block in blocks]
 
 
-def _sliced_products(rows: Block) -> tuple[Tensor, Tensor]:
+def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the Gramian of the rows, and the sum of the squared traces of its float32 slices."""
-    if isinstance(rows, FactoredGradients):
-        products, scale = rows.products()
-        return products, scale.square()
     tasks, length = rows.shape
     whole = length // SLICE * SLICE
     slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
@@ -193,7 +221,7 @@ def double_products(rows: Block, columns: int | None = None) -> Tensor:
             [ 0., 25.]], dtype=torch.float64)
     """
     if isinstance(rows, FactoredGradients):
-        return rows.double().products()[0]
+        return factored_products(doubled([rows]))[0]
     chunk = columns or (DOUBLE_CHUNK_CUDA if rows.is_cuda else DOUBLE_CHUNK)
     double = rows[:, :chunk].double()
     products = double @ double.T

@@ -89,7 +89,7 @@ def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
 def right_singular(C: Array, cutoff: float) -> tuple[Array, Array]:
     """Return the non-zero singular values of G and their right singular vectors as columns."""
     eigenvalues, V = eigenvectors(C)
-    least, most = eigenvalues.min(initial=0.0), eigenvalues.max(initial=0.0)
+    least, most = (min(0.0, eigenvalues[0]), max(0.0, eigenvalues[-1])) if len(C) else (0.0, 0.0)
     if least < -1e-3 * most:
         raise SpclError(f"the Gramian must have no negative eigenvalue, but {least} was found")
     kept = eigenvalues > most * len(C) * cutoff

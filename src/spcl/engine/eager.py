@@ -176,7 +176,8 @@ class EagerEngine(Engine):
         return gramian_and_numbers(columns, numbers)
 
     def _copy_buffers(self) -> None:
-        self._snapshot.copy()
+        if not self._snapshot.is_empty:
+            self._snapshot.copy()
 
 
 def _counted(loss: Tensor, samples: Samples) -> Tensor:

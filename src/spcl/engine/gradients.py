@@ -43,8 +43,9 @@ class GradientMatrix:
         health: for every gradient its loss, its norm and the norm of the model's buffers, float64.
         plan: the reduction of the current step.
         has_penalty: whether there is an orthogonality gradient in it.
-        factors: gradients of matrices that are kept as factors; their columns of the buffer mean nothing.
+        factors: gradients of linear layers that are kept as factors; their columns of the buffer mean nothing.
         keeps_factors: whether gradients may be kept so.
+        anchor: a tensor that autograd follows in place of parameters whose gradients it is not to compute.
         dtype, device: of the shared parameters.
 
     >>> weight = nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -82,9 +83,9 @@ class GradientMatrix:
         self._views: list[list[Tensor]] = []
         self.blocks = self._new_blocks()
         self._filled: set[int] = set()
-        self._held = 0
+        self._held = self._open = 0
         self.has_penalty = False
-        self._open = 0
+        self.anchor = torch.zeros((), device=self.device, requires_grad=True)
         self.keeps_factors = False
         self.factors: dict[nn.Parameter, FactoredGradients] = {}
 
@@ -151,7 +152,7 @@ class GradientMatrix:
         """Return the rows, with that of the orthogonality gradient; blocks of columns where some are factored."""
         if not self.factors:
             return self.rows_with_penalty
-        return [*self.factors.values(), *(self.rows[:, part] for part in self._dense_columns())]
+        return [*(self.rows[:, part] for part in self._dense_columns()), *self.factors.values()]
 
     def _dense_columns(self) -> list[slice]:
         """Return the runs of columns that are not factored."""
@@ -248,7 +249,7 @@ class GradientMatrix:
             for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
                 update.add_(row, alpha=weight)
         elif others:
-            update.addmv_(self.buffer[1 : len(weights)].T, torch.tensor(others, dtype=self.dtype))
+            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
 
     def _combine_columns(self, weights: Tensor) -> None:
         for part in self._dense_columns():

@@ -1,6 +1,6 @@
 """One pass over several batches."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,7 +63,7 @@ class JointPass:
     """
 
     losses: Tensor
-    logits: list[Tensor]
+    logits: Iterable[Tensor]
 
     def __init__(
         self, model: SharedModel, gradients: GradientMatrix, rule: JoiningRule, batches: Sequence[JointBatch]
@@ -76,6 +76,7 @@ class JointPass:
         self._rows = sorted({row for row, _ in self._targets})
         self._by_segments: list[SegmentGradients] = []
         self._stack: ClassifierStack | None = None
+        self._own_features: Tensor
         self._is_fresh = True
 
     def forward(self, method: Method) -> None:
@@ -107,16 +108,17 @@ class JointPass:
         inputs = [self._model.on_device(group.x) for batch in self._batches for group in batch.samples]
         with self._model.precision():
             features = self._features(concatenate(inputs), segments, coefficients)
-            own, replayed = features[: stack.samples], features[stack.samples :]
-            logits = stack.logits(own)
-        logits = logits.float() if logits.dtype == self._model.autocast else logits
-        losses, self.logits, others = [stack.losses(logits)], list(logits.detach()), self._batches[len(logits) :]
-        if others:
+            rest = segments.samples - stack.samples
+            own, *replayed = torch.split_with_sizes(features, [stack.samples, rest]) if rest else [features]
+            self.losses = stack.forward(own)
+        self.logits, self._own_features = stack.logits, own
+        if replayed:
+            others = self._batches[len(stack) :]
             samples = [group for batch in others for group in batch.samples]
             with self._model.precision():
-                outputs = iter(self._model.head_outputs(samples, replayed))
-            losses += [batch.loss(method, [next(outputs) for _ in batch.samples]).view(1) for batch in others]
-        self.losses = torch.cat(losses)
+                outputs = iter(self._model.head_outputs(samples, *replayed))
+            losses = [batch.loss(method, [next(outputs) for _ in batch.samples]) for batch in others]
+            self.losses = torch.cat([self.losses, torch.stack(losses)])
 
     def backward(self) -> None:
         """Compute the gradients of the losses."""
@@ -135,7 +137,16 @@ class JointPass:
             self._gradients.mark_filled(self._rows)
 
     def _differentiate_losses(self) -> None:
-        self.losses.sum().backward()  # type: ignore[no-untyped-call]
+        roots: list[tuple[Tensor, Tensor | None]] = []
+        if self.losses.requires_grad:
+            roots.append((self.losses.sum(), None))
+        if self._stack is not None:
+            gradient = self._stack.backward([batch.share for batch in self._batches[: len(self._stack)]])
+            if self._own_features.requires_grad:
+                roots.append((self._own_features, gradient))
+        if roots:
+            tensors, gradients = zip(*roots, strict=True)
+            torch.autograd.backward(tensors, gradients)
         if self._stack is not None:
             self._stack.assign_grads()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -38,7 +39,7 @@ class Samples:
     stored: Tensor | None = None
     share: float = 1.0
 
-    @property
+    @cached_property
     def kind(self) -> Hashable:
         """Structure, shape and type of an input: samples of one kind can be one batch."""
         return sample_kind(self.x)
@@ -131,7 +132,7 @@ class SharedModel:
 
     def head_outputs(self, samples: Sequence[Samples], features: Tensor) -> list[Output]:
         """Return the outputs of the heads for samples with these features, in their order."""
-        sizes = [len(group.y) for group in samples]
+        sizes = [group.y.shape[0] for group in samples]
         parts = torch.split_with_sizes(features, sizes)
         joints: Sequence[Tensor | None] = [None] * len(samples)
         if self._is_joint(samples):
@@ -140,6 +141,8 @@ class SharedModel:
 
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""
+        if isinstance(x, Tensor):
+            return x.to(self.device, non_blocking=True)
         return map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), x)
 
     def logits(self, x: Inputs, task: Task | None) -> Tensor:

@@ -1,6 +1,7 @@
 """The gradients of all batches of a step from as few passes as the network allows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class OnePass:
         self._snapshot = snapshot
         self.rule = JoiningRule(model, gradients.parameters, snapshot)
 
-    def backward(self, batches: Sequence[JointBatch]) -> list[Tensor] | None:
+    def backward(self, batches: Sequence[JointBatch]) -> Iterable[Tensor] | None:
         """Compute the gradients of the batches' losses and note their health; return the logits of each batch.
 
         Return None, having done nothing, where every batch needs a pass of its own.
@@ -52,7 +53,7 @@ class OnePass:
         heads = [gradient for joint in done for gradient in joint.head_gradients()]
         losses = done[0].losses.detach() if len(done) == 1 else torch.cat([joint.losses.detach() for joint in done])
         self._note_health([batch for part in passes for batch in part], losses, heads)
-        return [logits for joint in done for logits in joint.logits]
+        return chain.from_iterable(joint.logits for joint in done)
 
     def _make_pass(self, batches: Sequence[JointBatch]) -> JointPass:
         return JointPass(self._model, self._gradients, self.rule, batches)

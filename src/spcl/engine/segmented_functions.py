@@ -53,8 +53,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, parameters: Parameters, target: SegmentGradients, anchor: Tensor) -> Any:
         weight, bias = parameters
-        lower = _autocast_dtype(x)
-        ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
+        ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight)
         ctx.save_for_backward(
             x, *([value] if ctx.needs_input_grad[0] else [])
         )  # as PyTorch, for activation checkpoints
@@ -65,7 +64,8 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *value = ctx.saved_tensors
-        ctx.target.add_products(ctx.weight, gradient.flatten(0, -2), x.flatten(0, -2))
+        left, right = (gradient, x) if x.ndim == 2 else (gradient.flatten(0, -2), x.flatten(0, -2))
+        ctx.target.add_products(ctx.weight, left, right)
         ctx.target.add_sums(ctx.bias, gradient, gradient.shape[-1:])
         return gradient.matmul(*value).to(ctx.dtype) if value else None, None, None, None
 
@@ -76,11 +76,10 @@ class _Convolution(torch.autograd.Function):
         ctx: Any, x: Tensor, parameters: Parameters, options: Any, target: SegmentGradients, anchor: Tensor
     ) -> Any:
         weight, bias = parameters
-        lower = _autocast_dtype(x)
-        ctx.dtype, x, value = x.dtype, x.to(lower), weight.to(lower)
+        ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight)
         ctx.save_for_backward(x, value)
         ctx.weight, ctx.bias, ctx.options, ctx.target = weight, bias, options, target
-        return torch.ops.aten.convolution(x, value, None if bias is None else bias.to(lower), *options)
+        return torch.ops.aten.convolution(x, value, None if bias is None else bias.to(x.dtype), *options)
 
     @staticmethod
     @once_differentiable
@@ -107,10 +106,13 @@ def _convolution_backward(
     return torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, mask)  # type: ignore[no-any-return]
 
 
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which products are computed now."""
+def _as_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs and weight in the type in which products are computed now."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if not torch.is_autocast_enabled(device):
+        return x, weight.to(x.dtype)
+    lower = torch.get_autocast_dtype(device)
+    return x.to(lower), weight.to(lower)
 
 
 class _Affine(torch.autograd.Function):

@@ -111,7 +111,6 @@ class SegmentGradients:
 
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self._gradients = gradients
-        self._anchor = torch.zeros((), device=gradients.device, requires_grad=True)
         self._unwritten = set(gradients.parameters) if fresh else set()
         self._use(segments)
 
@@ -125,7 +124,7 @@ class SegmentGradients:
 
     def follow(self, *parameters: Tensor | None) -> Tensor:
         """Note a use of parameters; return the tensor that autograd follows in their place, which gets no gradient."""
-        return self._anchor
+        return self._gradients.anchor
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
@@ -138,7 +137,7 @@ class SegmentGradients:
             self._gradients.factors[parameter] = FactoredGradients(left, right, lengths)
         elif is_direct and self._range is not None:
             rows = block[self._range]
-            left, right = (each.reshape(len(rows), -1, each.shape[1]) for each in (left, right))
+            left, right = (each.reshape(len(lengths), -1, each.shape[1]) for each in (left, right))
             if is_new:
                 torch.bmm(left.transpose(1, 2), right, out=rows)
             else:
@@ -149,16 +148,30 @@ class SegmentGradients:
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
-        if parameter is None or parameter not in self:
+        if parameter is None or parameter not in self or self._is_factored(parameter, values):
             return
         if values.ndim > 2:
             aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
             values = values.sum_to_size(len(values), *aligned).reshape(len(values), -1)
-        if self._range is not None:
-            sums = values.reshape(len(self.segments.rows), -1, values.shape[1]).sum(dim=1)
-        else:
+        if self._range is None:
             sums = torch.stack([part.sum(dim=0) for part in self.segments.split(values)])
+        else:
+            values = values.reshape(len(self.segments.rows), -1, values.shape[1])
+            if parameter in self._unwritten and parameter.ndim == 1 and parameter.dtype == values.dtype:
+                torch.sum(values, dim=1, out=self._block(parameter)[0][self._range])
+                return
+            sums = values.sum(dim=1)
         self.add(parameter, sums.view(-1, *parameter.shape))
+
+    def _is_factored(self, parameter: nn.Parameter, values: Tensor) -> bool:
+        """Keep the sums of a factor that is kept already, whose inner products are needed in any case, as factors."""
+        factors = self._gradients.factors
+        kept = next((each for each in factors.values() if each.left is values), None)
+        if kept is None or parameter not in self._unwritten:
+            return False
+        self._unwritten.discard(parameter)
+        factors[parameter] = FactoredGradients(values, None, kept.lengths)
+        return True
 
     def add(self, parameter: nn.Parameter, values: Tensor | Iterable[Tensor]) -> None:
         """Add one tensor per segment to the gradients of a parameter."""

@@ -67,12 +67,12 @@ class BufferSnapshot:
                 if owner[name] is not buffer:
                     owner[name] = buffer
 
-    @torch.no_grad()
     def norm(self) -> Tensor:
         """Return the summed norm of all floating-point buffers; non-finite if any buffer is."""
         if not self._owners:
             return self._zero
-        return total_norm(_floating_point(_buffers(self._owners)), self._zero)
+        with torch.no_grad():
+            return total_norm(_floating_point(_buffers(self._owners)), self._zero)
 
     def was_finite(self) -> bool:
         """Return whether :meth:`norm` was finite before the step.

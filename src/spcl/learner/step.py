@@ -143,7 +143,7 @@ class Step:
     def _known_gradients(self, batches: Sequence[Samples], replayed: int) -> Gradients:
         """Return what is known of the step's gradients before they are computed."""
         tasks = self._replay.tasks() if replayed else []
-        parts = [(group.task.name, group.task.classes or 1, len(group.y)) for group in batches]
+        parts = [(group.task.name, group.task.classes or 1, group.y.shape[0]) for group in batches]
         if replayed:
             parts.append((MEMORY, sum(task.classes or 1 for task in tasks), replayed))
         names, classes, samples = zip(*parts, strict=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -144,8 +145,10 @@ def check_labels(owner: str, y: Tensor, classes: int) -> None:
 def _wrong_label(y: Tensor, classes: int) -> int | None:
     """Return a label that is none of the classes, or None."""
     labels = y.numpy(force=True)
-    lowest, highest = int(labels.min(initial=0)), int(labels.max(initial=0))
-    return lowest if lowest < 0 else highest if highest >= classes else None
+    if labels.view(np.uint64).max(initial=0) < classes:  # negative labels are the largest
+        return None
+    lowest = int(labels.min())
+    return lowest if lowest < 0 else int(labels.max())
 
 
 def _check_probabilities(owner: str, y: Tensor) -> None:
