@@ -88,6 +88,7 @@ ON_THE_SITE = {
     "../results/ps-emnist/table.md": "results.md#ps-emnist",
     "../results/ps-emnist/stability.md": "results.md#stability-on-ps-emnist",
     "../results/ps-emnist-released/table.md": "results.md#ps-emnist-preset-released",
+    "../results/ps-emnist-one-change/table.md": "results.md#ps-emnist-one-change-at-a-time",
     "../results/ps-cifar100-held-out/table.md": "results.md#ps-cifar-100-held-out",
     "../results/ps-cifar100/table.md": "results.md#ps-cifar-100",
     "../results/ps-cifar100/stability.md": "results.md#stability-on-ps-cifar-100",
