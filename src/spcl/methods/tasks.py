@@ -78,7 +78,8 @@ class Task:
         if self.signature is not None and signature != self.signature:
             raise TaskError(
                 f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
-                f"but this batch has {' with targets '.join(signature)}"
+                f"but this batch has {' with targets '.join(signature)}; convert it (pad sequences to one length), "
+                f"or add a task for such samples"
             )
 
 
