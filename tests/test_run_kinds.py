@@ -132,7 +132,7 @@ def test_texts_are_trained_by_the_text_backbone(tmp_path: Path) -> None:
     data = from_arrays(tokens, np.arange(80) % 4)
     settings = resolve_settings(SMALL | {"epochs": 5}, data=data)
     assert settings.backbone == "text"
-    assert execute(settings, tmp_path / "run", data=data).accuracy > 80
+    assert execute(settings, str(tmp_path / "run"), data=data).accuracy > 80
 
 
 class ByKind(nn.Module):
