@@ -69,7 +69,7 @@ BAD_STEPS = {
     ),
     "fewer targets": (step(new=(X, labels(0, 1))), r"task 'new': 3 inputs but targets of shape \(2,\)"),
     "one target": (step(new=(X, torch.tensor(1))), r"task 'new': 3 inputs but targets of shape \(\)"),
-    "label too high": (step(new=(X, labels(0, 1, 2))), r"task 'new' has classes 0 to 1, but the batch has label 2"),
+    "label too high": (step(new=(X, labels(0, 1, 2))), r"'new' has classes 0 to 1, but the batch has label 2; fix it"),
     "label negative": (step(new=(X, labels(0, -1, 1))), r"task 'new' has classes 0 to 1, but the batch has label -1"),
     "labels of floats": (step(new=(X, torch.zeros(3))), r"task 'new': class labels .*int64.* torch.float32 .*\(3,\)"),
     "labels of int32": (step(new=(X, labels(0, 1, 0, dtype=torch.int32))), r"'new': class labels .*torch.int32"),

@@ -139,7 +139,10 @@ def check_labels(owner: str, y: Tensor, classes: int) -> None:
             f"they are {y.dtype} of shape {tuple(y.shape)}"
         )
     if (wrong := _wrong_label(y, classes)) is not None:
-        raise TaskError(f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}")
+        raise TaskError(
+            f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}; fix it, or add a task with more "
+            f"classes"
+        )
 
 
 def _wrong_label(y: Tensor, classes: int) -> int | None:
