@@ -56,6 +56,7 @@ BAD_STEPS = {
         lambda learner: learner.step({}),
         r"at least one task; active tasks: \['lidar', 'speed', 'new', 'newer'\]",
     ),
+    "no dict": (lambda learner: learner.step(batch(4, 2, 1)), r"a step takes a dict .* by task, but it is a tuple"),
     "unknown task": (step(radar=batch(4, 2, 1)), r"no task 'radar'; there are \['done', 'lidar', .*add_task"),
     "finished task": (step(done=batch(4, 2, 1)), r"task 'done' is finished"),
     "not a pair": (step(new=X), r"task 'new': a batch is a pair of tensors .*\(inputs, targets\), but it is a Tensor"),
@@ -68,14 +69,14 @@ BAD_STEPS = {
     ),
     "fewer targets": (step(new=(X, labels(0, 1))), r"task 'new': 3 inputs but targets of shape \(2,\)"),
     "one target": (step(new=(X, torch.tensor(1))), r"task 'new': 3 inputs but targets of shape \(\)"),
-    "label too high": (step(new=(X, labels(0, 1, 2))), r"task 'new' has classes 0 to 1, but the batch has label 2"),
+    "label too high": (step(new=(X, labels(0, 1, 2))), r"'new' has classes 0 to 1, but the batch has label 2; fix it"),
     "label negative": (step(new=(X, labels(0, -1, 1))), r"task 'new' has classes 0 to 1, but the batch has label -1"),
     "labels of floats": (step(new=(X, torch.zeros(3))), r"task 'new': class labels .*int64.* torch.float32 .*\(3,\)"),
     "labels of int32": (step(new=(X, labels(0, 1, 0, dtype=torch.int32))), r"'new': class labels .*torch.int32"),
     "labels one-hot": (step(new=(X, torch.eye(3, 2).long())), r"'new': class labels .* shape \(3, 2\)"),
     "other shape than before": (
         step(lidar=(images(3, 1)[..., :3], labels(0, 1, 2))),
-        r"task 'lidar': its samples are float32\[2, 4, 4\] .*, but this batch has float32\[2, 4, 3\]",
+        r"task 'lidar': its samples are float32\[2, 4, 4\] .*, but this batch has float32\[2, 4, 3\] .*; convert it",
     ),
     "other type than before": (step(lidar=(X.double(), labels(0, 1, 2))), r"task 'lidar': .* float64\[2, 4, 4\]"),
     "other targets than before": (step(speed=(X, torch.zeros(3, 3))), r"task 'speed': .* targets float32\[3\]"),
@@ -271,7 +272,7 @@ def test_outputs_of_another_kind_are_refused() -> None:
 
     learner = Learner(Pair(), SORO())
     learner.add_task("a", classes=2)
-    with pytest.raises(TaskError, match="the backbone must give a tensor of features, but it gives a tuple"):
+    with pytest.raises(TaskError, match="the backbone must give a tensor of features, but it gives a tuple; wrap it"):
         learner.step({"a": batch(4, 2, 1)})
     other = Learner(TinyResNet(), SORO())
     other.add_task("b", head=nn.Linear(8, 2), loss=lambda output, targets: 0.5)

@@ -171,3 +171,9 @@ def test_a_task_that_nobody_adds_is_an_error(on_start: Any) -> None:
 def test_impossible_intervals_are_refused(every: Any) -> None:
     with pytest.raises(SpclError, match=f"every is {every!r}; give the seconds between checkpoints"):
         new_learner().fit(parallel(), every=every)
+
+
+@pytest.mark.parametrize(("stream", "found"), [({"a": []}, "str"), ([batch(4, 3, 0)], "tuple")])
+def test_sources_that_are_no_stream_are_refused(stream: Any, found: str) -> None:
+    with pytest.raises(SpclError, match=rf"must yield moments, but it yields a {found}; merge .*LiveStream"):
+        new_learner().fit(stream)

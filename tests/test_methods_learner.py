@@ -108,7 +108,7 @@ def test_learns_tasks_that_run_side_by_side(name: str) -> None:
         ("agem", {}, "did you mean 'a-gem'\\?"),
         ("derpp", {}, "there is no method 'derpp'; did you mean 'der\\+\\+'\\?"),
         ("GradDrop", {}, "did you mean 'graddrop'\\?"),
-        ("zzz", {}, "there is no method 'zzz'; choose one of mgda, dwa, "),
+        ("zzz", {}, "there is no method 'zzz'; choose one of mgda, dwa, .*, or load the plug-in that defines it"),
     ],
 )
 def test_wrong_settings_and_names_are_explained(name: str, settings: dict[str, Any], message: str) -> None:

@@ -132,7 +132,7 @@ def test_texts_are_trained_by_the_text_backbone(tmp_path: Path) -> None:
     data = from_arrays(tokens, np.arange(80) % 4)
     settings = resolve_settings(SMALL | {"epochs": 5}, data=data)
     assert settings.backbone == "text"
-    assert execute(settings, tmp_path / "run", data=data).accuracy > 80
+    assert execute(settings, str(tmp_path / "run"), data=data).accuracy > 80
 
 
 class ByKind(nn.Module):
@@ -276,6 +276,17 @@ def test_heads_can_be_made_again_from_plain_data() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     with pytest.raises(SpclError, match="give the backbone Linear the attribute feature_dim"):
         make_heads(tasks, torch.nn.Linear(4, 6), RunSettings(seed=1))
+
+
+def test_a_backbone_of_unknown_width_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BACKBONES, "_factories", dict(BACKBONES._factories))
+    BACKBONES.register("bare")(lambda inputs: nn.Linear(inputs.shape[0], 6))
+    data = car()
+    with pytest.raises(SpclError, match="give the backbone Linear the attribute feature_dim"):
+        execute(resolve_settings(SMALL | {"backbone": "bare"}, data=data), tmp_path / "run", data=data)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_views_name_the_metric(tmp_path: Path) -> None:

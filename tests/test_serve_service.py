@@ -159,18 +159,24 @@ def test_a_source_of_nan_is_skipped_and_the_others_learn(any_hub: Any, make: Cal
     assert all(tensor.isfinite().all() for tensor in saved(settings)["backbone"].values())
 
 
-def test_a_batch_that_breaks_the_step_is_put_away_alone(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
-    publish(hub, "a", 4)
+def test_a_batch_that_breaks_the_step_is_put_away_alone(
+    hub: ListHub, make: Callable[..., ServeSettings], caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(hub, "a", 5)
     publisher = publish(hub, "b", 2)
+    publisher.publish("b", *batch(13))
     publisher.publish("b", *batch(13))
     publisher.publish("b", *batch(1))
     with running(make(together=True, learner={"backbone": "picky-of-tests"})) as (service, events):
-        until(lambda: service.status().samples == 14)
-        assert (task(service, "a").batches, task(service, "b").batches) == (4, 3)
-    (letter,) = [event for event in events if isinstance(event, DeadLetterEvent)]
-    assert (letter.task, letter.position) == ("b", "4")
-    assert "13 is not for me" in letter.reason
-    assert list(hub.dead["b"]) == ["4"]
+        until(lambda: service.status().samples == 16)
+        assert (task(service, "a").batches, task(service, "b").batches) == (5, 3)
+    letters = [event for event in events if isinstance(event, DeadLetterEvent)]
+    assert [(letter.task, letter.position) for letter in letters] == [("b", "4"), ("b", "5")]
+    assert "13 is not for me" in letters[0].reason
+    assert list(hub.dead["b"]) == ["4", "5"]
+    (warning,) = [record for record in caplog.records if "was refused" in record.message]
+    assert "task 'b'" in warning.message
+    assert "13 is not for me" in warning.message
 
 
 def test_a_stalled_source_does_not_delay_and_a_flood_stays_in_the_hub(
@@ -293,6 +299,15 @@ def test_another_learner_is_refused(hub: ListHub, make: Callable[..., ServeSetti
         until(lambda: service.status().uptime > 0)
     with pytest.raises(CheckpointError, match="has seed = 0, and the settings say 1; put the setting back"):
         Service(make(learner={"seed": 1})).run()
+
+
+def test_other_inputs_than_those_of_the_tasks_are_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+    publish(hub, "a", 1)
+    with running(make()) as (service, _):
+        until(lambda: service.status().steps == 1)
+    words = r"task 'a' .* samples of float32\[3\], and the settings say inputs of float32\[4\]; put the setting back"
+    with pytest.raises(CheckpointError, match=words):
+        Service(make(inputs={"shape": [4]})).run()
 
 
 @pytest.mark.parametrize(

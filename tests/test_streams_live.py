@@ -381,6 +381,14 @@ def test_arguments_are_validated(name: str, value: Any) -> None:
         LiveStream(**{"sources": {"a": counting(1)}, name: value})
 
 
+@pytest.mark.parametrize(("source", "advice"), [(5, "a int; give a DataLoader"), (counting, "give what it returns")])
+def test_a_source_that_cannot_be_iterated_is_refused_before_any_thread_starts(source: Any, advice: str) -> None:
+    threads = threading.active_count()
+    with pytest.raises(SpclError, match=advice):
+        LiveStream({"a": counting(1), "b": source})
+    assert threading.active_count() == threads
+
+
 def test_iteration_ends_after_patience_and_can_continue() -> None:
     feed = Feed()
     with LiveStream({"slow": feed}, patience=0.01) as stream:

@@ -16,6 +16,7 @@ from spcl.suggestions import did_you_mean
 
 __all__ = [
     "GROUP",
+    "PLUGIN_HINT",
     "Named",
     "Registry",
     "UnknownNameError",
@@ -30,6 +31,9 @@ __all__ = [
 
 GROUP = "spcl.plugins"
 """Group of the entry points by which installed packages add things: each names a module."""
+
+PLUGIN_HINT = "load the plug-in that defines it"
+"""What to do, besides choosing a known name, where a name is not known."""
 
 Named = str | dict[str, Any]
 """A name, or a name with options: ``"adamw"`` or ``{"name": "adamw", "weight_decay": 0.01}``."""
@@ -158,7 +162,7 @@ class Registry(Mapping[str, F], Generic[F]):
         if rest and prefix + colon in self._factories:
             return partial(self._factories[prefix + colon], model=rest)  # type: ignore[return-value]
         known = [f"{each}NAME" if each.endswith(":") else each for each in self._factories]
-        raise UnknownNameError(f"there is no {self.kind} {name!r}; {did_you_mean(name, known)}")
+        raise UnknownNameError(f"there is no {self.kind} {name!r}; {did_you_mean(name, known, PLUGIN_HINT)}")
 
     __hash__ = object.__hash__  # it is what it is, whatever it holds
 

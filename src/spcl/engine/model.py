@@ -164,7 +164,8 @@ class SharedModel:
             features = self.backbone(self.on_device(group.x))
             if not isinstance(features, Tensor):
                 raise TaskError(
-                    f"the backbone must give a tensor of features, but it gives a {type(features).__name__}"
+                    f"the backbone must give a tensor of features, but it gives a {type(features).__name__}; "
+                    f"wrap it in a module that returns the features alone"
                 )
             if group.task.classes is None:
                 checked_loss(self._output(group, features, None))

@@ -43,6 +43,8 @@ class Admission:
     def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         self._check_trainable()
         tasks = self._model.tasks
+        if not isinstance(batches, Mapping):
+            raise TaskError(f"a step takes a dict of (inputs, targets) by task, but it is a {type(batches).__name__}")
         if not batches:
             running = [name for name, task in tasks.items() if not task.finished]
             raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")

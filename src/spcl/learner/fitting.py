@@ -90,6 +90,11 @@ class Fitting:
         """Train until the stream ends; a checkpoint is the state between two moments."""
         saved_at = time.monotonic()
         for moment in stream:
+            if not hasattr(moment, "batches"):
+                raise SpclError(
+                    f"the stream must yield moments, but it yields a {type(moment).__name__}; "
+                    f"merge sources by spcl.streams.LiveStream({{name: source}})"
+                )
             self._train(stream, moment)
             if self._is_any(time.monotonic() - saved_at >= self.every):
                 self._save(stream)

@@ -11,7 +11,7 @@ from typing import Any
 from spcl.errors import SpclError
 from spcl.methods.base import FAMILIES, Method, MethodSettings
 from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
-from spcl.registry import load_installed, on_plugin, path, same_definition
+from spcl.registry import PLUGIN_HINT, load_installed, on_plugin, path, same_definition
 from spcl.suggestions import did_you_mean
 
 __all__ = ["METHODS", "make_method", "method_class", "method_modules", "usual_replay_loss"]
@@ -88,7 +88,7 @@ def method_class(name: str) -> type[Method]:
     if name.startswith(PREFIX) and name.removeprefix(PREFIX) in aggregators():
         return torchjd_method(name.removeprefix(PREFIX))
     known = [*METHODS, *(PREFIX + other for other in aggregators())]
-    raise SpclError(f"there is no method {name!r}; {did_you_mean(name, known)}")
+    raise SpclError(f"there is no method {name!r}; {did_you_mean(name, known, PLUGIN_HINT)}")
 
 
 def usual_replay_loss(name: str) -> str:

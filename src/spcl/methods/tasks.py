@@ -79,7 +79,8 @@ class Task:
         if self.signature is not None and signature != self.signature:
             raise TaskError(
                 f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
-                f"but this batch has {' with targets '.join(signature)}"
+                f"but this batch has {' with targets '.join(signature)}; convert it (pad sequences to one length), "
+                f"or add a task for such samples"
             )
 
 
@@ -139,7 +140,10 @@ def check_labels(owner: str, y: Tensor, classes: int) -> None:
             f"they are {y.dtype} of shape {tuple(y.shape)}"
         )
     if (wrong := _wrong_label(y, classes)) is not None:
-        raise TaskError(f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}")
+        raise TaskError(
+            f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}; fix it, or add a task with more "
+            f"classes"
+        )
 
 
 def _wrong_label(y: Tensor, classes: int) -> int | None:

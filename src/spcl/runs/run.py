@@ -25,7 +25,7 @@ __all__ = ["execute"]
 
 def execute(
     settings: RunSettings,
-    out: Path,
+    out: str | Path,
     *,
     resume: bool = False,
     view: View | None = None,
@@ -55,13 +55,13 @@ def execute(
         settings = settings.model_copy(update={"threads": settings.threads or 1})
         distributed.check_same("settings", _common_settings(settings))
     with ExitStack() as opened, _memory_errors():
-        prepare = partial(_prepare, settings, folder := RunFolder(out), resume, opened)
+        prepare = partial(_prepare, settings, folder := RunFolder(Path(out)), resume, opened)
         result = prepare() if distributed is None else distributed.from_first(prepare)
         if result is not None:
             return result
         if distributed is not None and not distributed.is_first:
             return TrainingRun(settings, folder, SilentView(), [], data, distributed).complete()
-        trackers = [*trackers, *_make_trackers(settings, out)]
+        trackers = [*trackers, *_make_trackers(settings, Path(out))]
         return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
 
 

@@ -130,7 +130,9 @@ class TrainingRun:
 
     def _start(self) -> Learner:
         steps = len(self.problem.stream)
-        return make_learner(self.settings, self.problem.data, self.device, steps, self.distributed)
+        learner = make_learner(self.settings, self.problem.data, self.device, steps, self.distributed)
+        make_heads(self.problem.tasks.values(), learner.model.backbone, self.settings)  # an error now, not mid-run
+        return learner
 
     def _saved(self) -> dict[str, Any] | None:
         return read_newest(self.folder.checkpoint) if self.folder.has_checkpoint() else None

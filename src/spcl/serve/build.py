@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from spcl.batches import describe
 from spcl.checkpoint import read_newest
 from spcl.errors import CheckpointError
 from spcl.learner import Learner
@@ -13,6 +14,7 @@ from spcl.runs import RunSettings
 from spcl.runs.build import learner_options, learner_parts, pick_device
 from spcl.runs.tasks import make_heads, make_losses
 from spcl.serve.records import Records
+from spcl.serve.samples import example_inputs
 from spcl.serve.settings import LEARNER
 from spcl.streams import LiveStream
 
@@ -34,6 +36,7 @@ def load_learner(path: Path, settings: RunSettings, inputs: InputSpec, records: 
         raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
     records.load_state_dict(state["sources"]["service"])
     _check_same(path, records.learner, _identity(settings))
+    _check_inputs(path, state["tasks"], inputs)
     parts = learner_parts(settings, [inputs], pick_device(settings.device), steps=1)
     added = {entry["name"] for entry in state["tasks"]}
     tasks = [record.run_task for record in records.tasks.values() if record.name in added]
@@ -53,4 +56,15 @@ def _check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> No
             raise CheckpointError(
                 f"the learner in {path} has {name} = {recorded[name]!r}, and the settings say {value!r}; "
                 f"put the setting back, or choose another state folder"
+            )
+
+
+def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSpec) -> None:
+    """Refuse other inputs than those of the learner's tasks, all of whose messages would be refused."""
+    now = describe(example_inputs(inputs), 1)
+    for task in tasks:
+        if task["signature"] is not None and task["signature"][0] != now:
+            raise CheckpointError(
+                f"task {task['name']!r} of the learner in {path} has samples of {task['signature'][0]}, and the "
+                f"settings say inputs of {now}; put the setting back, or choose another state folder"
             )

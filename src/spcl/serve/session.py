@@ -85,6 +85,7 @@ class Session:
         self._due_at = time.monotonic() + settings.checkpoint_seconds
         self._tick_at = 0.0
         self._ignored: set[str] = set()
+        self._warned: set[str] = set()
         self._forgotten: set[str] = set()
         self._forgettable: tuple[list[str], str | None] = ([], None)  # finished tasks and request, last saved
         self._load()
@@ -270,9 +271,16 @@ class Session:
         except Exception as error:  # a full disk, or whatever it is of any hub, must not stop the other tasks
             reason = f"{reason} (it could not be kept: {error})"
             _log.error("message %s of task %r: %s", rejected.position, task, reason)
+        self._warn_of_first(task, reason)
         self.records.tasks[task].dead_letters += 1
         self._unsaved = 2
         self._on_event(DeadLetterEvent(time.time(), task, rejected.position, reason))
+
+    def _warn_of_first(self, task: str, reason: str) -> None:
+        """Log one refused message of a task: thousands have mostly the same reason, and all are counted and kept."""
+        if task not in self._warned:
+            self._warned.add(task)
+            _log.warning("a message of task %r was refused: %s (others of it only count)", task, reason)
 
     def _put_away(self, task: str, rejected: Rejected) -> None:
         """Try until the hub can be reached: only then may a checkpoint be after the message."""

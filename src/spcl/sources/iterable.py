@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
+from spcl.errors import SpclError
 from spcl.sources.base import Message, Source
 
 __all__ = ["IterableSource", "as_source"]
@@ -32,5 +33,16 @@ class IterableSource:
 
 
 def as_source(given: Source | Iterable[Any]) -> Source:
-    """Return a source as it is, and an iterable as an :class:`IterableSource`."""
-    return given if isinstance(given, Source) else IterableSource(given)
+    """Return a source as it is, and an iterable as an :class:`IterableSource`.
+
+    >>> as_source(lambda: [])
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: a source must be an iterable of batches, but it is a function; give what it returns
+    """
+    if isinstance(given, Source):
+        return given
+    if not hasattr(given, "__iter__") and not hasattr(given, "__getitem__"):
+        advice = "give what it returns" if callable(given) else "give a DataLoader, a generator or a list"
+        raise SpclError(f"a source must be an iterable of batches, but it is a {type(given).__name__}; {advice}")
+    return IterableSource(given)
