@@ -423,6 +423,21 @@ def test_logits_of_later_classes_are_nan() -> None:
     assert memory.nbytes == 50 * (2 * 8 + 8 + 4 * 4)
 
 
+@pytest.mark.parametrize("policy", [Reservoir, BalancedCoreset])
+def test_planned_batches_of_one_task_are_all_stored(policy: type[Memory]) -> None:
+    at_once, planned = policy(20, seed=0), policy(20, seed=0)
+    for memory in (at_once, planned):
+        memory.start("a", classes=2)
+        if memory is planned:
+            memory.begin()
+        for first in (1, 101):
+            memory.observe("a", torch.arange(first, first + 6), torch.arange(6) % 2)
+        memory.commit()
+        memory.finish("a")
+    assert sorted(planned.draw(20)[0].x.tolist()) == [*range(1, 7), *range(101, 107)]
+    assert torch.equal(planned.draw(20)[0].x, at_once.draw(20)[0].x)
+
+
 def test_replaced_inputs_are_stored_and_counted() -> None:
     memory, resumed = Reservoir(40, dtype=torch.float32), Reservoir(40, dtype=torch.float32)
     fill(memory, {"a": 2, "b": 2}, batches=1, size=20)
