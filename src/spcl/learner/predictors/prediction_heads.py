@@ -24,8 +24,7 @@ BATCH = 1024
 class PredictionHeads:
     """The heads by which the classifiers of a model predict.
 
-    They are made again once memory has observed more samples or a task has begun or ended. A task that memory has no
-    samples of keeps its latest ones.
+    They are made again once memory has observed more samples or a task has begun or ended.
 
     Args:
         predict_by: one of ``PREDICTORS``, by name or by name and options.
@@ -79,8 +78,9 @@ class PredictionHeads:
         }
         heads = self._new_heads(model)
         self._predictor.fit(heads, stored, model.has_joint_logits)
-        kept = {name: head for name, head in self._heads.items() if name not in stored}
-        self._heads, self._version = heads | kept, version
+        if self._predictor.keeps_heads:
+            heads |= {name: head for name, head in self._heads.items() if name not in stored}
+        self._heads, self._version = heads, version
 
     def _current_version(self, model: SharedModel) -> object:
         states = [(task.name, task.finished, task.head is None) for task in model.classifiers]
