@@ -137,6 +137,10 @@ OTHER_CALLS = {
     ),
     "no class": (lambda learner: learner.add_task("a", classes=0), r"task 'a': classes must be .* it is 0"),
     "half a class": (lambda learner: learner.add_task("a", classes=2.5), r"task 'a': classes must be .* it is 2.5"),
+    "a head that is none": (
+        lambda learner: learner.add_task("a", head=torch.relu, loss=mse_loss),
+        r"task 'a': its head must be a torch.nn.Module, but it is <built-in",
+    ),
     "used head": (
         lambda learner: learner.add_task("a", head=learner.tasks["speed"].head, loss=mse_loss),
         r"task 'a': its head shares parameters",

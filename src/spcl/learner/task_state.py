@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError
-from spcl.learner.modules import check_fits
+from spcl.learner.modules import check_fits, shares_trained
 from spcl.losses import CrossEntropy, Loss
 from spcl.methods.tasks import Task, classifier_task
 
@@ -36,11 +36,13 @@ def task_state(task: Task) -> dict[str, Any]:
 
 def restore_tasks(model: SharedModel, saved: list[dict[str, Any]], heads: Heads, losses: Losses) -> None:
     """Add the tasks of :func:`task_state` to a model without any; the heads of classifiers are still missing."""
-    _check_apart(model.backbone, heads)
     _check_losses(saved, losses)
     for entry in saved:
         offset = sum(task.classes or 0 for task in model.tasks.values())
-        model.tasks[entry["name"]] = _restored_task(entry, heads, losses, offset, model.device)
+        task = _restored_task(entry, heads, losses, offset, model.device)
+        if task.head is not None and shares_trained(task.head, model.modules()):
+            raise CheckpointError(f"the head of task {task.name!r} shares parameters with the backbone or another head")
+        model.tasks[task.name] = task
 
 
 def restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
@@ -61,15 +63,6 @@ def _loss_state(loss: Loss) -> dict[str, Any] | None:
         "label_smoothing": loss.label_smoothing,
         "class_weights": None if weights is None else list(weights),
     }
-
-
-def _check_apart(backbone: nn.Module, heads: Heads) -> None:
-    known = set(backbone.parameters())
-    for name, (head, _) in heads.items():
-        parameters = set(head.parameters())
-        if known & parameters:
-            raise CheckpointError(f"the head of task {name!r} shares parameters with the backbone or another head")
-        known |= parameters
 
 
 def _check_losses(saved: list[dict[str, Any]], losses: Losses) -> None:
