@@ -235,7 +235,8 @@ def test_a_classifier_needs_feature_vectors_of_one_length() -> None:
     [
         ({"scenario": "domain"}, "scenario must be 'task' or 'class', but it is 'domain'"),
         ({"autocast": torch.float16}, "autocast must be None or torch.bfloat16.*float16"),
-        ({"memory_batch": 0}, "memory_batch must be positive, but it is 0"),
+        ({"memory_batch": 0}, "memory_batch is 0; give a positive whole number, or None"),
+        ({"memory_batch": 2.5}, "memory_batch is 2.5; give a positive whole number, or None"),
         (
             {"optimizer": torch.optim.LBFGS},
             "LBFGS evaluates the loss several times in a step.*use e.g. torch.optim.Adam",

@@ -261,6 +261,8 @@ def test_heads_of_ones_own_are_asked_for_and_checked(tmp_path: Path) -> None:
         Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": (nn.Linear(8, 1), mse_loss)})
     with pytest.raises(CheckpointError, match=r"'memory'|holds no memory"):
         Learner.load(tmp_path / "c", backbone=backbone, heads=heads(), memory=Reservoir(3))
+    with pytest.raises(CheckpointError, match=r"heads\['speed'\] must be the pair of the task's head and loss, but it"):
+        Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": head()})
     shared = backbone.residual[3]
     with pytest.raises(CheckpointError, match="the head of task 'speed' shares parameters with the backbone or"):
         Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": (shared, mse_loss)})

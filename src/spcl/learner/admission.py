@@ -124,8 +124,8 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
     check_method(method)
     if not isinstance(memory, Memory | None):
         raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
-    if memory_batch is not None and memory_batch < 1:
-        raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
+    if memory_batch is not None and (not isinstance(memory_batch, int) or memory_batch < 1):
+        raise SpclError(f"memory_batch is {memory_batch!r}; give a positive whole number, or None")
     if memory is not None and memory.buffers:
         raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
 

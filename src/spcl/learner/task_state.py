@@ -80,8 +80,7 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offse
         loss = losses[name] if name in losses else _restored_loss(saved)
         task = classifier_task(name, saved["classes"], offset, loss, None if names is None else tuple(names))
     elif name in heads:
-        head, loss = heads[name]
-        task = Task(name, None, loss, head.to(device), 0)
+        task = _task_of_its_own(name, heads[name], device)
     else:
         raise CheckpointError(
             f"task {name!r} was added with a head and loss of its own; pass them as heads={{{name!r}: (head, loss)}}"
@@ -90,6 +89,13 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offse
     task.signature = None if saved["signature"] is None else tuple(saved["signature"])
     task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
     return task
+
+
+def _task_of_its_own(name: str, given: object, device: torch.device) -> Task:
+    match given:
+        case (nn.Module() as head, loss) if callable(loss):
+            return Task(name, None, loss, head.to(device), 0)
+    raise CheckpointError(f"heads[{name!r}] must be the pair of the task's head and loss, but it is {given!r:.80}")
 
 
 def _restored_loss(saved: Mapping[str, Any]) -> Loss | None:
