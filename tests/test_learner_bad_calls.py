@@ -321,7 +321,13 @@ class Wrong(Method):
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize(
-    ("answer", "found"), [(Weights(torch.ones(5)), r"\(5,\)"), (torch.ones(2), "Tensor"), (None, "NoneType")]
+    ("answer", "found"),
+    [
+        (Weights(torch.ones(5)), r"\(5,\)"),
+        (Weights(np.ones(2)), "ndarray"),  # type: ignore[arg-type]
+        (torch.ones(2), "Tensor"),
+        (None, "NoneType"),
+    ],
 )
 def test_a_weighting_of_ones_own_must_give_a_weight_for_each_gradient(
     answer: object, found: str, reduction: str, monkeypatch: pytest.MonkeyPatch
@@ -330,7 +336,45 @@ def test_a_weighting_of_ones_own_must_give_a_weight_for_each_gradient(
     learner = Learner(TinyResNet(), Wrong(answer))
     learner.add_task("a", classes=2)
     learner.add_task("b", classes=2)
-    with pytest.raises(SpclError, match=rf"Wrong\(\) must give Weights of shape \(\d,\) for .*, but gives {found}"):
+    with pytest.raises(SpclError, match=rf"Wrong\(\) must give Weights of a .* \(\d,\) for .*, but gives {found}"):
+        learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)})
+    assert learner.steps == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float64])
+def test_weights_may_have_any_type_and_require_gradients(dtype: torch.dtype) -> None:
+    learned = torch.ones(2, dtype=dtype, requires_grad=dtype.is_floating_point)
+    learner = Learner(TinyResNet(), Wrong(Weights(learned)))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    assert learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)}).weights == {"a": 1.0, "b": 1.0}
+
+
+class WrongRule(Method):
+    name = "wrong-rule"
+
+    def __init__(self, rule: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def combine(self, gradients: Tensor) -> Any:
+        return self.rule(gradients)
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        (torch.sum, r"\(\)"),  # would be the update of every parameter
+        (lambda gradients: gradients, r"\(2, \d+\)"),
+        (lambda gradients: None, "NoneType"),
+    ],
+    ids=["number", "matrix", "nothing"],
+)
+def test_a_rule_of_ones_own_must_give_an_update(rule: Callable[[Tensor], Any], found: str) -> None:
+    learner = Learner(TinyResNet(), WrongRule(rule))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    with pytest.raises(SpclError, match=rf"combine of WrongRule\(\) must give .* \(\d+,\), but gives {found}"):
         learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)})
     assert learner.steps == 0
 
