@@ -210,6 +210,23 @@ def test_tasks_without_samples_predict_by_the_present_weights(kind: dict[str, An
     assert compared > 10
 
 
+def test_heads_follow_a_step_of_which_only_the_first_update_was_made() -> None:
+    losses: list[float] = []
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels) * (losses.pop() if losses else 1.0)
+
+    unadjusted = {"name": "adjusted", "strength": 0.0}
+    learner = Learner(backbone(), ER(), memory=BalancedCoreset(20), predict_by=unadjusted, updates=2)
+    learner.add_task("a", classes=3, loss=loss)
+    learner.step({"a": batch("a", 0)})
+    before = learner.logits(X, "a")
+    losses[:] = [float("nan")] * 5 + [1.0]
+    assert "a" in learner.step({"a": batch("a", 1)}).skipped
+    assert not torch.equal(learner.logits(X, "a"), before)
+    assert torch.equal(learner.logits(X, "a"), trained_logits(learner, X, "a"))
+
+
 def test_frequencies_are_in_the_order_of_tasks_in_every_process() -> None:
     learner = Learner(nn.Linear(2, 2), ER(), memory=BalancedCoreset(4), predict_by="adjusted")
     names = [f"task {index}" for index in range(30)]

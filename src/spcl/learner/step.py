@@ -229,7 +229,7 @@ class Step:
         outcome.weights = dict(zip(plan.names, per_gradient.tolist(), strict=True))
         if outcome.before is not None:
             adjusted = weights if self._method.reduction == "none" else Weights(torch.from_numpy(per_gradient))
-            outcome.after = adjusted.adjusted_gramian(outcome.before)
+            outcome.after = adjusted.adjusted_gramian(outcome.before).detach()
         per_row: Array = plan.reduction.T @ values
         return per_row if mixing is None else mixing.T @ per_row
 
