@@ -23,7 +23,7 @@ from method_runs import CLASSES, batch, tensors
 from spcl.distributed import World, join_world, whole
 from spcl.learner import Learner, Scenario
 from spcl.losses import CrossEntropy
-from spcl.memory import BalancedCoreset
+from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import make_method
 from spcl.runs import RunSettings, execute
 
@@ -115,11 +115,10 @@ def new_learner(
     return Learner(
         prepare(new_backbone(dropout, momentum, batch_norm), world),
         make_method(name, **settings),
-        memory=BalancedCoreset(12),
         scenario=scenario,
         memory_batch=6,
         distributed=world,
-        **{"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.5), **options},
+        **{"optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.5), "memory": BalancedCoreset(12), **options},
     )
 
 
@@ -149,6 +148,27 @@ def train(learner: Learner, first: int = 0, last: int = STEPS) -> Learner:
 def trained(world: World | None, name: str, scenario: Scenario, **settings: Any) -> list[Any]:
     """Return all tensors of a trained learner."""
     return arrays(train(new_learner(world, name, scenario, **settings)))
+
+
+def trained_on_numbers(world: World | None) -> list[Any]:
+    """Return all tensors of a learner that replays the outputs of a classifier and of a head of its own."""
+    learner = new_learner(world, "der++", "task", batch_norm=False, options={"memory": Reservoir(12)})
+    learner.add_task("a", classes=CLASSES["a"])
+    learner.add_task("speed", head=nn.Linear(5, 3), loss=nn.functional.mse_loss)
+    for step in range(8):
+        x, y = batch("a", step)
+        learner.step({"a": (x, y), "speed": (x, x[:, :3])})
+    assert learner.memory is not None
+    buffer = learner.memory.buffers["speed"]
+    return [*arrays(learner), buffer.fields["logits"][: buffer.size].numpy()]
+
+
+def trained_in_bfloat16(world: World | None) -> list[Any]:
+    learner = Learner(new_backbone(batch_norm=False).bfloat16(), make_method("er"), distributed=world)
+    learner.add_task("a", classes=CLASSES["a"])
+    x, y = batch("a", 0)
+    learner.step({"a": (x.bfloat16(), y)})
+    return [parameter.detach().float().numpy() for parameter in learner.model.backbone.parameters()]
 
 
 def arrays(learner: Learner) -> list[Any]:

@@ -69,6 +69,13 @@ def test_three_ranks_train_what_one_process_trains_with_other_settings(
     compare(ranks.call(case, 3), case(None))
 
 
+@pytest.mark.parametrize("split", ["tasks", "data"])
+@pytest.mark.parametrize("case", [_ranks.trained_on_numbers, _ranks.trained_in_bfloat16])
+def test_ranks_train_other_heads_and_types_as_one_process(ranks: Ranks, case: _ranks.Case, split: str) -> None:
+    found = ranks.call(case, 3, split)
+    compare(found, case(None) if case is _ranks.trained_on_numbers else found[0])  # bfloat16 rounds to 3 digits
+
+
 def test_ranks_stay_equal_with_dropout(ranks: Ranks) -> None:
     first, *others = ranks.call(partial(_ranks.trained, name="rlw", scenario="task", dropout=0.3), 3)
     for other in others:

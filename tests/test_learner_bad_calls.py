@@ -138,6 +138,10 @@ OTHER_CALLS = {
     ),
     "no class": (lambda learner: learner.add_task("a", classes=0), r"task 'a': classes must be .* it is 0"),
     "half a class": (lambda learner: learner.add_task("a", classes=2.5), r"task 'a': classes must be .* it is 2.5"),
+    "a head that is none": (
+        lambda learner: learner.add_task("a", head=torch.relu, loss=mse_loss),
+        r"task 'a': its head must be a torch.nn.Module, but it is <built-in",
+    ),
     "used head": (
         lambda learner: learner.add_task("a", head=learner.tasks["speed"].head, loss=mse_loss),
         r"task 'a': its head shares parameters",
@@ -232,7 +236,8 @@ def test_a_classifier_needs_feature_vectors_of_one_length() -> None:
     [
         ({"scenario": "domain"}, "scenario must be 'task' or 'class', but it is 'domain'"),
         ({"autocast": torch.float16}, "autocast must be None or torch.bfloat16.*float16"),
-        ({"memory_batch": 0}, "memory_batch must be positive, but it is 0"),
+        ({"memory_batch": 0}, "memory_batch is 0; give a positive whole number, or None"),
+        ({"memory_batch": 2.5}, "memory_batch is 2.5; give a positive whole number, or None"),
         (
             {"optimizer": torch.optim.LBFGS},
             "LBFGS evaluates the loss several times in a step.*use e.g. torch.optim.Adam",
@@ -317,7 +322,13 @@ class Wrong(Method):
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize(
-    ("answer", "found"), [(Weights(torch.ones(5)), r"\(5,\)"), (torch.ones(2), "Tensor"), (None, "NoneType")]
+    ("answer", "found"),
+    [
+        (Weights(torch.ones(5)), r"\(5,\)"),
+        (Weights(np.ones(2)), "ndarray"),  # type: ignore[arg-type]
+        (torch.ones(2), "Tensor"),
+        (None, "NoneType"),
+    ],
 )
 def test_a_weighting_of_ones_own_must_give_a_weight_for_each_gradient(
     answer: object, found: str, reduction: str, monkeypatch: pytest.MonkeyPatch
@@ -326,7 +337,45 @@ def test_a_weighting_of_ones_own_must_give_a_weight_for_each_gradient(
     learner = Learner(TinyResNet(), Wrong(answer))
     learner.add_task("a", classes=2)
     learner.add_task("b", classes=2)
-    with pytest.raises(SpclError, match=rf"Wrong\(\) must give Weights of shape \(\d,\) for .*, but gives {found}"):
+    with pytest.raises(SpclError, match=rf"Wrong\(\) must give Weights of a .* \(\d,\) for .*, but gives {found}"):
+        learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)})
+    assert learner.steps == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float64])
+def test_weights_may_have_any_type_and_require_gradients(dtype: torch.dtype) -> None:
+    learned = torch.ones(2, dtype=dtype, requires_grad=dtype.is_floating_point)
+    learner = Learner(TinyResNet(), Wrong(Weights(learned)))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    assert learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)}).weights == {"a": 1.0, "b": 1.0}
+
+
+class WrongRule(Method):
+    name = "wrong-rule"
+
+    def __init__(self, rule: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def combine(self, gradients: Tensor) -> Any:
+        return self.rule(gradients)
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        (torch.sum, r"\(\)"),  # would be the update of every parameter
+        (lambda gradients: gradients, r"\(2, \d+\)"),
+        (lambda gradients: None, "NoneType"),
+    ],
+    ids=["number", "matrix", "nothing"],
+)
+def test_a_rule_of_ones_own_must_give_an_update(rule: Callable[[Tensor], Any], found: str) -> None:
+    learner = Learner(TinyResNet(), WrongRule(rule))
+    learner.add_task("a", classes=2)
+    learner.add_task("b", classes=2)
+    with pytest.raises(SpclError, match=rf"combine of WrongRule\(\) must give .* \(\d+,\), but gives {found}"):
         learner.step({"a": batch(4, 2, 1), "b": batch(4, 2, 2)})
     assert learner.steps == 0
 

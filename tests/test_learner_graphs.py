@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from spcl.aggregation import gramian
+from spcl.cuda_graphs.augmentation import AugmentationGraphs
 from spcl.cuda_graphs.cache import WARM_UPS, GraphCache
 from spcl.cuda_graphs.capture import MOST_GRAPHS, GraphCapture, _first_cause
 from spcl.cuda_graphs.gramian import GramianGraphs
 from spcl.cuda_graphs.penalty import PenaltyGraph
 from spcl.cuda_graphs.update import UpdateGraphs
+from spcl.engine.augmentation import augmented
 from spcl.engine.gradients import GradientMatrix
 from spcl.engine.model import SharedModel
 from spcl.engine.update import Update
@@ -99,6 +101,24 @@ def test_an_optimiser_with_hooks_or_not_capturable_is_not_replayed(device: str) 
     assert len(seen) == 2 * WARM_UPS
     assert not update._cache._replays
     assert parameter.tolist() == pytest.approx([1.0 - 2 * WARM_UPS * 1.001] * 2, abs=1e-4)
+
+
+@everywhere
+def test_transforms_may_return_another_type_and_shape(device: str) -> None:
+    class Halves:
+        capturable = True
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x[..., 1:].float() / 2
+
+    graphs, transform = AugmentationGraphs(make_model(device)), Halves()
+    for value in range(2 * WARM_UPS + 1):
+        graphs.begin()
+        inputs = [torch.full((size, 1, 2, 3), value + size, dtype=torch.uint8, device=device) for size in (2, 5)]
+        assert graphs.supports(transform, inputs)
+        expected = augmented(transform, inputs, torch.device(device))
+        for mine, theirs in zip(graphs.run(transform, inputs), expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
 
 
 @everywhere

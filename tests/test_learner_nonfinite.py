@@ -1,7 +1,7 @@
 """A task whose loss or gradient is not finite leaves no trace, and a step that fails changes nothing."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
@@ -16,7 +16,7 @@ from spcl.engine import EagerEngine
 from spcl.errors import TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, ReplayBatch, Reservoir
-from spcl.methods import ER, SORO, SORODBT, Gradients, LookAhead, Method, Weights
+from spcl.methods import DWA, ER, MEMORY, SORO, SORODBT, Gradients, LookAhead, Method, Weights
 from test_learner_capture import capture_without_graphs
 
 GOOD, NO_GRADIENT, HUGE_GRADIENT, RAISES, INTERRUPTS = 0.0, 2.0, 3.0, 4.0, 5.0  # what targets ask of the touchy loss
@@ -312,6 +312,20 @@ def test_a_failed_first_step_makes_no_difference() -> None:
                 learner.step({"a": batch(4, 2, 0), "b": batch(size, 2, 1)})
         states.append(complete_state(learner))
     assert_same(*states)
+
+
+def test_a_method_that_raises_after_the_weighting_has_changed_nothing() -> None:
+    class Raising(DWA):
+        def after_step(self, losses: Mapping[str, float]) -> None:
+            super().after_step(losses)
+            if MEMORY in losses:
+                raise RuntimeError("no more")
+
+    learner = make_learner(Raising())
+    before = complete_state(learner)
+    with pytest.raises(RuntimeError, match="no more"):
+        learner.step({**good_batches(3), "touchy": (images(9, 5), target(GOOD))})
+    assert_same(complete_state(learner), before)
 
 
 def test_an_interrupted_step_has_not_happened() -> None:

@@ -196,6 +196,47 @@ def test_tasks_without_samples_keep_their_latest_heads() -> None:
     assert not torch.equal(model.logits(X, "a"), before)  # features have moved
 
 
+@pytest.mark.parametrize("kind", [{"name": "adjusted", "strength": 0.0}, {"name": "balanced-heads"}], ids=str)
+def test_tasks_without_samples_predict_by_the_present_weights(kind: dict[str, Any]) -> None:
+    learner = Learner(backbone(), ER(), memory=BalancedCoreset(2), predict_by=kind)
+    compared = 0
+    for step in range(12):
+        train(learner, step, step + 1)
+        for task in learner.tasks:
+            scores, expected = learner.logits(X, task), trained_logits(learner, X, task)
+            if not len(stored(learner)[task][1]):
+                assert torch.equal(scores, expected), f"{task} in step {step}"
+                compared += 1
+    assert compared > 10
+
+
+def test_heads_follow_a_step_of_which_only_the_first_update_was_made() -> None:
+    losses: list[float] = []
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels) * (losses.pop() if losses else 1.0)
+
+    unadjusted = {"name": "adjusted", "strength": 0.0}
+    learner = Learner(backbone(), ER(), memory=BalancedCoreset(20), predict_by=unadjusted, updates=2)
+    learner.add_task("a", classes=3, loss=loss)
+    learner.step({"a": batch("a", 0)})
+    before = learner.logits(X, "a")
+    losses[:] = [float("nan")] * 5 + [1.0]
+    assert "a" in learner.step({"a": batch("a", 1)}).skipped
+    assert not torch.equal(learner.logits(X, "a"), before)
+    assert torch.equal(learner.logits(X, "a"), trained_logits(learner, X, "a"))
+
+
+def test_frequencies_are_in_the_order_of_tasks_in_every_process() -> None:
+    learner = Learner(nn.Linear(2, 2), ER(), memory=BalancedCoreset(4), predict_by="adjusted")
+    names = [f"task {index}" for index in range(30)]
+    for name in names:
+        learner.add_task(name, classes=1)
+    for _ in range(2):
+        learner.step({name: (torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)) for name in names})
+    assert list(learner.model_state()["prediction"]["predictor"]["frequencies"]) == names
+
+
 def test_predicting_changes_no_training() -> None:
     through, asked = new_learner("balanced-heads"), new_learner("balanced-heads")
     train(through)

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -260,11 +261,25 @@ def test_heads_of_ones_own_are_asked_for_and_checked(tmp_path: Path) -> None:
         Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": (nn.Linear(8, 1), mse_loss)})
     with pytest.raises(CheckpointError, match=r"'memory'|holds no memory"):
         Learner.load(tmp_path / "c", backbone=backbone, heads=heads(), memory=Reservoir(3))
+    with pytest.raises(CheckpointError, match=r"heads\['speed'\] must be the pair of the task's head and loss, but it"):
+        Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": head()})
     shared = backbone.residual[3]
     with pytest.raises(CheckpointError, match="the head of task 'speed' shares parameters with the backbone or"):
         Learner.load(tmp_path / "c", backbone=backbone, heads={"speed": (shared, mse_loss)})
     assert_same(dict(backbone.state_dict()), before)
     loaded = Learner.load(tmp_path / "c", backbone=backbone, heads=heads())
+    assert_same(complete_state(loaded), complete_state(learner))
+
+
+def test_heads_may_share_what_is_frozen(tmp_path: Path) -> None:
+    decoder = nn.Linear(8, 1).requires_grad_(False)
+    own = {task: (nn.Sequential(nn.Flatten(), nn.Linear(8, 8), decoder), mse_loss) for task in ("speed", "height")}
+    learner = Learner(TinyResNet(), SORO())
+    for task, (module, loss) in own.items():
+        learner.add_task(task, head=module, loss=loss)
+    learner.step({task: (images(4, 0), torch.zeros(4, 1)) for task in own})
+    learner.save(tmp_path / "c")
+    loaded = Learner.load(tmp_path / "c", backbone=TinyResNet(seed=1), heads=deepcopy(own))
     assert_same(complete_state(loaded), complete_state(learner))
 
 

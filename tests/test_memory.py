@@ -17,7 +17,7 @@ from torch import Tensor
 from cuda_sync import synchronization_forbidden
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
-from spcl.memory import BalancedCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
+from spcl.memory import BalancedCoreset, EpochCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
 
 POLICIES = [BalancedCoreset, Reservoir]
 both = pytest.mark.parametrize("policy", POLICIES)
@@ -405,6 +405,26 @@ def test_coreset_stores_logits_when_a_task_finishes() -> None:
     assert second.logits is None
 
 
+@pytest.mark.parametrize("policy", [BalancedCoreset, EpochCoreset])
+def test_a_task_whose_logits_cannot_be_stored_runs_on(policy: type[Memory]) -> None:
+    def broken(x: Tensor) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    memory = policy(20, seed=0)
+    fill(memory, {"a": 2, "b": 2}, batches=2, size=40)
+    memory.finish("a", lambda x: x.float())
+    memory.draw(4)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        memory.finish("b", broken)
+    assert {part.task for part in memory.draw(20)} == {"a"}
+    memory.observe("b", *numbered(1000, 40, 2))
+    memory.finish("b", lambda x: x.float())
+    assert memory.counts() == {"a": [5, 5], "b": [5, 5]}
+    for part in memory.draw(20):
+        assert part.logits is not None
+        assert torch.equal(part.logits, part.x.float())
+
+
 def test_logits_of_later_classes_are_nan() -> None:
     memory = Reservoir(100)
     memory.start("a", 1)
@@ -421,6 +441,21 @@ def test_logits_of_later_classes_are_nan() -> None:
         assert row[:width].tolist() == [float(number)] * width
         assert row[width:].isnan().all()
     assert memory.nbytes == 50 * (2 * 8 + 8 + 4 * 4)
+
+
+@pytest.mark.parametrize("policy", [Reservoir, BalancedCoreset])
+def test_planned_batches_of_one_task_are_all_stored(policy: type[Memory]) -> None:
+    at_once, planned = policy(20, seed=0), policy(20, seed=0)
+    for memory in (at_once, planned):
+        memory.start("a", classes=2)
+        if memory is planned:
+            memory.begin()
+        for first in (1, 101):
+            memory.observe("a", torch.arange(first, first + 6), torch.arange(6) % 2)
+        memory.commit()
+        memory.finish("a")
+    assert sorted(planned.draw(20)[0].x.tolist()) == [*range(1, 7), *range(101, 107)]
+    assert torch.equal(planned.draw(20)[0].x, at_once.draw(20)[0].x)
 
 
 def test_replaced_inputs_are_stored_and_counted() -> None:

@@ -20,6 +20,7 @@ from replay_steps import (
     shared_gradient,
     step_taken,
 )
+from spcl.engine.model import Samples
 from spcl.errors import SpclError
 from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset
@@ -47,6 +48,23 @@ def test_stored_logits_are_trained_on_the_samples_whose_labels_are(scenario: Sce
     replayed = replay_loss(learner, drawn, joint) + 0.3 * torch.stack(distances).mean()
     expected = shared_gradient(learner, (current_loss(learner, BATCHES, joint) + replayed) / 2)
     torch.testing.assert_close(step_taken(learner, BATCHES), expected)
+
+
+@scenarios
+@pytest.mark.parametrize("name", ["er", "mdmtr"])  # whose training compares a task's classes, or those of all tasks
+def test_logits_stored_at_the_end_of_a_task_are_those_that_training_compares(name: str, scenario: Scenario) -> None:
+    method = make_method(name, replay_loss="logits")
+    learner = Learner(torch.nn.Linear(4, 3), method, memory=BalancedCoreset(20), scenario=scenario)
+    for task in ("a", "b"):
+        learner.add_task(task, classes=2)
+        learner.step({task: (torch.randn(6, 4), torch.arange(6) % 2)})
+    for task in ("a", "b"):
+        learner.finish_task(task)
+    assert learner.memory is not None
+    for drawn in learner.memory.draw(20):
+        (output,) = learner.model.outputs([Samples(learner.tasks[drawn.task], drawn.x, drawn.y, drawn.logits)])
+        assert drawn.logits is not None
+        torch.testing.assert_close(output.value, drawn.logits)
 
 
 def trained(method: Method, scenario: Scenario) -> Learner:

@@ -1,6 +1,7 @@
 """Augmentation of a step's inputs as a CUDA graph."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class AugmentationGraphs:
     def __init__(self, model: SharedModel) -> None:
         self._device = model.device
         self._cache = GraphCache(GraphCapture(model))
-        self._static: dict[object, tuple[Tensor, Tensor]] = {}
+        self._static: dict[object, _StaticInputs] = {}
         self._transform: Transform | None = None
         self._turn = 0
 
@@ -46,24 +47,34 @@ class AugmentationGraphs:
             self._clear()
         key = sum(sizes), inputs[0].shape[1:], inputs[0].dtype, self._turn
         self._turn += 1
-        source, result = self._buffers(key, inputs)
-        torch.cat(list(inputs), out=source)
+        static = self._static_inputs(key, inputs[0].new_empty((sum(sizes), *inputs[0].shape[1:])))
+        torch.cat(list(inputs), out=static.source)
+        self._cache.run(key, partial(static.transform, transform))
+        assert static.result is not None
+        return list(static.result.split(sizes))  # type: ignore[no-untyped-call]
 
-        def work() -> None:
-            result.copy_(transform(source))
-
-        self._cache.run(key, work)
-        return list(result.split(sizes))  # type: ignore[no-untyped-call]
-
-    def _buffers(self, key: object, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _static_inputs(self, key: object, source: Tensor) -> "_StaticInputs":
         """Return the static tensors of a key; all are dropped, with their graphs, once there are many."""
         if key not in self._static:
             if len(self._static) == MOST_GRAPHS:
                 self._clear()
-            whole = inputs[0].new_empty((sum(len(x) for x in inputs), *inputs[0].shape[1:]))
-            self._static[key] = whole, torch.empty_like(whole)
+            self._static[key] = _StaticInputs(source)
         return self._static[key]
 
     def _clear(self) -> None:
         self._static.clear()
         self._cache.clear()
+
+
+class _StaticInputs:
+    """The inputs of a batch before and after a transform, which may change their type and shape."""
+
+    def __init__(self, source: Tensor) -> None:
+        self.source = source
+        self.result: Tensor | None = None  # from the first run on, which is not captured
+
+    def transform(self, transform: Transform) -> None:
+        transformed = transform(self.source)
+        if self.result is None:
+            self.result = torch.empty_like(transformed)
+        self.result.copy_(transformed)

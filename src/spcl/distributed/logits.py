@@ -8,6 +8,7 @@ from torch import Tensor
 from spcl.distributed.shares import Shares
 from spcl.distributed.world import World
 from spcl.engine.model import Samples, SharedModel
+from spcl.methods.base import Task
 
 __all__ = ["shared_logits"]
 
@@ -15,15 +16,22 @@ __all__ = ["shared_logits"]
 def shared_logits(
     world: World, shares: Shares, model: SharedModel, batches: Sequence[Samples], own: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the logits of all classifiers' batches by task, given those of this rank's shares."""
-    shapes = {group.task.name: _shape(model, group) for group in batches if group.task.classes is not None}
-    logits = {name: torch.zeros(shape, dtype=model.dtype, device=model.device) for name, shape in shapes.items()}
-    for name in shapes.keys() & own.keys():
+    """Return the logits of all batches by task, or what other heads give, given those of this rank's shares."""
+    shapes = {group.task.name: _shape(model, group.task) for group in batches if group.task.classes is not None}
+    if len(shapes) < len(batches):  # only a rank with samples knows what the heads of other tasks give
+        found = world.gather_objects({name: tuple(each.shape[1:]) for name, each in own.items()})
+        shapes = {name: shape for each in found for name, shape in each.items()} | shapes
+    logits = {
+        group.task.name: torch.zeros(len(group.y), *shapes[group.task.name], dtype=model.dtype, device=model.device)
+        for group in batches
+        if group.task.name in shapes
+    }
+    for name in logits.keys() & own.keys():
         mine = logits[name][shares.of_batch(len(logits[name]))]
         mine.copy_(own[name][: len(mine)])  # none of a pass that does not count
     return dict(zip(logits, world.sum_all(list(logits.values())), strict=True))
 
 
-def _shape(model: SharedModel, group: Samples) -> torch.Size:
-    tasks = model.classifiers if model.has_joint_logits else [group.task]
-    return torch.Size([len(group.y), sum(task.classes or 0 for task in tasks)])
+def _shape(model: SharedModel, task: Task) -> tuple[int, ...]:
+    """Return the shape of a sample's logits."""
+    return (sum(each.classes or 0 for each in (model.classifiers if model.has_joint_logits else [task])),)

@@ -125,8 +125,10 @@ class Shares:
             )
         with torch.no_grad(), self._model.evaluating():
             outputs = self._model.outputs([_every(group, slice(CHECKED_SAMPLES)) for group in samples])
-            whole, mean = float(loss(outputs)), _mean_of_shares(outputs, loss)
-        if abs(whole - mean) > TOLERANCE * max(abs(whole), abs(mean), 1.0):  # not if any is NaN
+            found = loss(outputs)
+            whole, mean = float(found), _mean_of_shares(outputs, loss)
+        rounding = max(TOLERANCE, torch.finfo(found.dtype).eps)
+        if abs(whole - mean) > rounding * max(abs(whole), abs(mean), 1.0):  # not if any is NaN
             raise SpclError(
                 f"the loss of {name!r} is {whole:g} on a batch, but {mean:g} as the mean of the losses of its samples, "
                 f"so that ranks cannot split its batches; make it a mean over samples, or split tasks over the ranks"

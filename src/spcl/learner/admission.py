@@ -8,6 +8,7 @@ from spcl.batches import BatchLike, as_batch
 from spcl.engine.model import Samples, SharedModel
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.distribution import RankCheck
+from spcl.learner.modules import shares_trained
 from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
@@ -125,8 +126,8 @@ def check_arguments(backbone: object, method: object, memory: object, memory_bat
     check_method(method)
     if not isinstance(memory, Memory | None):
         raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
-    if memory_batch is not None and memory_batch < 1:
-        raise SpclError(f"memory_batch must be positive, but it is {memory_batch}")
+    if memory_batch is not None and (not isinstance(memory_batch, int) or memory_batch < 1):
+        raise SpclError(f"memory_batch is {memory_batch!r}; give a positive whole number, or None")
     if memory is not None and memory.buffers:
         raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
 
@@ -153,10 +154,9 @@ def check_method(method: object) -> None:
         raise SpclError(f"{method!r} edits memory along the tasks' mean gradient, which reduction 'sum' does not keep")
 
 
-def check_new_task(
-    tasks: Mapping[str, Task], name: str, classes: object, head: nn.Module | None, loss: Loss | None
-) -> None:
-    """Refuse a task that cannot be added to these."""
+def check_new_task(model: SharedModel, name: str, classes: object, head: nn.Module | None, loss: Loss | None) -> None:
+    """Refuse a task that cannot be added to a model."""
+    tasks = model.tasks
     if not isinstance(name, str) or not name or name == MEMORY:
         raise TaskError(f"a task's name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
     if name in tasks:
@@ -166,11 +166,21 @@ def check_new_task(
         raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
     if loss is not None and not callable(loss):
         raise TaskError(f"task {name!r}: its loss must be a function of output and targets, but it is {loss!r:.80}")
+    if head is not None:
+        _check_head(name, head, model)
     if classes is not None:
         count = _check_classes(name, classes)
         weights = loss.class_weights if isinstance(loss, CrossEntropy) else None
         if weights is not None and len(weights) != count:
             raise TaskError(f"task {name!r} has {count} classes, but its loss has {len(weights)} class weights")
+
+
+def _check_head(task: str, head: object, model: SharedModel) -> None:
+    """Refuse what is no module, or has parameters that the backbone or another head trains."""
+    if not isinstance(head, nn.Module):
+        raise TaskError(f"task {task!r}: its head must be a torch.nn.Module, but it is {head!r:.80}")
+    if shares_trained(head, model.modules()):
+        raise TaskError(f"task {task!r}: its head shares parameters with the backbone or another head; copy it")
 
 
 def _check_classes(task: str, classes: object) -> int:

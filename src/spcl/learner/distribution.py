@@ -84,7 +84,7 @@ def _checksums(module: nn.Module) -> dict[str, int]:
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(whole(tensor.detach()).cpu().contiguous().numpy().tobytes())
+    return zlib.crc32(whole(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def _batch_checksum(samples: Sequence[Samples]) -> float:

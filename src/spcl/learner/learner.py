@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -19,7 +20,7 @@ from spcl.learner.fitting import Fitting, MomentLike
 from spcl.learner.freezing import trainable
 from spcl.learner.habits import check_habits, habits_state, learning_rate_factor, saved_habits
 from spcl.learner.low_memory import LowMemory, low_memory_state
-from spcl.learner.optimizer import MakeOptimizer, add_head, check_new_head
+from spcl.learner.optimizer import MakeOptimizer, add_head
 from spcl.learner.report import StepReport
 from spcl.learner.step import StepOptions
 from spcl.learner.task_state import Heads, Losses
@@ -149,10 +150,8 @@ class Learner(TrainedModel):
                 logits of the task's classes, class-incrementally of all classes seen, with targets to match; by default
                 cross-entropy. ``spcl.losses.CrossEntropy`` has label smoothing and class weights.
         """
-        check_new_task(self.tasks, name, classes, head, loss)
+        check_new_task(self.model, name, classes, head, loss)
         self._heads.check_memory()
-        if head is not None:
-            check_new_head(self.optimizer, name, head)
         if classes is None:
             task = Task(name, None, cast(Loss, loss), cast(nn.Module, head).to(self.model.device), 0)
         elif isinstance(classes, int):
@@ -174,8 +173,8 @@ class Learner(TrainedModel):
         if task.finished:
             raise TaskError(f"task {name!r} is finished already")
         if self.memory is not None:
-            joint = self.scenario == "class" and task.classes is not None
-            describe = lambda x: self._logits_to_store(x, None if joint else name)  # noqa: E731
+            joint = self.model.has_joint_logits and task.classes is not None
+            describe = partial(self._logits_to_store, task=None if joint else task)
             self.memory.finish(name, describe if self.method.stores_logits else None)
         task.finished = True
 

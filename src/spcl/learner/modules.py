@@ -1,18 +1,29 @@
 """Modules and their saved weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
 from spcl.batches import describe
 from spcl.errors import CheckpointError
 
-__all__ = ["check_fits", "check_same", "uncompiled"]
+__all__ = ["check_fits", "check_same", "shares_trained", "uncompiled"]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return the module that ``torch.compile`` was applied to, or the module itself."""
     return getattr(module, "_orig_mod", module)
+
+
+def shares_trained(module: nn.Module, others: Iterable[nn.Module]) -> bool:
+    """Return whether a module has trainable parameters of the others.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> shares_trained(nn.Sequential(layer), [layer]), shares_trained(layer, [nn.Linear(1, 1)])
+    (True, False)
+    """
+    known = {parameter for other in others for parameter in other.parameters() if parameter.requires_grad}
+    return not known.isdisjoint(module.parameters())
 
 
 def check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spcl.distributed.sharded import sharded_like
-from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.errors import CheckpointError, SpclError
 from spcl.methods.base import Task
 
 __all__ = [
     "MakeOptimizer",
     "add_head",
-    "check_new_head",
     "keep_trainable",
     "make_optimizer",
     "optimizer_state",
@@ -72,13 +71,6 @@ def keep_trainable(optimizer: Optimizer, shared: Iterable[nn.Parameter]) -> None
     for parameter in shared:
         if not parameter.requires_grad:
             optimizer.state.pop(parameter, None)
-
-
-def check_new_head(optimizer: Optimizer, name: str, head: nn.Module) -> None:
-    """Refuse a head that has parameters of the backbone or of another head."""
-    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    if known.intersection(head.parameters()):
-        raise TaskError(f"task {name!r}: its head shares parameters with the backbone or another head; copy it")
 
 
 def add_head(optimizer: Optimizer, task: Task) -> None:

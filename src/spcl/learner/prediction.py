@@ -92,12 +92,11 @@ class Predictor:
         with self.model.task_errors(chosen, inputs), torch.no_grad(), self._averaged_weights(), heads:
             return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
 
-    def _logits_to_store(self, x: Inputs, task: str | None) -> Tensor:
+    def _logits_to_store(self, x: Inputs, task: Task | None) -> Tensor:
         """Return the logits of one batch of samples as in training: of the trained heads, whatever predicts."""
-        chosen = self._chosen(task)
         own = batch_statistics(self.model.modules()) if number_of_samples(x) > 1 else nullcontext()
         with torch.no_grad(), self._averaged_weights(), own:
-            return self.model.logits(x, chosen)
+            return self.model.logits(x, task)
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).

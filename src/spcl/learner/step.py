@@ -224,12 +224,12 @@ class Step:
         if self._method.elementwise:
             return None
         weights = self._reduced_weights(plan, outcome.losses, before, known)
-        values = weights.values.numpy().astype(np.float64)
+        values = weights.values.detach().to("cpu", torch.float64).numpy()
         per_gradient = plan.matrix.T @ values
         outcome.weights = dict(zip(plan.names, per_gradient.tolist(), strict=True))
         if outcome.before is not None:
             adjusted = weights if self._method.reduction == "none" else Weights(torch.from_numpy(per_gradient))
-            outcome.after = adjusted.adjusted_gramian(outcome.before)
+            outcome.after = adjusted.adjusted_gramian(outcome.before).detach()
         per_row: Array = plan.reduction.T @ values
         return per_row if mixing is None else mixing.T @ per_row
 
@@ -251,19 +251,26 @@ class Step:
 
     def _method_weights(self, gradients: Gradients) -> Weights:
         weights = self._method.weigh(gradients)
-        found = tuple(weights.values.shape) if isinstance(weights, Weights) else type(weights).__name__
+        found = _shape(weights.values) if isinstance(weights, Weights) else type(weights).__name__
         if found != (len(gradients.names),):
             raise SpclError(
-                f"{self._method!r} must give Weights of shape ({len(gradients.names)},) for the gradients of "
-                f"{', '.join(gradients.names)}, but gives {found}"
+                f"{self._method!r} must give Weights of a tensor of shape ({len(gradients.names)},) for the gradients "
+                f"of {', '.join(gradients.names)}, but gives {found}"
             )
         return weights
+
+    def _method_update(self, gradients: Tensor) -> Tensor:
+        update = self._method.combine(gradients)
+        found, expected = _shape(update), tuple(gradients.shape[1:])
+        if found != expected:
+            raise SpclError(f"combine of {self._method!r} must give a tensor of shape {expected}, but gives {found}")
+        return update
 
     def _combine(self, outcome: Outcome, weights: Array | None, norms: Array) -> None:
         """Combine the rows in row 0; if the result is not finite, all tasks are faulty."""
         settings = self._method.settings
         if weights is None:
-            self._engine.apply(self._method.combine, settings.coupled)
+            self._engine.apply(self._method_update, settings.coupled)
         else:
             self._engine.combine(weights)
         if self._gradients.has_penalty and not settings.coupled:
@@ -288,3 +295,8 @@ class Step:
         sizes = np.abs(weights)
         bound = float(max(sizes.max(), sizes @ norms[: len(sizes)]))
         return bound < torch.finfo(self._gradients.dtype).max
+
+
+def _shape(value: object) -> tuple[int, ...] | str:
+    """Return the shape of a tensor, or the name of another type."""
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -21,7 +21,7 @@ WARN_AFTER = 3
 
 
 class StepRunner:
-    """Runs one step after another: computes and applies its updates, then shows them to method and memory."""
+    """Runs one step after another: computes and applies its updates, and shows them to method and memory."""
 
     def __init__(self, engine: Engine, model: SharedModel, method: Method, memory: Memory | None) -> None:
         self._engine = engine
@@ -84,12 +84,11 @@ class StepRunner:
             outcome = self._computed(samples, skipped, update, options, meanwhile, is_last)
             with outcome.timed("update"):
                 if outcome.losses:
+                    self._method.after_step(outcome.losses)
                     self._engine.update(update)
         except BaseException:
             self._undo(update)
             raise
-        if outcome.losses:
-            self._method.after_step(outcome.losses)
         if self._memory is not None:
             with outcome.timed("update"):
                 self._memory.commit()

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from spcl.engine.model import SharedModel
 from spcl.errors import CheckpointError
-from spcl.learner.modules import check_fits
+from spcl.learner.modules import check_fits, shares_trained
 from spcl.losses import CrossEntropy, Loss
 from spcl.methods.tasks import Task, classifier_task
 
@@ -36,11 +36,13 @@ def task_state(task: Task) -> dict[str, Any]:
 
 def restore_tasks(model: SharedModel, saved: list[dict[str, Any]], heads: Heads, losses: Losses) -> None:
     """Add the tasks of :func:`task_state` to a model without any; the heads of classifiers are still missing."""
-    _check_apart(model.backbone, heads)
     _check_losses(saved, losses)
     for entry in saved:
         offset = sum(task.classes or 0 for task in model.tasks.values())
-        model.tasks[entry["name"]] = _restored_task(entry, heads, losses, offset, model.device)
+        task = _restored_task(entry, heads, losses, offset, model.device)
+        if task.head is not None and shares_trained(task.head, model.modules()):
+            raise CheckpointError(f"the head of task {task.name!r} shares parameters with the backbone or another head")
+        model.tasks[task.name] = task
 
 
 def restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
@@ -63,15 +65,6 @@ def _loss_state(loss: Loss) -> dict[str, Any] | None:
     }
 
 
-def _check_apart(backbone: nn.Module, heads: Heads) -> None:
-    known = set(backbone.parameters())
-    for name, (head, _) in heads.items():
-        parameters = set(head.parameters())
-        if known & parameters:
-            raise CheckpointError(f"the head of task {name!r} shares parameters with the backbone or another head")
-        known |= parameters
-
-
 def _check_losses(saved: list[dict[str, Any]], losses: Losses) -> None:
     classifiers = [entry["name"] for entry in saved if entry["classes"] is not None]
     for name in losses:
@@ -87,8 +80,7 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offse
         loss = losses[name] if name in losses else _restored_loss(saved)
         task = classifier_task(name, saved["classes"], offset, loss, None if names is None else tuple(names))
     elif name in heads:
-        head, loss = heads[name]
-        task = Task(name, None, loss, head.to(device), 0)
+        task = _task_of_its_own(name, heads[name], device)
     else:
         raise CheckpointError(
             f"task {name!r} was added with a head and loss of its own; pass them as heads={{{name!r}: (head, loss)}}"
@@ -97,6 +89,13 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offse
     task.signature = None if saved["signature"] is None else tuple(saved["signature"])
     task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
     return task
+
+
+def _task_of_its_own(name: str, given: object, device: torch.device) -> Task:
+    match given:
+        case (nn.Module() as head, loss) if callable(loss):
+            return Task(name, None, loss, head.to(device), 0)
+    raise CheckpointError(f"heads[{name!r}] must be the pair of the task's head and loss, but it is {given!r:.80}")
 
 
 def _restored_loss(saved: Mapping[str, Any]) -> Loss | None:

@@ -67,10 +67,17 @@ class BalancedCoreset(Memory):
         super().observe(task, x, y)
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
-        """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them."""
+        """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them.
+
+        If the model raises, for example for want of memory, the task runs on and can be finished again.
+        """
         super().finish(task)
         if model is not None:
-            self.buffers[task].store_logits(model)
+            try:
+                self.buffers[task].store_logits(model)
+            except BaseException:
+                self.buffers[task].running = True
+                raise
 
 
 def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArray[np.int64]) -> NDArray[np.bool_]:

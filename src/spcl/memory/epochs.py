@@ -49,8 +49,8 @@ class EpochCoreset(BalancedCoreset):
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, and begin a new epoch."""
-        super().finish(task, model)
         self._epoch = self._epoch[:0]
+        super().finish(task, model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data; the tensors are views of the stored ones."""

@@ -49,8 +49,11 @@ class TaskBuffer:
         self.known_kind: object = None
 
     def allocate(self, x: Inputs, y: Tensor) -> None:
-        """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, which are on the host."""
-        self.fields |= input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
+        """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, unless there are some.
+
+        Targets are on the host.
+        """
+        self.fields = self.fields or input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
         """Return the classes of targets ``y`` on the host; of probabilities the most likely ones."""

@@ -253,7 +253,7 @@ class Method:
         raise NotImplementedError(f"method {self.name!r} weighs gradients and does not combine them itself")
 
     def after_step(self, losses: Mapping[str, float]) -> None:
-        """Receive the losses of the gradients that took part in a step, once it is done."""
+        """Receive the losses of the gradients that take part in a step, before its update is applied."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data and tensors; tensors that later steps change in place must be copies."""

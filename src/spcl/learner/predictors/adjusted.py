@@ -82,7 +82,7 @@ class AdjustedLogits(ClassPredictor):
                 expected = replayed * torch.bincount(labels, minlength=buffer.classes).double()
                 counts[name] = counts[name] + expected if name in counts else expected
         total = sum(float(count.sum()) for count in counts.values())
-        for name in self._frequencies.keys() | counts.keys():
+        for name in self._frequencies | counts:  # a set of names would have an order of its own in every process
             before, now = self._frequencies.get(name), counts.get(name)
             both = [] if before is None else [self.decay * before]
             both += [] if now is None else [(1.0 - self.decay) * now / total]

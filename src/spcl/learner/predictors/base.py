@@ -32,6 +32,8 @@ class ClassPredictor(ABC):
     """
 
     needs_memory: ClassVar[bool] = True
+    keeps_heads: ClassVar[bool] = False
+    """Whether a head is made of a task's samples alone: without any in memory, a task then keeps its latest head."""
 
     @abstractmethod
     def new_head(self, head: nn.Module, features: int, classes: int) -> nn.Module | None:

@@ -1,6 +1,7 @@
 """Nearest class mean."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,8 @@ class ClassMeans(ClassPredictor):
     Rebuffi et al., *iCaRL: Incremental Classifier and Representation Learning*, CVPR 2017, algorithm 1. Features of
     unit norm are nearest to the mean of unit norm with which they have the largest cosine.
     """
+
+    keeps_heads: ClassVar[bool] = True
 
     def new_head(self, head: nn.Module, features: int, classes: int) -> nn.Module:
         """Return a head without means."""

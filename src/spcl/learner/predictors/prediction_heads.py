@@ -24,8 +24,7 @@ BATCH = 1024
 class PredictionHeads:
     """The heads by which the classifiers of a model predict.
 
-    They are made again once memory has observed more samples or a task has begun or ended. A task that memory has no
-    samples of keeps its latest ones.
+    They are made again after a step, and once a task has begun or ended.
 
     Args:
         predict_by: one of ``PREDICTORS``, by name or by name and options.
@@ -65,6 +64,7 @@ class PredictionHeads:
     def observe(self, samples: StepSamples, memory_batch: int | None) -> None:
         """Receive the targets that a step was trained on."""
         if self._memory is not None and samples:
+            self._version = None
             self._predictor.observe(samples, self._memory, memory_batch)
 
     def _refresh(self, model: SharedModel) -> None:
@@ -79,12 +79,12 @@ class PredictionHeads:
         }
         heads = self._new_heads(model)
         self._predictor.fit(heads, stored, model.has_joint_logits)
-        kept = {name: head for name, head in self._heads.items() if name not in stored}
-        self._heads, self._version = heads | kept, version
+        if self._predictor.keeps_heads:
+            heads |= {name: head for name, head in self._heads.items() if name not in stored}
+        self._heads, self._version = heads, version
 
     def _current_version(self, model: SharedModel) -> object:
-        states = [(task.name, task.finished, task.head is None) for task in model.classifiers]
-        return states, 0 if self._memory is None else self._memory.seen
+        return [(task.name, task.finished, task.head is None) for task in model.classifiers]
 
     def _new_heads(self, model: SharedModel) -> dict[str, nn.Module]:
         heads = {}
