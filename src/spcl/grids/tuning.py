@@ -150,13 +150,12 @@ def _import_optuna() -> Any:
 
 def _check(tuning: Tuning) -> None:
     """Raise an error for a search with invalid settings, or one that would score settings on test data."""
-    for params in _corners(tuning.search):
-        jobs = tuning.jobs(Path(), params)
-        if any(job.settings.validation == 0 for job in jobs):
-            raise SpclError(
-                "tuning with validation = 0 would score settings on the test data; hold out a part of the training "
-                "data, for example validation = 0.2"
-            )
+    jobs = [job for params in _corners(tuning.search) for job in tuning.jobs(Path(), params)]
+    if any(job.settings.validation == 0 for job in jobs):
+        raise SpclError(
+            "tuning with validation = 0 would score settings on the test data; hold out a part of the training data, "
+            "for example validation = 0.2"
+        )
     check_data(jobs)
 
 

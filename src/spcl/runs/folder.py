@@ -35,8 +35,8 @@ class RunFolder:
     ``model.safetensors`` and ``result.json``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path)
         self.settings = path / "settings.json"
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
