@@ -14,7 +14,7 @@ from spcl.methods import METHODS
 from spcl.runs import RunFolder, RunSettings, resolve_settings
 from spcl.runs.identity import flat_settings, nested_settings
 from spcl.runs.loading import load_benchmark
-from spcl.runs.settings import merge_settings, parse_value
+from spcl.runs.settings import merge_settings, parse_value, split_values
 from spcl.validation import validated
 
 __all__ = ["Job", "Sweep", "default_scenarios", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
@@ -137,22 +137,10 @@ def parse_sweep(text: str) -> Sweep:
     ('[]', '[crop,flip]')
     """
     name, _, values = text.partition("=")
-    parts = tuple(part.strip() for part in _split(values) if part.strip())
+    parts = tuple(filter(None, split_values(values)))
     if not name or not parts:
         raise SpclError(f"expected name=value,value,…, found {text!r}; write, for example, method.sigma=1,10,100")
     return Sweep(name.strip(), parts)
-
-
-def _split(text: str) -> list[str]:
-    """Split a text at the commas that are in no brackets or braces."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        if character == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def _check_names(sweeps: Sequence[Sweep]) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "merge_settings",
     "parse_assignments",
     "parse_value",
+    "split_values",
     "with_defaults",
 ]
 
@@ -214,6 +215,22 @@ def parse_value(text: str) -> Any:
         return yaml.load(text, _UniqueKeyLoader)
     except (yaml.YAMLError, ValueError):  # a ValueError of what looks like a date
         return text
+
+
+def split_values(text: str) -> list[str]:
+    """Split a text of several values at its commas, but not at those in brackets or braces.
+
+    >>> split_values("1, [crop, flip], {name: sgd, momentum: 0.9}")
+    ['1', '[crop, flip]', '{name: sgd, momentum: 0.9}']
+    """
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def load_settings_file(path: Path) -> dict[str, Any]:
