@@ -16,7 +16,9 @@ BETAS = {"optimizer": {"name": "adam", "betas": [0.9, 0.99]}, "memory": "balance
 
 def _runs() -> list[RunRecord]:
     settings = {"benchmark": "ps-glyphs", "method": {"name": "er"}}
-    return [RunRecord(Path(str(seed)), settings | own | {"seed": seed}, None) for seed, own in enumerate((ADAM, SGD, BETAS))]
+    return [
+        RunRecord(Path(str(seed)), settings | own | {"seed": seed}, None) for seed, own in enumerate((ADAM, SGD, BETAS))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,10 @@ def default_scenarios(base: Mapping[str, Any]) -> list[str]:
     >>> default_scenarios({"benchmark": "ps-glyphs"})
     ['task', 'class']
     """
-    benchmark = str(base.get("benchmark"))
-    data = load_benchmark(benchmark, base.get("data_dir"), **base.get("data", {})) if benchmark in DATA else None
+    benchmark, options = str(base.get("benchmark")), base.get("data") or {}
+    if not isinstance(options, Mapping):
+        raise SpclError(f"settings: data is {options!r}; give options of the data's loader by name")
+    data = load_benchmark(benchmark, base.get("data_dir"), **options) if benchmark in DATA else None
     mixed = isinstance(data, SourceData) and any(source.kind != "classification" for source in data.sources)
     return ["task"] if mixed else ["task", "class"]
 

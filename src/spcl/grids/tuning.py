@@ -37,7 +37,7 @@ class Trial:
 
 def tune(
     tuning: Tuning,
-    out: Path,
+    out: str | Path,
     trials: int,
     *,
     pool: Pool,
@@ -52,7 +52,7 @@ def tune(
     best trial is written to ``best.json``, Optuna's plots to ``plots/*.json`` (for Plotly). ``on_progress`` is called
     after each trial.
     """
-    optuna = _import_optuna()
+    optuna, out = _import_optuna(), Path(out)
     _check(tuning)
     with RunFolder(out).locked():
         _check_same_search(tuning, out)

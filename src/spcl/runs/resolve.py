@@ -57,7 +57,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
-def resume_settings(out: Path, data: ImageData | SourceData | None = None) -> RunSettings:
+def resume_settings(out: str | Path, data: ImageData | SourceData | None = None) -> RunSettings:
     """Return the settings of the run in this folder; ``data`` is needed where it came from Python."""
     folder = RunFolder(out)
     if not folder.settings.exists():

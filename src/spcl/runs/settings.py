@@ -213,7 +213,7 @@ def parse_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, _UniqueKeyLoader)
-    except (yaml.YAMLError, ValueError):  # a ValueError of what looks like a date
+    except (yaml.YAMLError, ValueError):  # a ValueError of a wrong date
         return text
 
 
@@ -233,15 +233,18 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def load_settings_file(path: Path) -> dict[str, Any]:
+def load_settings_file(path: str | Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file; a name that is given twice is an error."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeyLoader)
     except _DuplicateKeyError as error:
         raise SpclError(f"the settings {path} give {error}; keep one of them") from error
     except OSError as error:
         raise SpclError(f"cannot read the settings {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError of other bytes than UTF-8, or of what looks like a date
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # a ValueError of other bytes than UTF-8, or of what looks like a date
         raise SpclError(f"the settings {path} are neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise SpclError(f"the settings {path} must be names with values, but they are {type(content).__name__}")
