@@ -1,6 +1,7 @@
 """Things by name: those of this package, of plug-ins and of installed packages."""
 
 import inspect
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -138,7 +139,7 @@ class Registry(Mapping[str, F], Generic[F]):
             adapter = None
         try:
             if adapter is not None:
-                adapter.validate_python(value)
+                _validate(adapter, value)
         except ValidationError as error:
             raise SpclError(
                 f"{self.kind} {name!r}: option {option!r} = {value!r}: {error.errors()[0]['msg']}"
@@ -252,6 +253,19 @@ def _annotations(factory: Any) -> dict[str, Any]:
         return get_type_hints(inspect.unwrap(vars(factory)["__init__"]) if isinstance(factory, type) else factory)
     except (NameError, TypeError, AttributeError):
         return {}
+
+
+def _validate(adapter: TypeAdapter[Any], value: Any) -> None:
+    """Raise a ValidationError if the value has another type.
+
+    Plain data, such as that of settings files, is passed on as it is: "0.9" is no number, though a list may be a tuple.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        adapter.validate_python(value)
+    else:
+        adapter.validate_json(text, strict=True)
 
 
 def _takes(factory: Callable[..., Any], keyword: str) -> bool:
