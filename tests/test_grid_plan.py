@@ -7,7 +7,7 @@ import pytest
 
 from spcl.errors import SpclError
 from spcl.grids import Dimension, Job, Tuning, parse_search, parse_sweep, plan_grid
-from spcl.grids.tuning import _check
+from spcl.grids.tuning import _check, _distribution, _write_plots
 from spcl.runs import RunFolder
 
 
@@ -61,6 +61,16 @@ def test_folders_may_be_given_as_text(tmp_path: Path) -> None:
 def test_choices_of_a_search_are_values_of_yaml() -> None:
     found = parse_search("optimizer.betas=choice:[9e-1,0.99]:null:adam:1e-3")
     assert found == Dimension("optimizer.betas", "choice", ([0.9, 0.99], None, "adam", 0.001))
+
+
+def test_a_search_among_lists_has_the_plots_that_can_be_drawn_of_it(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    search = [parse_search("augment=choice:[]:[flip]"), parse_search("learning_rate=log:1e-3:1")]
+    study = optuna.create_study(direction="maximize")
+    for number in range(4):
+        study.tell(study.ask({each.name: _distribution(each) for each in search}), float(number))
+    _write_plots(optuna, study, tmp_path)
+    assert (tmp_path / "optimization_history.json").exists()
 
 
 def test_every_end_of_a_search_is_checked_against_the_data() -> None:

@@ -37,6 +37,7 @@ def _from_file(folder: Path, text: str) -> RunSettings:
         ("schedule: {name: steps, at: ['0.5']}\n", "at"),
         ("backbone: {name: mlp, hidden: [64, 32.5]}\n", "hidden"),
         ("backbone: {name: mlp, hidden: ['64']}\n", "hidden"),
+        ("trackers: [wandb]\n", "tracker 'wandb' needs the option 'project'"),
         ("schedule: {name: cosine, warmup: 2}\n", "warmup"),
         ("schedule: {name: steps, at: [2]}\n", "at is"),
         ("augment: [{name: crop, padding: 0}]\n", "padding"),

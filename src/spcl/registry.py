@@ -118,7 +118,7 @@ class Registry(Mapping[str, F], Generic[F]):
         return made
 
     def check(self, setting: Named) -> tuple[str, dict[str, Any]]:
-        """Return name and options of a setting, or raise an error if there is no such name or option."""
+        """Return name and options of a setting; raise an error for other names and options, and for missing options."""
         name, options = named_options(setting, self.kind)
         known = self.options(name)
         takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(self[name]).parameters.values())
@@ -128,6 +128,9 @@ class Registry(Mapping[str, F], Generic[F]):
                 raise SpclError(f"{self.kind} {name!r} has no option {option!r}; {hint}")
         for option, value in options.items():
             self._check_type(name, option, value)
+        for option, each in known.items():
+            if each.default is each.empty and option not in options:
+                raise SpclError(f"{self.kind} {name!r} needs the option {option!r}; give it with the name")
         return name, options
 
     def _check_type(self, name: str, option: str, value: Any) -> None:

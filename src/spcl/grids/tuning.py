@@ -120,7 +120,9 @@ def _result(out: Path) -> RunResult:
 def _distribution(dimension: Dimension) -> Any:
     distributions = _import_optuna().distributions
     if dimension.kind == "choice":
-        return distributions.CategoricalDistribution(dimension.values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about lists, which Optuna's own files could not hold
+            return distributions.CategoricalDistribution(dimension.values)
     if dimension.kind == "int":
         return distributions.IntDistribution(*dimension.values)
     return distributions.FloatDistribution(*dimension.values, log=dimension.kind == "log")
@@ -131,7 +133,7 @@ def _write_plots(optuna: Any, study: Any, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about plots of few trials or settings
         for name in PLOTS:
-            with suppress(ImportError, RuntimeError, ValueError):  # a plot may need more trials or settings
+            with suppress(ImportError, RuntimeError, TypeError, ValueError):  # it may need more trials, or no lists
                 figure = getattr(optuna.visualization, f"plot_{name}")(study)
                 write_text(folder / f"{name}.json", figure.to_json())
 
