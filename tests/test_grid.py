@@ -209,6 +209,25 @@ def test_a_run_that_always_crashes_is_given_up_and_harms_no_other(
     assert_same_runs(tmp_path, undisturbed)
 
 
+def test_a_run_whose_worker_is_told_to_stop_goes_on_in_another(benchmark: Path, tmp_path: Path) -> None:
+    job, *_ = plan(benchmark, tmp_path, epochs=30)
+    stopped: list[int] = []
+    with WorkerPool(1) as pool:
+
+        def stop_once(state: GridState) -> None:
+            if not stopped and any(running.step for running in state.running.values()):
+                stopped.append(pool._workers[0]._ranks[0]._process.pid)
+                os.kill(stopped[0], signal.SIGTERM)
+
+        view = RecordingView(stop_once)
+        state = run_jobs([job], pool, view, retries=1)
+        assert pool._workers[0]._ranks[0]._process.pid not in stopped
+    assert (state.done, state.failed) == (1, {})
+    ((_, reason, again),) = view.failures
+    assert again, reason
+    assert reason.startswith("stopped after step")
+
+
 def test_damaged_folders_fail_alone_and_with_a_reason(benchmark: Path, pool: WorkerPool, tmp_path: Path) -> None:
     jobs = plan(benchmark, tmp_path)
     by_name = {job.name: job for job in jobs}

@@ -131,14 +131,14 @@ def test_optunas_plots_are_kept(undisturbed: tuple[Path, Trial]) -> None:
 
 
 def test_a_trial_that_fails_is_passed_over(benchmark: Path, pool: WorkerPool, tmp_path: Path) -> None:
-    """Holding out a thousandth of so few samples leaves nothing to score on."""
-    search = [Dimension("validation", "choice", (0.001, 0.25))]
+    """PyTorch refuses a negative weight decay, which only the optimiser itself finds out."""
+    search = [Dimension("optimizer.weight_decay", "choice", (-1.0, 0.25))]
     seen: list[Trial] = []
     given = replace(tuning(benchmark), search=search, configs=[0])
     best = tune(given, tmp_path, 6, pool=pool, view=SilentGridView(), on_progress=seen.append)
-    assert {trial.params["validation"] for trial in seen if trial.accuracy is None} == {0.001}
-    assert {trial.params["validation"] for trial in seen if trial.accuracy is not None} == {0.25}
-    assert best.params == {"validation": 0.25}
+    assert {tuple(trial.params.values()) for trial in seen if trial.accuracy is None} == {(-1.0,)}
+    assert {tuple(trial.params.values()) for trial in seen if trial.accuracy is not None} == {(0.25,)}
+    assert best.params == {"optimizer.weight_decay": 0.25}
     assert list(tmp_path.rglob("failure.json"))
 
 
@@ -150,6 +150,7 @@ def test_mistakes_are_found_before_anything_runs(benchmark: Path, pool: WorkerPo
         "learning_rate = -1.0": replace(whole, search=[Dimension("learning_rate", "float", (-1.0, 2.0))]),
         "there is no memory 'none'": replace(whole, search=[Dimension("memory", "choice", ("balanced", "none"))]),
         "there is no configuration 11": replace(whole, configs=[11]),
+        "leaves nothing to validate on": replace(whole, search=[Dimension("validation", "choice", (0.001, 0.25))]),
         "nothing to search": replace(whole, search=[]),
     }
     for message, given in wrong.items():

@@ -23,7 +23,7 @@ from torch import Tensor
 from spcl.errors import CheckpointError
 from spcl.files import PARTIAL, scratch_path
 
-__all__ = ["read_checkpoint", "read_newest", "write_checkpoint"]
+__all__ = ["has_checkpoint", "read_checkpoint", "read_newest", "remove_checkpoint", "write_checkpoint"]
 
 FORMAT = "spcl-checkpoint"
 VERSION = 1
@@ -129,6 +129,18 @@ def read_newest(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise CheckpointError(f"{newest}; {_fallback(path)}") from newest
         warnings.warn(f"{newest}; going back to {previous}", RuntimeWarning, stacklevel=2)
         return state
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Return whether there is a file for :func:`read_newest`, valid or not."""
+    return path.exists() or _previous(path).exists()
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Remove the checkpoint, the previous one, and what writers left that were killed."""
+    _remove_partial_files(_resolved(path))
+    for file in (_resolved(path), _previous(path), path):
+        file.unlink(missing_ok=True)
 
 
 def _resolved(path: Path) -> Path:

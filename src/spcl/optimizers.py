@@ -40,10 +40,22 @@ def _factory(kind: type[Optimizer]) -> Callable[..., Optimizer]:
         return kind(parameters, **fast, **options)
 
     shown = [each for name, each in signature.parameters.items() if name not in IMPLEMENTATION]
+    make.__annotations__ = {each.name: _type(each.default) for each in shown if each.default is not each.empty}
     make.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     make.__doc__ = f"``torch.optim.{kind.__name__}``."
     make.__qualname__ = kind.__name__
     return make
+
+
+def _type(default: Any) -> Any:
+    """Return the type of an option: PyTorch's annotations name tensors, too, which no setting can be.
+
+    >>> _type(0), _type((0.9, 0.999)), _type(False)
+    (<class 'float'>, tuple[float, float], <class 'bool'>)
+    """
+    if isinstance(default, tuple):
+        return tuple[tuple(map(_type, default))]  # type: ignore[misc]
+    return bool if isinstance(default, bool) else float
 
 
 for _kind in (*FUSED, *OTHERS):

@@ -37,6 +37,7 @@ from spcl.schedules import SCHEDULES
 from spcl.sources import HUBS
 from spcl.trackers import TRACKERS
 from spcl.transforms import TRANSFORMS
+from spcl.validation import validated
 
 __all__ = [
     "Plugin",
@@ -95,7 +96,7 @@ def _load(given: str | Mapping[str, Any] | Plugin) -> Plugin:
     if isinstance(given, str | Path):
         name, recorded = str(given), None
     else:
-        plugin = given if isinstance(given, Plugin) else Plugin.model_validate(given)
+        plugin = given if isinstance(given, Plugin) else validated(Plugin, given, f"the plug-in {given!r:.80}")
         name, recorded = plugin.name, plugin.sha256
     is_file = name.endswith(".py")
     path = Path(name).expanduser().resolve() if is_file else None

@@ -1,6 +1,7 @@
 """Things by name: those of this package, of plug-ins and of installed packages."""
 
 import inspect
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -121,7 +122,7 @@ class Registry(Mapping[str, F], Generic[F]):
         return made
 
     def check(self, setting: Named) -> tuple[str, dict[str, Any]]:
-        """Return name and options of a setting, or raise an error if there is no such name or option."""
+        """Return name and options of a setting; raise an error for other names and options, and for missing options."""
         name, options = named_options(setting, self.kind)
         known = self.options(name)
         takes_any = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(self[name]).parameters.values())
@@ -131,6 +132,9 @@ class Registry(Mapping[str, F], Generic[F]):
                 raise SpclError(f"{self.kind} {name!r} has no option {option!r}; {hint}")
         for option, value in options.items():
             self._check_type(name, option, value)
+        for option, each in known.items():
+            if each.default is each.empty and option not in options:
+                raise SpclError(f"{self.kind} {name!r} needs the option {option!r}; give it with the name")
         return name, options
 
     def _check_type(self, name: str, option: str, value: Any) -> None:
@@ -142,7 +146,7 @@ class Registry(Mapping[str, F], Generic[F]):
             adapter = None
         try:
             if adapter is not None:
-                adapter.validate_python(value)
+                _validate(adapter, value)
         except ValidationError as error:
             raise SpclError(
                 f"{self.kind} {name!r}: option {option!r} = {value!r}: {error.errors()[0]['msg']}"
@@ -256,6 +260,19 @@ def _annotations(factory: Any) -> dict[str, Any]:
         return get_type_hints(inspect.unwrap(vars(factory)["__init__"]) if isinstance(factory, type) else factory)
     except (NameError, TypeError, AttributeError):
         return {}
+
+
+def _validate(adapter: TypeAdapter[Any], value: Any) -> None:
+    """Raise a ValidationError if the value has another type.
+
+    Plain data, such as that of settings files, is passed on as it is: "0.9" is no number, though a list may be a tuple.
+    """
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        adapter.validate_python(value)
+    else:
+        adapter.validate_json(text, strict=True)
 
 
 def _takes(factory: Callable[..., Any], keyword: str) -> bool:

@@ -12,12 +12,12 @@ __all__ = ["validated"]
 S = TypeVar("S", bound=BaseModel)
 
 
-def validated(model: type[S], values: dict[str, Any], owner: str) -> S:
+def validated(model: type[S], values: Any, owner: str) -> S:
     """Return the settings, or raise one SpclError that lists every wrong value and suggests known names.
 
     Args:
         model: the class of the settings.
-        values: its fields by name.
+        values: its fields by name, or anything else, which is an error, too.
         owner: whose settings they are; the error begins with it.
 
     >>> class Settings(BaseModel, extra="forbid"):
@@ -29,13 +29,15 @@ def validated(model: type[S], values: dict[str, Any], owner: str) -> S:
     number; there is no setting 'rata'; did you mean 'rate'?
     """
     try:
-        return model(**values)
+        return model.model_validate(values)
     except ValidationError as error:
         raise SpclError(f"{owner}: " + "; ".join(_explanation(model, detail) for detail in error.errors())) from None
 
 
 def _explanation(model: type[BaseModel], detail: Any) -> str:
     name = ".".join(str(part) for part in detail["loc"])
+    if not name:
+        return str(detail["msg"])
     if detail["type"] == "missing":
         return f"{name} must be given"
     if detail["type"] == "extra_forbidden":

@@ -99,6 +99,8 @@ class RunFlags:
         """Return the layers, and apart from them what a file of settings says of what is planned run by run."""
         file, *others = self.layers()
         method = merge_settings(file).get("method", {})
+        if not isinstance(method, Mapping):
+            raise SpclError(f"settings: method is {method!r}; give its name, or its name and settings")
         planned: dict[str, str] = {name: str(file[name]) for name in PLANNED if name in file}
         planned |= {"method": str(method["name"])} if "name" in method else {}
         options = {name: value for name, value in method.items() if name != "name"}

@@ -108,7 +108,8 @@ def _class_folders(folder: Path) -> list[Path]:
 
 def _pictures_of_class(folder: Path) -> list[Path]:
     readable = Image.registered_extensions()
-    named = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in readable)
+    visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))  # macOS adds ._NAME.jpg to copies
+    named = sorted(entry for entry in visible if entry.suffix.lower() in readable)
     for entry in named:
         if entry.is_symlink() and not entry.exists():
             raise DataError(

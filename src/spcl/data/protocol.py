@@ -92,13 +92,14 @@ class Protocol:
         label_set, timeline = divmod(index, len(self.timelines[0]))
         return Configuration(self.label_sets[label_set], self.timelines[label_set][timeline], index)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the protocol as JSON in the format of `load_protocol`."""
         head = json.dumps({"benchmark": self.benchmark, "batch_size": self.batch_size, "classes": self.classes})
         entries = [
             json.dumps({"label_set": label_set, "timelines": [timeline.spans for timeline in timelines]})
             for label_set, timelines in zip(self.label_sets, self.timelines, strict=True)
         ]
+        path = Path(path)
         with user_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, f'{head[:-1]}, "label_sets": [\n' + ",\n".join(entries) + "\n]}\n")
@@ -110,19 +111,18 @@ def check_configuration(index: int, configurations: int) -> None:
         raise SpclError(f"there is no configuration {index}; the protocol has 0 to {configurations - 1}")
 
 
-def load_protocol(path: Path) -> Protocol:
+def load_protocol(path: str | Path) -> Protocol:
     """Read a protocol file; raise a `DataError` that names the file and the invalid entry.
 
     The format is JSON: `benchmark`, `batch_size`, `classes`, and `label_sets`, a list of `label_set` (the classes of
     each task) and its `timelines` (the first and last step of each task, inclusive).
 
-    >>> from pathlib import Path
-    >>> load_protocol(Path("absent.json"))
+    >>> load_protocol("absent.json")
     Traceback (most recent call last):
     spcl.errors.DataError: cannot read the protocol absent.json: No such file or directory
     """
     try:
-        content = _File.model_validate_json(path.read_bytes())
+        content = _File.model_validate_json(Path(path).read_bytes())
     except OSError as error:
         raise DataError(f"cannot read the protocol {path}: {error.strerror}") from error
     except ValidationError as error:

@@ -23,13 +23,13 @@ class _Entry(BaseModel, strict=True):
 _FILE = TypeAdapter(dict[int, _Entry])
 
 
-def convert_protocol(path: Path, benchmark: str, batch_size: int) -> Protocol:
+def convert_protocol(path: str | Path, benchmark: str, batch_size: int) -> Protocol:
     """Read a protocol from YAML as published; a `DataError` names the file and the invalid entry.
 
     The file maps the number of each label set to ``LabelSet``, the classes of each task, and ``TimeLines``, which maps
     the number of each timeline to the first and last step of each task. It names neither benchmark nor batch size.
 
-    >>> convert_protocol(Path("absent.yml"), "ps-emnist", 128)
+    >>> convert_protocol("absent.yml", "ps-emnist", 128)
     Traceback (most recent call last):
     spcl.errors.DataError: cannot read the protocol absent.yml: No such file or directory
     """
@@ -50,9 +50,9 @@ def _timeline(spans: list[list[int]]) -> Timeline:
     return Timeline(tuple((first, last) for first, last in spans))
 
 
-def _read(path: Path) -> list[_Entry]:
+def _read(path: str | Path) -> list[_Entry]:
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read the protocol {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
 """Planning a grid: a job for every combination of methods, scenarios, configurations, seeds and swept settings."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,10 +11,10 @@ from typing import Any
 from spcl.data import DATA, SourceData
 from spcl.errors import SpclError
 from spcl.methods import METHODS
-from spcl.runs import RunFolder, RunSettings, parse_assignments, resolve_settings
-from spcl.runs.identity import flat_settings
+from spcl.runs import RunFolder, RunSettings, resolve_settings
+from spcl.runs.identity import flat_settings, nested_settings
 from spcl.runs.loading import load_benchmark
-from spcl.runs.settings import merge_settings
+from spcl.runs.settings import merge_settings, parse_value, split_values
 from spcl.validation import validated
 
 __all__ = ["Job", "Sweep", "default_scenarios", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
@@ -48,7 +49,7 @@ class Sweep:
 
 
 def plan_grid(
-    out: Path,
+    out: str | Path,
     base: Mapping[str, Any],
     *,
     methods: Sequence[str],
@@ -60,24 +61,31 @@ def plan_grid(
     """Plan a job for every combination, over the settings ``base``, in folders like ``out/task/soro/config-0/seed-0``.
 
     A swept setting adds a folder such as ``sigma=10`` after the method's. Jobs are ordered by seed and configuration
-    first, so that an unfinished grid already compares all methods. Unknown names and invalid values raise an error.
+    first, so that an unfinished grid already compares all methods. Unknown names and invalid values raise an error, and
+    so do values whose folders would have the same name.
 
     >>> jobs = plan_grid(Path("x"), {}, methods=["er"], scenarios=["task"], configs=[0, 1], seeds=[0])
     >>> [job.name for job in jobs]
     ['task/er/config-0/seed-0', 'task/er/config-1/seed-0']
     """
     _check_layers([base, *(layer for swept in _combinations(sweeps) for _, layer in swept)])
-    templates = {}
+    _check_names(sweeps)
+    templates: dict[str, RunSettings] = {}
     for scenario, method, swept in product(scenarios, methods, _combinations(sweeps)):
         folder = "/".join(map(_folder_name, [scenario, method, *(text for text, _ in swept)]))
         layers = [{"method": {"name": method}, "scenario": scenario}, base, *(layer for _, layer in swept)]
-        templates[folder] = resolve_settings(*layers)
+        template = resolve_settings(*layers)
+        if templates.setdefault(folder, template) != template:
+            raise SpclError(
+                f"different settings would share the folder {folder}, since they differ only in special characters or "
+                f"late digits; plan them as grids in different folders"
+            )
     jobs = []
-    for seed, config in product(seeds, configs):
+    for seed, config in product(dict.fromkeys(seeds), dict.fromkeys(configs)):
         for folder, template in templates.items():
             name = f"{folder}/config-{config}/seed-{seed}"
             settings = validated(RunSettings, template.model_dump() | {"config": config, "seed": seed}, "settings")
-            jobs.append(Job(name, settings, out / name))
+            jobs.append(Job(name, settings, Path(out) / name))
     return jobs
 
 
@@ -87,8 +95,10 @@ def default_scenarios(base: Mapping[str, Any]) -> list[str]:
     >>> default_scenarios({"benchmark": "ps-glyphs"})
     ['task', 'class']
     """
-    benchmark = str(base.get("benchmark"))
-    data = load_benchmark(benchmark, base.get("data_dir"), **base.get("data", {})) if benchmark in DATA else None
+    benchmark, options = str(base.get("benchmark")), base.get("data") or {}
+    if not isinstance(options, Mapping):
+        raise SpclError(f"settings: data is {options!r}; give options of the data's loader by name")
+    data = load_benchmark(benchmark, base.get("data_dir"), **options) if benchmark in DATA else None
     mixed = isinstance(data, SourceData) and any(source.kind != "classification" for source in data.sources)
     return ["task"] if mixed else ["task", "class"]
 
@@ -121,7 +131,7 @@ def parse_methods(text: str) -> list[str]:
 
 
 def parse_sweep(text: str) -> Sweep:
-    """Parse a setting and its values, which may be lists in brackets.
+    """Parse a setting and its values, which may be lists in brackets, or names with options in braces.
 
     >>> parse_sweep("method.sigma=1,10,100")
     Sweep(name='method.sigma', values=('1', '10', '100'))
@@ -129,10 +139,16 @@ def parse_sweep(text: str) -> Sweep:
     ('[]', '[crop,flip]')
     """
     name, _, values = text.partition("=")
-    parts = tuple(part.strip() for part in re.findall(r"(?:\[[^\]]*\]|[^,])+", values) if part.strip())
+    parts = tuple(filter(None, split_values(values)))
     if not name or not parts:
         raise SpclError(f"expected name=value,value,…, found {text!r}; write, for example, method.sigma=1,10,100")
     return Sweep(name.strip(), parts)
+
+
+def _check_names(sweeps: Sequence[Sweep]) -> None:
+    for name, times in Counter(sweep.name for sweep in sweeps).items():
+        if times > 1:
+            raise SpclError(f"{name} is swept twice; give all its values in one sweep")
 
 
 def _check_layers(layers: Iterable[Mapping[str, Any]]) -> None:
@@ -149,10 +165,9 @@ def _combinations(sweeps: Sequence[Sweep]) -> list[tuple[tuple[str, dict[str, An
 
 
 def _swept(name: str, text: str) -> tuple[str, dict[str, Any]]:
-    layer = parse_assignments([f"{name}={text}"])
-    (value,) = flat_settings(layer).values()
+    value = parse_value(text)
     written = f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else text
-    return f"{name.removeprefix('method.')}={written}", layer
+    return f"{name.removeprefix('method.')}={written}", nested_settings(name, value)
 
 
 def _folder_name(text: str) -> str:

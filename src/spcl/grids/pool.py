@@ -75,8 +75,8 @@ class WorkerPool:
         elif job is not None:
             if event != "step":
                 worker.job = None
-            if worker.is_several and event in ("failed", "interrupted"):
-                self._end(worker)  # its other ranks may wait for this one
+            if event == "interrupted" or (worker.is_several and event == "failed"):
+                self._end(worker)  # it exits anyway, or its other ranks wait for the one that failed
             return Message.of(job, values)
         return None
 

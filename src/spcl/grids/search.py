@@ -7,9 +7,8 @@ from typing import Any, Literal, cast
 
 from spcl.errors import SpclError
 from spcl.grids.plan import Job, plan_grid
-from spcl.runs import parse_assignments
-from spcl.runs.identity import flat_settings, nested_settings
-from spcl.runs.settings import merge_settings
+from spcl.runs.identity import nested_settings
+from spcl.runs.settings import merge_settings, parse_value
 
 __all__ = ["Dimension", "Tuning", "parse_search"]
 
@@ -58,7 +57,7 @@ def parse_search(text: str) -> Dimension:
     kind, *parts = rest.split(":")
     try:
         if name and kind == "choice" and parts:
-            return Dimension(name, "choice", tuple(_value(name, part) for part in parts))
+            return Dimension(name, "choice", tuple(map(parse_value, parts)))
         if name and kind in ("float", "log", "int"):
             low, high = map(int if kind == "int" else float, parts)
             if low < high and (kind != "log" or low > 0):
@@ -69,8 +68,3 @@ def parse_search(text: str) -> Dimension:
         f"expected name=log:low:high, name=float:low:high, name=int:low:high or name=choice:a:b:…, "
         f"found {text!r}; write, for example, method.sigma=log:1:1000"
     )
-
-
-def _value(name: str, text: str) -> Any:
-    (value,) = flat_settings(parse_assignments([f"{name}={text}"])).values()
-    return value

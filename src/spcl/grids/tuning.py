@@ -37,7 +37,7 @@ class Trial:
 
 def tune(
     tuning: Tuning,
-    out: Path,
+    out: str | Path,
     trials: int,
     *,
     pool: Pool,
@@ -52,7 +52,7 @@ def tune(
     best trial is written to ``best.json``, Optuna's plots to ``plots/*.json`` (for Plotly). ``on_progress`` is called
     after each trial.
     """
-    optuna = _import_optuna()
+    optuna, out = _import_optuna(), Path(out)
     _check(tuning)
     with RunFolder(out).locked():
         _check_same_search(tuning, out)
@@ -120,7 +120,9 @@ def _result(out: Path) -> RunResult:
 def _distribution(dimension: Dimension) -> Any:
     distributions = _import_optuna().distributions
     if dimension.kind == "choice":
-        return distributions.CategoricalDistribution(dimension.values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about lists, which Optuna's own files could not hold
+            return distributions.CategoricalDistribution(dimension.values)
     if dimension.kind == "int":
         return distributions.IntDistribution(*dimension.values)
     return distributions.FloatDistribution(*dimension.values, log=dimension.kind == "log")
@@ -131,7 +133,7 @@ def _write_plots(optuna: Any, study: Any, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about plots of few trials or settings
         for name in PLOTS:
-            with suppress(ImportError, RuntimeError, ValueError):  # a plot may need more trials or settings
+            with suppress(ImportError, RuntimeError, TypeError, ValueError):  # it may need more trials, or no lists
                 figure = getattr(optuna.visualization, f"plot_{name}")(study)
                 write_text(folder / f"{name}.json", figure.to_json())
 
@@ -150,13 +152,12 @@ def _import_optuna() -> Any:
 
 def _check(tuning: Tuning) -> None:
     """Raise an error for a search with invalid settings, or one that would score settings on test data."""
-    for params in _corners(tuning.search):
-        jobs = tuning.jobs(Path(), params)
-        if any(job.settings.validation == 0 for job in jobs):
-            raise SpclError(
-                "tuning with validation = 0 would score settings on the test data; hold out a part of the training "
-                "data, for example validation = 0.2"
-            )
+    jobs = [job for params in _corners(tuning.search) for job in tuning.jobs(Path(), params)]
+    if any(job.settings.validation == 0 for job in jobs):
+        raise SpclError(
+            "tuning with validation = 0 would score settings on the test data; hold out a part of the training data, "
+            "for example validation = 0.2"
+        )
     check_data(jobs)
 
 

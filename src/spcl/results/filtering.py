@@ -7,12 +7,14 @@ from spcl.errors import SpclError
 from spcl.results.formatting import format_value
 from spcl.results.records import RunRecord
 from spcl.runs.identity import flat_settings
-from spcl.runs.settings import parse_assignments
+from spcl.runs.settings import NAMED, merge_settings, parse_assignments, split_values
 from spcl.suggestions import did_you_mean
 
 __all__ = ["filter_runs", "parse_conditions"]
 
 MOST_VALUES = 20
+THINGS = ("method", *NAMED)
+"""Settings that give the name of a thing, or its name and options."""
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -24,7 +26,7 @@ def parse_conditions(texts: Sequence[str]) -> dict[str, list[Any]]:
     conditions: dict[str, list[Any]] = {}
     for text in texts:
         name, separator, values = text.partition("=")
-        assignments = [f"{name}={value.strip()}" for value in values.split(",")] if separator else [text]
+        assignments = [f"{name}={value}" for value in split_values(values)] if separator else [text]
         for assignment in assignments:
             for flat, value in flat_settings(parse_assignments([assignment])).items():
                 conditions.setdefault(flat, []).append(value)
@@ -34,8 +36,8 @@ def parse_conditions(texts: Sequence[str]) -> dict[str, list[Any]]:
 def filter_runs(runs: Sequence[RunRecord], conditions: Mapping[str, Any]) -> list[RunRecord]:
     """Return the runs with the given settings, which may be nested as in ``settings.json`` or have dotted names.
 
-    A list of values are alternatives. ``method`` is the method's name, in any case. An error names the settings and
-    values that no run has.
+    A list of values are alternatives. ``method`` is the method's name, in any case, ``optimizer`` that of the
+    optimiser, and so on. An error names the settings and values that no run has.
 
     >>> from pathlib import Path
     >>> runs = [RunRecord(Path(), {"benchmark": "ps-glyphs", "seed": seed}, None) for seed in range(4)]
@@ -45,13 +47,13 @@ def filter_runs(runs: Sequence[RunRecord], conditions: Mapping[str, Any]) -> lis
     chosen = list(runs)
     for name, value in flat_settings(conditions).items():
         wanted = value if isinstance(value, list) else [value]
-        chosen = _filtered(chosen, "method.name" if name == "method" else name, wanted, len(runs))
+        chosen = _filtered(chosen, f"{name}.name" if name in THINGS else name, wanted, len(runs))
     return chosen
 
 
 def _filtered(runs: Sequence[RunRecord], name: str, wanted: Sequence[Any], total: int) -> list[RunRecord]:
     """Return the runs where the setting has one of these values; raise an error if any value is in no run."""
-    settings = [flat_settings(run.settings) | {"benchmark": run.benchmark} for run in runs]
+    settings = [flat_settings(merge_settings(run.settings)) | {"benchmark": run.benchmark} for run in runs]
     known = dict.fromkeys(key for flat in settings for key in flat)
     if runs and name not in known:
         raise SpclError(f"no run has a setting {name}; {_suggestion(name, map(_shown, known))}")
@@ -81,7 +83,8 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _shown(name: str) -> str:
-    return "method" if name == "method.name" else name
+    thing = name.removesuffix(".name")
+    return thing if thing in THINGS else name
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -32,7 +32,7 @@ TRACED, CHECKED = 2, 3  # batch sizes; a program that is specialised to the firs
 Compute = Callable[[Any], Tensor]
 
 
-def export_run(run: TrainedRun, path: Path, task: str | None = None) -> None:
+def export_run(run: TrainedRun, path: str | Path, task: str | None = None) -> None:
     """Write the model of a run, for batches of any size, to a file, and its description to ``<file>.json``.
 
     A PyTorch program (``.pt2``) is loaded with ``torch.export.load(path).module()`` and needs nothing of this package.
@@ -44,7 +44,7 @@ def export_run(run: TrainedRun, path: Path, task: str | None = None) -> None:
         path: the file, whose suffix is the format.
         task: whose head to export; None, class-incremental, exports the logits of all classes seen.
     """
-    inputs = check_task(run, task)
+    inputs, path = check_task(run, task), Path(path)
     write = FORMATS.get(path.suffix)
     if write is None:
         raise SpclError(f"cannot export to {path}; give a file that ends in {' or '.join(FORMATS)}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from spcl.checkpoint import has_checkpoint, remove_checkpoint
 from spcl.errors import SpclError
 from spcl.files import read_json, user_errors
 from spcl.runs.identity import first_difference
@@ -35,8 +36,8 @@ class RunFolder:
     ``model.safetensors`` and ``result.json``.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | Path) -> None:
+        self.path = path = Path(path)
         self.settings = path / "settings.json"
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
@@ -62,12 +63,11 @@ class RunFolder:
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
-        return self.checkpoint.exists() or self.checkpoint.with_name(f"{self.checkpoint.name}.previous").exists()
+        return has_checkpoint(self.checkpoint)
 
     def remove_checkpoints(self) -> None:
-        """Remove the checkpoint and the previous one."""
-        for path in self.path.glob(f"{self.checkpoint.name}*"):
-            path.unlink(missing_ok=True)
+        """Remove the checkpoint, the previous one, and what was left of others."""
+        remove_checkpoint(self.checkpoint)
 
     def read_result(self) -> RunResult | None:
         """Return the result, or None where it is missing or damaged."""

@@ -45,7 +45,7 @@ def check_task(run: TrainedRun, task: str | None) -> InputSpec:
 def predict_files(
     run: TrainedRun,
     learner: Learner,
-    paths: Iterable[Path],
+    paths: Iterable[str | Path],
     *,
     task: str | None = None,
     top: int = 1,
@@ -61,7 +61,7 @@ def predict_files(
         top: how many classes to give for a sample, the most probable first.
         on_error: receives the error of every file that cannot be predicted; the others are.
     """
-    files = list(_opened(check_task(run, task), paths, on_error))
+    files = list(_opened(check_task(run, task), map(Path, paths), on_error))
     chunks = track(_chunks(files, on_error), "predicting", sum(math.ceil(file.count / BATCH) for file in files))
     for batch in _batches(chunks):
         parts = [samples for _, _, samples in batch]

@@ -14,7 +14,9 @@ from spcl.runs.loading import check_data, is_named_data, load_benchmark
 from spcl.runs.plus import plus_settings
 from spcl.runs.released import released_settings
 from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS, check_installed
+from spcl.transforms import compose
 from spcl.validation import validated
 
 __all__ = ["resolve_settings", "resume_settings"]
@@ -55,7 +57,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
-def resume_settings(out: Path, data: ImageData | SourceData | None = None) -> RunSettings:
+def resume_settings(out: str | Path, data: ImageData | SourceData | None = None) -> RunSettings:
     """Return the settings of the run in this folder; ``data`` is needed where it came from Python."""
     folder = RunFolder(out)
     if not folder.settings.exists():
@@ -84,12 +86,17 @@ def _merged(preset: str, *layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(settings: RunSettings) -> None:
-    """Raise an error for names and options that there are not, and for settings that contradict each other."""
+    """Raise an error for names and options that there are not, and for settings that contradict each other.
+
+    What is made without the data is made, so that its own checks of options are passed, too.
+    """
     for name, registry in NAMED.items():
         registry.check(getattr(settings, name))
     for name, registry in LISTED.items():
         for setting in getattr(settings, name):
             registry.check(setting)
+    SCHEDULES.make(settings.schedule, 1)
+    compose(settings.augment)
     for tracker in settings.trackers:
         if library := getattr(TRACKERS[named_options(tracker, "tracker")[0]], "requires", None):
             check_installed(library)

@@ -61,7 +61,7 @@ def execute(
             return result
         if distributed is not None and not distributed.is_first:
             return TrainingRun(settings, folder, SilentView(), [], data, distributed).complete()
-        trackers = [*trackers, *_make_trackers(settings, Path(out))]
+        trackers = [*trackers, *_make_trackers(settings, folder.path)]
         return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
 
 

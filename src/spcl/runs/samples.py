@@ -55,10 +55,10 @@ def assemble(inputs: InputSpec, parts: Mapping[str, T]) -> T | dict[str, T] | tu
 
 
 def find_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files, and the pictures in folders; a folder without pictures is yielded as it is."""
+    """Yield the files, and the visible pictures in folders; a folder without pictures is yielded as it is."""
     readable = Image.registered_extensions()
     for path in paths:
-        files = sorted(path.rglob("*")) if path.is_dir() else []
+        files = sorted(path.rglob("[!.]*")) if path.is_dir() else []
         yield from [file for file in files if file.suffix.lower() in readable and file.is_file()] or [path]
 
 

@@ -32,6 +32,8 @@ __all__ = [
     "load_settings_file",
     "merge_settings",
     "parse_assignments",
+    "parse_value",
+    "split_values",
     "with_defaults",
 ]
 
@@ -191,27 +193,58 @@ def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     """Parse ``name=value`` pairs; names may be dotted, values are YAML.
 
-    >>> parse_assignments(["method.sigma=50", "learning_rate=1e-2"])
-    {'method': {'sigma': 50}, 'learning_rate': 0.01}
+    >>> parse_assignments(["method.sigma=50", "learning_rate=1e-2", "schedule.at=[5e-1, 0.75]"])
+    {'method': {'sigma': 50}, 'learning_rate': 0.01, 'schedule': {'at': [0.5, 0.75]}}
     """
     layers = []
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
         if not separator or not name:
             raise SpclError(f"expected name=value, found {assignment!r}; write, for example, method.sigma=50")
-        layers.append(nested_settings(name, _value(text)))
+        layers.append(nested_settings(name, parse_value(text)))
     return merge_settings(*layers)
 
 
-def load_settings_file(path: Path) -> dict[str, Any]:
+def parse_value(text: str) -> Any:
+    """Parse the value of a setting: YAML, or else the text itself.
+
+    >>> parse_value("[1e-3, null]"), parse_value("[conv")
+    ([0.001, None], '[conv')
+    """
+    try:
+        return yaml.load(text, _UniqueKeyLoader)
+    except (yaml.YAMLError, ValueError):  # a ValueError of a wrong date
+        return text
+
+
+def split_values(text: str) -> list[str]:
+    """Split a text of several values at its commas, but not at those in brackets or braces.
+
+    >>> split_values("1, [crop, flip], {name: sgd, momentum: 0.9}")
+    ['1', '[crop, flip]', '{name: sgd, momentum: 0.9}']
+    """
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def load_settings_file(path: str | Path) -> dict[str, Any]:
     """Read settings from a YAML or JSON file; a name that is given twice is an error."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeyLoader)
     except _DuplicateKeyError as error:
         raise SpclError(f"the settings {path} give {error}; keep one of them") from error
     except OSError as error:
         raise SpclError(f"cannot read the settings {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # a ValueError of other bytes than UTF-8, or of what looks like a date
         raise SpclError(f"the settings {path} are neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise SpclError(f"the settings {path} must be names with values, but they are {type(content).__name__}")
@@ -259,22 +292,17 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 _UniqueKeyLoader.add_implicit_resolver(  # JSON writes 1e-07, which YAML 1.1 reads as text
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("+-0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("+-.0123456789")
 )
 
 
-def _value(text: str) -> Any:
-    try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)  # YAML reads 1e-3 as text
-    except ValueError:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
 def _union(below: Any, above: Any) -> list[Any]:
-    """Return what is in either list; a text is a list of one."""
-    both = [item for given in (below or [], above or []) for item in ([given] if isinstance(given, str) else given)]
+    """Return what is in either list of plug-ins; a text is a list of one."""
+    lists = [[given] if isinstance(given, str) else given or [] for given in (below, above)]
+    for given in lists:
+        if not isinstance(given, list | tuple):
+            raise SpclError(f"settings: plugins is {given!r}; give a list of Python files or modules")
+    both = [plugin for given in lists for plugin in given]
     return [item for index, item in enumerate(both) if item not in both[:index]]
 
 

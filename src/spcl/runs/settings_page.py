@@ -128,11 +128,11 @@ def _values(annotation: Any) -> str:
 
 def _written(default: Any) -> str:
     if isinstance(default, bool | NoneType):
-        return {True: "true", False: "false", None: "none"}[default]
+        return {True: "true", False: "false", None: "null"}[default]
     if isinstance(default, tuple | list):
         return f"[{', '.join(map(str, default))}]"
     if isinstance(default, dict):
-        return str(default.get("name", "none"))
+        return str(default.get("name", default))
     return str(default)
 
 

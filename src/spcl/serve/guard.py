@@ -119,8 +119,11 @@ def _is_local(headers: Headers) -> bool:
     """Return whether the request names this machine, and its origin, which browsers send, is the service itself."""
     host = headers.get("host", "")
     origin = headers.get("origin")
-    same = origin is None or urlsplit(origin).netloc == host
-    return same and is_loopback(urlsplit(f"//{host}").hostname or "")
+    try:
+        same = origin is None or urlsplit(origin).netloc == host
+        return same and is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:  # such as half an IPv6 address
+        return False
 
 
 def _error(status: int, text: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from spcl.batches import Batch, describe
+from spcl.checkpoint import has_checkpoint
 from spcl.errors import SpclError
 from spcl.serve.build import load_learner, new_learner
 from spcl.serve.events import CheckpointEvent, DeadLetterEvent, Event, TaskEvent
@@ -149,7 +150,7 @@ class Session:
         run_settings, inputs = self._settings.run_settings(), self._settings.inputs.spec()
         if run_settings.threads is not None:
             torch.set_num_threads(run_settings.threads)
-        if any(path.exists() for path in (self._path, self._path.with_name(f"{CHECKPOINT}.previous"))):
+        if has_checkpoint(self._path):
             self.learner = load_learner(self._path, run_settings, inputs, self.records, self.stream)
             self.saved_at = self._path.stat().st_mtime if self._path.exists() else None
             self._unsaved, self._forgettable = 1, self._done()

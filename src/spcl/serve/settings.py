@@ -47,6 +47,9 @@ LEARNER = (
 )
 """The settings of a run that are settings of a service's learner, too; the others are about data and evaluation."""
 
+PATHS = ((None, "state"), ("source", "path"), ("http", "token_file"))
+"""The settings that are paths, each with its section."""
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -63,7 +66,7 @@ class InputSettings(_Section):
     dtype: str = Field("float32", description="float32, uint8 for images as bytes, int64 for tokens, …")
     vocabulary: int | None = Field(None, ge=1, description="for tokens, one more than the largest")
     parts: "dict[str, InputSettings] | None" = Field(
-        None, description="the inputs of every part where samples are dicts; of tuples, by index"
+        None, min_length=1, description="the inputs of every part where samples are dicts; of tuples, by index"
     )
 
     @field_validator("dtype")
@@ -163,16 +166,20 @@ class ServeSettings(_Section):
         return settings
 
 
-def load_serve_settings(path: Path) -> ServeSettings:
+def load_serve_settings(path: str | Path) -> ServeSettings:
     """Read the settings of a service from a YAML file; relative paths in it start from its folder."""
     values = load_settings_file(path)
-    folder = path.resolve().parent
-    if isinstance(values.get("state"), str):
-        values["state"] = folder / values["state"]
-    source = values.get("source")
-    if isinstance(source, dict) and isinstance(source.get("path"), str):
-        values["source"] = source | {"path": str(folder / source["path"])}
-    http = values.get("http")
-    if isinstance(http, dict) and isinstance(http.get("token_file"), str):
-        values["http"] = http | {"token_file": folder / http["token_file"]}
+    folder = Path(path).resolve().parent
+    for section, name in PATHS:
+        part = values if section is None else values.get(section)
+        if isinstance(part, dict) and isinstance(given := part.get(name), str):
+            part[name] = str(folder / Path(given).expanduser())
+    learner = values.get("learner")
+    if isinstance(learner, dict) and isinstance(plugins := learner.get("plugins"), list):
+        learner["plugins"] = [_plugin(folder, plugin) for plugin in plugins]
     return ServeSettings.of(values, f"the settings {path}")
+
+
+def _plugin(folder: Path, plugin: Any) -> Any:
+    is_file = isinstance(plugin, str) and plugin.endswith(".py")
+    return str(folder / Path(plugin).expanduser()) if is_file else plugin

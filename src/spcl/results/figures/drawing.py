@@ -64,7 +64,7 @@ def draw_figure(spec: FigureSpec, runs: Sequence[RunRecord]) -> Drawing:
     return Drawing(spec, figure, f"{spec.number}. {spec.caption} {details}".strip())
 
 
-def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
+def save_drawing(drawing: Drawing, out: str | Path) -> list[Path]:
     """Write the figure, with its caption as metadata, to a .png, .svg or .pdf file, or as PNG and SVG to a folder."""
     paths = figure_paths(drawing.spec, out)
     for path in paths:
@@ -72,8 +72,9 @@ def save_drawing(drawing: Drawing, out: Path) -> list[Path]:
     return paths
 
 
-def figure_paths(spec: FigureSpec, out: Path) -> list[Path]:
+def figure_paths(spec: FigureSpec, out: str | Path) -> list[Path]:
     """Return the files that a figure is written to."""
+    out = Path(out)
     if not out.suffix or out.is_dir():
         return [out / f"{spec.name}{suffix}" for suffix in FOLDER_FORMATS]
     check_format(out)

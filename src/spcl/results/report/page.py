@@ -29,12 +29,13 @@ SCRIPTS = ("elements.js", "charts.js", "run_list.js", "run_charts.js", "run_page
 Progress = Callable[[str], None]
 
 
-def write_report(folders: Sequence[Path], out: Path, on_progress: Progress = lambda stage: None) -> Path:
+def write_report(folders: Sequence[str | Path], out: str | Path, on_progress: Progress = lambda stage: None) -> Path:
     """Write a report on all runs in these folders; ``on_progress`` receives the name of each stage.
 
     The page holds everything: settings, tables beside the paper's, figures, and for every run its timeline, accuracies
     and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
     """
+    out = Path(out)
     if out.is_dir():
         raise SpclError(f"{out} is a folder; name the file to write, for example {out / 'report.html'}")
     on_progress("reading runs")

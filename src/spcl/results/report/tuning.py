@@ -19,9 +19,9 @@ class Tuning:
     plots: Mapping[str, Any]
 
 
-def find_tunings(folders: Sequence[Path]) -> list[Tuning]:
+def find_tunings(folders: Sequence[str | Path]) -> list[Tuning]:
     """Return the searches in these folders and those below."""
-    records = sorted({record.parent for folder in folders for record in folder.rglob("tuning.json")})
+    records = sorted({record.parent for folder in folders for record in Path(folder).rglob("tuning.json")})
     return [
         Tuning(
             folder,

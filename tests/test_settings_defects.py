@@ -1,0 +1,80 @@
+"""Settings that are wrong, odd or damaged are refused by one line that says which, before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spcl.errors import SpclError
+from spcl.runs import RunSettings, load_settings_file, parse_assignments, resolve_settings
+
+
+def _from_file(folder: Path, text: str) -> RunSettings:
+    path = folder / "settings.yaml"
+    path.write_bytes(text.encode())
+    return resolve_settings(load_settings_file(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("on: 1\n", "True"),
+        ("7: 1\n", "7"),
+        ("plugins: 5\n", "plugins"),
+        ("plugins: [5]\n", "5"),
+        ("plugins: [{name: x}]\n", "sha256"),
+        ("plugins: {name: x}\n", "plugins"),
+        ("method:\n", "method"),
+        ("data: {day: 2020-13-45}\n", "neither YAML nor JSON"),
+        ("seed: [\n", "neither YAML nor JSON"),
+        ("optimizer: {name: adam, betas: 3}\n", "betas"),
+        ("optimizer: {name: adam, betas: [0.9]}\n", "betas"),
+        ("optimizer: {name: sgd, momentum: much}\n", "momentum"),
+        ("optimizer: {name: sgd, nesterov: 3}\n", "nesterov"),
+        ("optimizer: {name: sgd, momentum: '0.9'}\n", "momentum"),
+        ("optimizer: {name: adam, betas: ['0.9', 0.99]}\n", "betas"),
+        ("schedule: {name: linear, final: '0.5'}\n", "final"),
+        ("schedule: {name: steps, at: ['0.5']}\n", "at"),
+        ("backbone: {name: mlp, hidden: [64, 32.5]}\n", "hidden"),
+        ("backbone: {name: mlp, hidden: ['64']}\n", "hidden"),
+        ("trackers: [wandb]\n", "tracker 'wandb' needs the option 'project'"),
+        ("schedule: {name: cosine, warmup: 2}\n", "warmup"),
+        ("schedule: {name: steps, at: [2]}\n", "at is"),
+        ("augment: [{name: crop, padding: 0}]\n", "padding"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(SpclError, match=named):
+        _from_file(tmp_path, text)
+
+
+def test_lines_may_end_as_on_windows_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    settings = _from_file(tmp_path, "\ufeffseed: 3\r\nmethod: er\r\noptimizer:\r\n  name: adam\r\n  eps: 1e-7\r\n")
+    assert (settings.seed, settings.method["name"]) == (3, "er")
+    assert settings.optimizer == {"name": "adam", "eps": 1e-7}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        (".5e3", 500.0),
+        ("2.e1", 20.0),
+        ("[1e-3, 1]", [0.001, 1]),
+        ("{a: 1e-3}", {"a": 0.001}),
+        ("null", None),
+        ("true", True),
+        ("2020-13-45", "2020-13-45"),
+        ("{name", "{name"),
+        ("[5", "[5"),
+        ("{a: 1, a: 2}", "{a: 1, a: 2}"),
+        ("", None),
+    ],
+)
+def test_values_are_yaml_and_numbers_may_have_exponents(text: str, value: Any) -> None:
+    assert parse_assignments([f"x={text}"]) == {"x": value}
+
+
+def test_options_of_optimisers_may_be_whole_numbers_and_lists() -> None:
+    given = {"name": "adam", "betas": [0, 0.99], "weight_decay": 1, "amsgrad": True}
+    assert resolve_settings({"optimizer": given}).optimizer == given
