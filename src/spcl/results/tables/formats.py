@@ -30,6 +30,11 @@ CSV_COLUMNS = (
     "ms_per_step",
 )
 
+LATEX_ESCAPES = {sign: f"\\{sign}" for sign in "#$%&_{}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+}
 LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
 
 
@@ -131,7 +136,12 @@ def _latex_style(text: str, rank: int | None) -> str:
 
 
 def _latex_escape(text: str) -> str:
-    return re.sub(r"([#$%&_{}])", r"\\\1", text)
+    """Return text whose signs mean nothing to LaTeX.
+
+    >>> print(_latex_escape("my_data~2^3"))
+    my\\_data\\textasciitilde{}2\\textasciicircum{}3
+    """
+    return _replaced(text, LATEX_ESCAPES)
 
 
 def _latex_symbols(text: str) -> str:
