@@ -242,7 +242,7 @@ def test_factored_gradients_are_the_matrices_they_stand_for(lengths: list[int], 
     ends = [sum(lengths[: index + 1]) for index in range(len(lengths))]
     dense = torch.stack([left[end - n : end].T @ right[end - n : end] for end, n in zip(ends, lengths, strict=True)])
     weights = torch.randn(len(lengths), generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(factored.products()[0], dense.flatten(1) @ dense.flatten(1).T)
+    torch.testing.assert_close(factored_products([factored])[0], dense.flatten(1) @ dense.flatten(1).T)
     torch.testing.assert_close(factored.dense(), dense)
     torch.testing.assert_close(factored.weighted_sum(weights), (weights.view(-1, 1, 1) * dense).sum(dim=0))
     bias, sums = FactoredGradients(left, None, lengths), torch.stack([part.sum(dim=0) for part in left.split(lengths)])

@@ -32,7 +32,7 @@ class FactoredGradients:
     >>> gradients.dense().flatten(1)
     tensor([[1., 2.],
             [1., 1.]])
-    >>> gradients.products()[0]
+    >>> factored_products([gradients])[0]
     tensor([[5., 3.],
             [3., 2.]], dtype=torch.float64)
     >>> gradients.weighted_sum(torch.tensor([1.0, 10.0]))
@@ -60,10 +60,6 @@ class FactoredGradients:
         """The segment of every sample."""
         places = torch.arange(len(self)).repeat_interleave(torch.tensor(self.lengths))
         return places.to(self.left.device, non_blocking=True)
-
-    def products(self) -> tuple[Tensor, Tensor]:
-        """Return the :func:`factored_products` of these gradients alone."""
-        return factored_products([self])
 
     def segment_sums(self, values: Tensor, first: int, last: int) -> Tensor:
         """Sum values of the samples of some segments with those of the same and all later segments, in float64."""

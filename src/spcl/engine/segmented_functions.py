@@ -54,9 +54,8 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, parameters: Parameters, target: SegmentGradients, anchor: Tensor) -> Any:
         weight, bias = parameters
         ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight)
-        ctx.save_for_backward(
-            x, *([value] if ctx.needs_input_grad[0] else [])
-        )  # as PyTorch, for activation checkpoints
+        # as PyTorch does, for activation checkpoints
+        ctx.save_for_backward(x, *([value] if ctx.needs_input_grad[0] else []))
         ctx.weight, ctx.bias, ctx.target = weight, bias, target
         return functional.linear(x, value, bias)
 

@@ -148,7 +148,7 @@ class SegmentGradients:
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
         """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
-        if parameter is None or parameter not in self or self._is_factored(parameter, values):
+        if parameter is None or parameter not in self or self._kept_as_factor(parameter, values):
             return
         if values.ndim > 2:
             aligned = ((1,) * (values.ndim - len(shape)) + tuple(shape))[1:]
@@ -163,8 +163,8 @@ class SegmentGradients:
             sums = values.sum(dim=1)
         self.add(parameter, sums.view(-1, *parameter.shape))
 
-    def _is_factored(self, parameter: nn.Parameter, values: Tensor) -> bool:
-        """Keep the sums of a factor that is kept already, whose inner products are needed in any case, as factors."""
+    def _kept_as_factor(self, parameter: nn.Parameter, values: Tensor) -> bool:
+        """Keep sums as a factor where it is kept already, for the layer's weight; return whether they are."""
         factors = self._gradients.factors
         kept = next((each for each in factors.values() if each.left is values), None)
         if kept is None or parameter not in self._unwritten:

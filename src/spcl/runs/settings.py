@@ -241,10 +241,7 @@ def load_settings_file(path: str | Path) -> dict[str, Any]:
         raise SpclError(f"the settings {path} give {error}; keep one of them") from error
     except OSError as error:
         raise SpclError(f"cannot read the settings {path}: {error.strerror}") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-    ) as error:  # a ValueError of other bytes than UTF-8, or of what looks like a date
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError of bytes that are no UTF-8, or of a wrong date
         raise SpclError(f"the settings {path} are neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise SpclError(f"the settings {path} must be names with values, but they are {type(content).__name__}")

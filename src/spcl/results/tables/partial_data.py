@@ -20,7 +20,7 @@ def partial_data(runs: Iterable[CompleteRun]) -> str:
         found = {"training": (data.train, published.train), "test": (data.test, published.test)}
         if run.settings.get("validation"):  # then the test samples are held-out training samples
             found = {"training": (data.train + data.test, published.train)}
-        parts = [f"{own:,} {kind} samples, not {all_:,}" for kind, (own, all_) in found.items() if own != all_]
+        parts = [f"{own:,} {kind} samples, not {whole:,}" for kind, (own, whole) in found.items() if own != whole]
         if parts:
             return ", and ".join(parts)
     return ""
