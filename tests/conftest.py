@@ -1,3 +1,4 @@
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ settings.load_profile("reproducible")
 
 STATE = ("_factories", "_others")
 """The attributes in which registries hold what plug-ins add."""
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels then run on the CPU
 
 torch.set_num_threads(1)  # the tensors of a test are too small for more
 

@@ -1,4 +1,4 @@
-"""One pass as a CUDA graph: the same gradients as a pass per batch; kernels of batch-norm against PyTorch's."""
+"""One pass as a CUDA graph: the same gradients as a pass per batch."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from spcl.cuda_graphs import CudaGraphEngine
-from spcl.engine.deferred import DeferredTensors
-from spcl.engine.segments import UnsupportedError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import make_method
@@ -136,70 +134,6 @@ def test_augmented_inputs_of_tasks_stay_when_memory_is_augmented() -> None:
         kept = first.clone()
         engine.augment(Crop(1), [x])
         assert torch.equal(first, kept)
-
-
-# -- kernels
-
-
-@needs_gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize(("sizes", "channels", "side"), [((3, 5, 2), 16, 7), ((40, 24), 64, 9), ((2,) * 9, 300, 2)])
-def test_batch_norm_of_several_batches_is_that_of_each(
-    sizes: tuple[int, ...], channels: int, side: int, relu: bool, dtype: torch.dtype
-) -> None:
-    from spcl.engine.batch_norm_kernels import BatchNorm
-
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(sum(sizes), channels, side, side, generator=generator) * 3 + 5).cuda().to(dtype)
-    weight, bias = (torch.randn(channels, generator=generator).cuda().requires_grad_() for _ in range(2))
-    mine, theirs = ((torch.zeros(channels).cuda(), torch.ones(channels).cuda()) for _ in range(2))
-    flow, found = torch.randn(x.shape, generator=generator).cuda().to(dtype), list[Tensor]()
-    leaf, anchor = x.clone().requires_grad_(), torch.zeros((), device="cuda", requires_grad=True)
-    y = BatchNorm.apply(leaf, (weight, bias), mine, sizes, 0.3, 1e-5, relu, lambda *g: found.extend(g), anchor)
-    (gradient,) = torch.autograd.grad(y, leaf, flow)
-    parts = []
-    for part, by in zip(x.float().split(sizes), flow.float().split(sizes), strict=True):
-        part = part.detach().requires_grad_()
-        normalised = functional.batch_norm(part, *theirs, weight, bias, True, 0.3, 1e-5)
-        out = functional.relu(normalised) if relu else normalised
-        parts.append((out, *torch.autograd.grad(out, (part, weight, bias), by)))
-    expected = [torch.stack(p) if p[0].ndim == 1 else torch.cat(p) for p in zip(*parts, strict=True)]
-    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    for value, reference in zip((y, gradient, *found), expected, strict=True):
-        difference = (value.float() - reference).norm() / reference.norm()
-        assert difference < (tolerance if not relu else max(tolerance, 1e-2))
-    for value, reference in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-3)
-
-
-# -- tensors that wait for what follows
-
-
-def computing(calls: list[bool], value: Tensor) -> Callable[..., Tensor]:
-    def compute(*, relu: bool) -> Tensor:
-        calls.append(relu)
-        return value.relu() if relu else value
-
-    return compute
-
-
-def test_a_deferred_tensor_is_computed_once_as_it_is_used_first() -> None:
-    calls: list[bool] = []
-    value, deferred = torch.tensor([-1.0, 2.0]), DeferredTensors()
-    held = deferred.add(value, computing(calls, value))
-    assert deferred.is_fresh([held])
-    assert torch.equal(deferred.relu(held, in_place=False), value.relu())
-    with pytest.raises(UnsupportedError, match="both with ReLU and without"):
-        deferred.resolved([held], {})
-    other = deferred.add(value, computing(calls, value))
-    ((resolved, [again]), named) = deferred.resolved([other, [other]], {"x": other})
-    assert resolved is again is named["x"] is value
-    assert not deferred.is_fresh([other])
-    replaced = deferred.add(value, computing(calls, value))
-    result = deferred.relu(replaced, in_place=True)
-    assert deferred.resolved([replaced], {})[0][0] is result
-    assert calls == [True, False, True]
 
 
 # -- resuming

@@ -28,7 +28,7 @@ SLOW_OR_OPTIONAL = {
     "matplotlib",
     "scipy",
     "torch.distributed.tensor",
-    "spcl.engine.batch_norm_kernels",  # needs Triton
+    "spcl.engine.kernels",  # need Triton
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,16 +1,17 @@
 """Batch-norm of several batches side by side, each with statistics of its own."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spcl.engine.deferred import Followers
 from spcl.engine.segments import SegmentGradients
 
-__all__ = ["has_kernels", "normalise_batches", "normalise_images"]
+__all__ = ["ImageNormalisation", "normalise_batches"]
 
 
 def normalise_batches(
@@ -30,29 +31,39 @@ def normalise_batches(
     return torch.cat([functional.batch_norm(part, mean, variance, None, None, True, momentum, eps) for part in parts])
 
 
-def has_kernels(x: Tensor) -> bool:
-    """Return whether there are kernels for such images: on a GPU, where Triton is installed."""
-    return x.is_cuda and x.ndim == 4 and x.numel() < 2**31 and find_spec("triton") is not None
+@dataclass(frozen=True, eq=False)
+class ImageNormalisation:
+    """Batch-norm of the images of several batches by few kernels on a GPU, together with what follows it.
 
+    Attributes:
+        x: the images.
+        weight, bias: which scale and shift them.
+        running: running mean and variance, or None.
+        sizes: the numbers of images of the batches.
+        momentum, eps: of batch-norm.
+        target: receives the gradients of weight and bias.
+    """
 
-def normalise_images(
-    x: Tensor,
-    weight: Any,
-    bias: Any,
-    running: tuple[Tensor, Tensor] | None,
-    sizes: Sequence[int],
-    momentum: float,
-    eps: float,
-    *,
-    relu: bool,
-    target: SegmentGradients,
-) -> Tensor:
-    """Normalise the images of every batch, scale and shift them, with ReLU or without, by few kernels on a GPU."""
-    from spcl.engine.batch_norm_kernels import BatchNorm
+    x: Tensor
+    weight: Any
+    bias: Any
+    running: tuple[Tensor, Tensor] | None
+    sizes: Sequence[int]
+    momentum: float
+    eps: float
+    target: SegmentGradients
 
-    def add_gradients(of_weight: Tensor, of_bias: Tensor) -> None:
-        target.add_by_batch(weight, of_weight)
-        target.add_by_batch(bias, of_bias)
+    def __call__(self, followers: Followers) -> Tensor:
+        """Return the result."""
+        from spcl.engine.kernels.batch_norm import BatchNorm, BatchNormOptions
 
-    anchor = target.follow(weight, bias)
-    return BatchNorm.apply(x, (weight, bias), running, tuple(sizes), momentum, eps, relu, add_gradients, anchor)  # type: ignore[no-any-return, no-untyped-call]
+        follows = followers.relu, followers.pool
+        kept = self._add_gradients, self.target.segments.tables
+        options = BatchNormOptions(tuple(self.sizes), self.momentum, self.eps, *follows, *kept)
+        anchor = self.target.follow(self.weight, self.bias)
+        parameters = self.weight, self.bias
+        return BatchNorm.apply(self.x, followers.addend, parameters, self.running, options, anchor)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _add_gradients(self, of_weight: Tensor, of_bias: Tensor) -> None:
+        self.target.add_by_batch(self.weight, of_weight)
+        self.target.add_by_batch(self.bias, of_bias)

@@ -1,7 +1,6 @@
 """Differentiable functions of parameters whose backward pass gives a gradient per segment of the batch."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,13 +8,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from spcl.engine import segmented_convolution
 from spcl.engine.segments import SegmentGradients
 from spcl.engine.side_streams import SideStreams
 
 Parameters = tuple[Any, Any]
 """Weight and bias; in a tuple autograd does not follow them: their gradients go to the segments."""
-
-ALL = slice(None)
 
 __all__ = ["affine", "convolution", "embedding", "linear", "per_sample"]
 
@@ -53,7 +51,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, parameters: Parameters, target: SegmentGradients, anchor: Tensor) -> Any:
         weight, bias = parameters
-        ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight)
+        ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight, target)
         # as PyTorch does, for activation checkpoints
         ctx.save_for_backward(x, *([value] if ctx.needs_input_grad[0] else []))
         ctx.weight, ctx.bias, ctx.target = weight, bias, target
@@ -75,43 +73,31 @@ class _Convolution(torch.autograd.Function):
         ctx: Any, x: Tensor, parameters: Parameters, options: Any, target: SegmentGradients, anchor: Tensor
     ) -> Any:
         weight, bias = parameters
-        ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight)
+        ctx.dtype, (x, value) = x.dtype, _as_autocast(x, weight, target)
         ctx.save_for_backward(x, value)
         ctx.weight, ctx.bias, ctx.options, ctx.target = weight, bias, options, target
-        return torch.ops.aten.convolution(x, value, None if bias is None else bias.to(x.dtype), *options)
+        return segmented_convolution.forward(x, value, None if bias is None else bias.to(x.dtype), options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, value), target, found = ctx.saved_tensors, ctx.target, None
-
-        def of_weight(gradient: Tensor, x: Tensor, part: slice = ALL) -> Tensor:
-            return _convolution_backward(gradient[:, part], x, value[part], ctx.options, (False, True, False))[1]
-
         with SideStreams(x.device) as streams:
             if ctx.weight in target:
-                parts = zip(target.segments.split(gradient), target.segments.split(x), strict=True)
-                works = [partial(of_weight, *part) for part in parts]
-                target.add_from(ctx.weight, works, streams, separable=ctx.options[-1] == 1)
+                segmented_convolution.add_weight_gradients(x, gradient, ctx.weight, value, ctx.options, target, streams)
             if ctx.needs_input_grad[0]:
-                found = _convolution_backward(gradient, x, value, ctx.options, (True, False, False))[0].to(ctx.dtype)
+                found = segmented_convolution.input_gradient(x, gradient, value, ctx.options).to(ctx.dtype)
         target.add_sums(ctx.bias, gradient, (gradient.shape[1], *[1] * (gradient.ndim - 2)))
         return found, None, None, None, None
 
 
-def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, options: tuple[Any, ...], mask: tuple[bool, ...]
-) -> Sequence[Tensor]:
-    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *options, mask)  # type: ignore[no-any-return]
-
-
-def _as_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _as_autocast(x: Tensor, weight: Tensor, target: SegmentGradients) -> tuple[Tensor, Tensor]:
     """Return inputs and weight in the type in which products are computed now."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return x, weight.to(x.dtype)
     lower = torch.get_autocast_dtype(device)
-    return x.to(lower), weight.to(lower)
+    return x.to(lower), target.lower(weight, lower)
 
 
 class _Affine(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """A pass of a network over several batches that gives a gradient per segment."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from spcl.batches import Inputs
 from spcl.engine import segmented_functions as segmented
-from spcl.engine.deferred import IN_PLACE, RELUS, DeferredTensors
-from spcl.engine.segmented_batch_norm import has_kernels, normalise_batches, normalise_images
+from spcl.engine.deferred import FOLLOWING, DeferredTensors
+from spcl.engine.kernel_support import has_kernels
+from spcl.engine.segmented_batch_norm import ImageNormalisation, normalise_batches
 from spcl.engine.segments import SegmentGradients, Segments, UnsupportedError
 
 __all__ = ["SegmentedMode"]
@@ -50,6 +51,7 @@ class SegmentedMode(TorchFunctionMode):
         self._names = names if target is not None else {}
         self._parameters = set(map(id, self._names))
         self._counters = set(map(id, counters))
+        self._counts: Counter[Tensor] = Counter()
         self._deferred = DeferredTensors()
 
     def run(self, network: Callable[[Any], Tensor], x: Inputs) -> Tensor:
@@ -57,6 +59,8 @@ class SegmentedMode(TorchFunctionMode):
         with self:
             output = network(x)
         (resolved,), _ = self._deferred.resolved([output], {})
+        if self._counts:
+            torch._foreach_add_(list(self._counts), list(self._counts.values()))
         return cast(Tensor, resolved)
 
     def __torch_function__(
@@ -65,8 +69,9 @@ class SegmentedMode(TorchFunctionMode):
         """Call the function, or its segmented counterpart if it has parameters among its arguments."""
         kwargs = kwargs or {}
         if not self._deferred.is_empty:
-            if func in RELUS and self._deferred.is_fresh(args[:1]):
-                return self._deferred.relu(args[0], in_place=func in IN_PLACE or kwargs.get("inplace", False))
+            follows = self._deferred.follow(func, args, kwargs) if func in FOLLOWING else None
+            if follows is not None:
+                return follows
             args, kwargs = self._deferred.resolved(args, kwargs)
         if func in WITH_BUFFERS or self._uses_parameters(*args, *kwargs.values()):
             return LAYERS[func](self, *args, **kwargs) if func in LAYERS else self._other(func, args, kwargs)
@@ -143,10 +148,8 @@ class SegmentedMode(TorchFunctionMode):
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
         target = self._target
         if training and target is not None and weight in target and bias in target and has_kernels(x):
-            fused = partial(
-                normalise_images, x, weight, bias, running, self._batch_sizes(x), momentum, eps, target=target
-            )
-            return self._deferred.add(x, fused)
+            sizes = self._batch_sizes(x)
+            return self._deferred.add(x, ImageNormalisation(x, weight, bias, running, sizes, momentum, eps, target))
         if training:
             normalised = normalise_batches(x, running, self._batch_sizes(x), momentum, eps)
         else:
@@ -158,10 +161,11 @@ class SegmentedMode(TorchFunctionMode):
         return scaled if bias is None else scaled + bias.view(shape)
 
     def _count(self, counter: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Count every batch where batch-norm counts a pass."""
-        if id(counter) in self._counters:
-            return counter.add_(len(self._segments.sizes))
-        return counter.add_(*args, **kwargs)
+        """Count every batch where batch-norm counts a pass, at its end: in all layers by one kernel."""
+        if id(counter) not in self._counters:
+            return counter.add_(*args, **kwargs)
+        self._counts[counter] += len(self._segments.sizes)
+        return counter
 
     def _batch_sizes(self, x: Tensor) -> list[int]:
         multiple = self._segments.multiple(x)

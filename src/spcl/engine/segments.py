@@ -1,9 +1,11 @@
 """The batches of a pass over several of them, and the gradients of each as rows of the gradient matrix."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +74,17 @@ class Segments:
         first = self.rows[0]
         return len(set(self.lengths)) == 1 and self.rows == tuple(range(first, first + len(self.rows)))
 
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Which of its segment every batch is: 0 for the first one."""
+        counts = (len(list(group)) for _, group in groupby(self.targets))
+        return tuple(number for count in counts for number in range(count))
+
+    @cached_property
+    def tables(self) -> dict[object, Any]:
+        """What kernels have noted of these batches, by a key of theirs: it lives as long as graphs that read it."""
+        return {}
+
     def multiple(self, tensor: Tensor) -> int:
         """Return how many rows of the tensor belong to a sample, whose rows must follow one another."""
         count = tensor.shape[0] if tensor.ndim else 0
@@ -112,6 +125,8 @@ class SegmentGradients:
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
         self._gradients = gradients
         self._unwritten = set(gradients.parameters) if fresh else set()
+        self._late: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._lower: dict[nn.Parameter, Tensor] = {}
         self._use(segments)
 
     def _use(self, segments: Segments) -> None:
@@ -125,6 +140,16 @@ class SegmentGradients:
     def follow(self, *parameters: Tensor | None) -> Tensor:
         """Note a use of parameters; return the tensor that autograd follows in their place, which gets no gradient."""
         return self._gradients.anchor
+
+    def lower(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a parameter in another type, into which all that are no vectors are converted by one kernel."""
+        if not isinstance(parameter, nn.Parameter) or parameter not in self or parameter.ndim < 2:
+            return parameter.to(dtype)
+        if not self._lower:
+            parameters = [each for each in self._gradients.parameters if each.ndim > 1]
+            self._lower = {each: torch.empty_like(each, dtype=dtype, requires_grad=False) for each in parameters}
+            torch._foreach_copy_(list(self._lower.values()), [each.detach() for each in parameters])
+        return self._lower[parameter]
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
@@ -190,6 +215,10 @@ class SegmentGradients:
         for row, work in zip(self.segments.rows, works, strict=True):
             streams.run(partial(_store, block[row], work, is_new))
 
+    def fresh_rows(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the parameter's columns, to be written by the caller, or None where they hold something already."""
+        return self._block(parameter)[0] if parameter in self._unwritten else None
+
     def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
         """Add every segment's values to the entries of its gradient of a matrix, each to the one that is named."""
         count, (height, width) = len(self.segments.rows), parameter.shape
@@ -198,14 +227,19 @@ class SegmentGradients:
         self.add(parameter, sums.view(count, height, width))
 
     def add_by_batch(self, parameter: nn.Parameter, values: Tensor) -> None:
-        """Add one value per batch, summed over the batches of every segment, to the gradients of a parameter."""
-        counts = [len(list(group)) for _, group in groupby(self.segments.targets)]
-        if len(counts) < len(values):
-            values = torch.stack([part.sum(dim=0) for part in torch.split_with_sizes(values, counts)])
-        self.add(parameter, values)
+        """Add one value per batch to the gradients of a parameter, those of many parameters by few kernels."""
+        block = self.fresh_rows(parameter)
+        if block is not None:
+            for row, number, value in zip(self.segments.targets, self.segments.numbers, values, strict=True):
+                self._late[number].append((block[row], value))
+        else:
+            counts = [len(list(group)) for _, group in groupby(self.segments.targets)]
+            parts = torch.split_with_sizes(values, counts)
+            self.add(parameter, torch.stack([part.sum(dim=0) for part in parts]))
 
     def finish(self) -> None:
-        """Set the gradients of parameters that took no part to zero."""
+        """Write what was left to be written together; set the gradients of parameters that took no part to zero."""
+        self._write_late()
         for parameter in self._unwritten:
             self._gradients.blocks[parameter][: self._gradients.plan.rows].zero_()
 
@@ -213,9 +247,18 @@ class SegmentGradients:
         """Return the parameter's columns, and whether nothing was written there yet; from now on something is."""
         block, is_new = self._gradients.blocks[parameter], parameter in self._unwritten
         self._unwritten.discard(parameter)
+        if not is_new:
+            self._write_late()
         if (factors := self._gradients.factors.pop(parameter, None)) is not None:
             block[: len(factors)].copy_(factors.dense())
         return block, is_new
+
+    def _write_late(self) -> None:
+        """Write the values of the first batches of all segments, then add those of the second ones, and so on."""
+        for number, pairs in sorted(self._late.items()):
+            rows, values = zip(*pairs, strict=True)
+            (torch._foreach_add_ if number else torch._foreach_copy_)(rows, values)
+        self._late.clear()
 
     def _add(self, block: Tensor, values: Tensor | Iterable[Tensor], is_new: bool) -> None:
         if isinstance(values, Tensor) and self._range is not None:

@@ -1,0 +1,1 @@
+"""Triton kernels for passes over several batches of images side by side, on a GPU."""

@@ -1,0 +1,131 @@
+"""Kernels that normalise images of several batches, each by its own statistics, and their gradients.
+
+With ReLU in the same pass over the images, with another tensor added before it, or with the largest of 2×2 pixels taken
+after it. Where ReLU was is computed again from the images where nothing is added, which is faster than to read it.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["batch_sums", "chunk_sums", "input_gradient", "normalise"]
+
+
+@triton.jit
+def normalise(
+    x, addend, y, weight, bias, means, scales, table, channels,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Normalise, scale and shift every chunk; add the addend; apply ReLU."""
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    place = tl.load(table + 3 * chunk) * channels + column
+    begin = tl.load(table + 3 * chunk + 1)
+    end = tl.load(table + 3 * chunk + 2)
+    factor = tl.load(scales + place, mask=inside, other=0.0) * tl.load(weight + column, mask=inside, other=0.0)
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        at = rows[:, None] * channels + column[None, :]
+        values = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * factor[None, :]
+        values += shift[None, :]
+        if ADD:
+            values += tl.load(addend + at, mask=mask, other=0.0).to(tl.float32)
+        if RELU:
+            values = tl.where(values < 0.0, 0.0, values)
+        tl.store(y + at, values.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def chunk_sums(
+    gradient, x, y, flow, weight, bias, means, scales, bias_sums, weight_sums, table, channels,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient, and its product with the normalised values, over every chunk.
+
+    With an addend, whose gradient it is too, the gradient behind ReLU is stored.
+    """
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    place = tl.load(table + 3 * chunk) * channels + column
+    begin = tl.load(table + 3 * chunk + 1)
+    end = tl.load(table + 3 * chunk + 2)
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    scale = tl.load(scales + place, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + column, mask=inside, other=0.0)
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    plain = tl.zeros([ROWS, CHANNELS], tl.float32)
+    weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        at = rows[:, None] * channels + column[None, :]
+        grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        if RELU and ADD:
+            grad = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) > 0.0, grad, 0.0)
+            tl.store(flow + at, grad.to(flow.dtype.element_ty), mask=mask)
+        elif RELU:
+            grad = tl.where(apart * factor[None, :] + shift[None, :] > 0.0, grad, 0.0)
+        plain += grad
+        weighted += tl.where(mask, grad * apart, 0.0)
+    at = chunk * channels + column
+    tl.store(bias_sums + at, tl.sum(plain, 0), mask=inside)
+    tl.store(weight_sums + at, tl.sum(weighted, 0) * scale, mask=inside)
+
+
+@triton.jit
+def batch_sums(
+    bias_sums, weight_sums, first, bias_out, weight_out, channels, CHUNKS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Sum over the chunks of every batch."""
+    batch = tl.program_id(1)
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    begin = tl.load(first + batch)
+    end = tl.load(first + batch + 1)
+    plain = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    weighted = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    for start in range(begin, end, CHUNKS):
+        chunk = start + tl.arange(0, CHUNKS)
+        mask = (chunk < end)[:, None] & inside[None, :]
+        at = chunk[:, None] * channels + column[None, :]
+        plain += tl.load(bias_sums + at, mask=mask, other=0.0)
+        weighted += tl.load(weight_sums + at, mask=mask, other=0.0)
+    tl.store(bias_out + batch * channels + column, tl.sum(plain, 0), mask=inside)
+    tl.store(weight_out + batch * channels + column, tl.sum(weighted, 0), mask=inside)
+
+
+@triton.jit
+def input_gradient(
+    gradient, x, out, weight, bias, means, scales, bias_sums, weight_sums, table, counts, channels,
+    RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the images: w/σ · (g − mean(g) − x̂ · mean(g x̂)); g is that behind ReLU."""
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    batch = tl.load(table + 3 * chunk)
+    place = batch * channels + column
+    begin = tl.load(table + 3 * chunk + 1)
+    end = tl.load(table + 3 * chunk + 2)
+    count = tl.load(counts + batch).to(tl.float32)
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    scale = tl.load(scales + place, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + column, mask=inside, other=0.0)
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    plain = tl.load(bias_sums + place, mask=inside, other=0.0) / count
+    slope = tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        at = rows[:, None] * channels + column[None, :]
+        grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        if RELU:
+            grad = tl.where(apart * factor[None, :] + shift[None, :] > 0.0, grad, 0.0)
+        found = factor[None, :] * (grad - plain[None, :] - apart * slope[None, :])
+        tl.store(out + at, found.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,145 @@
+"""Kernels that normalise images, apply ReLU and keep the largest of every 2×2 pixels, and their gradients.
+
+What is normalised is not stored. The backward pass normalises again to find which pixel was the largest: the first one
+of equal ones, compared in the type of the images, as max-pooling does.
+"""
+
+import triton
+import triton.language as tl
+
+from spcl.engine.kernels.division import divide
+
+__all__ = ["normalise_and_pool", "pooled_input_gradient", "pooled_sums"]
+
+
+@triton.jit
+def _first_pixels(rows, width, factor, shift):
+    """Return the row of the first of the 2×2 pixels that every row of the result, of images so wide, stands for."""
+    return 2 * rows + 2 * width * divide(rows, factor, shift)
+
+
+@triton.jit
+def _four(at, mask, mean, channels, width):
+    """Return the four pixels, apart from the mean."""
+    below = at + 2 * width * channels
+    x0 = tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    x1 = tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    x2 = tl.load(below, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    x3 = tl.load(below + channels, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _larger(values, number: tl.constexpr, best, winner):
+    """Return the larger values, and the number of their pixel."""
+    is_larger = values > best
+    return tl.where(is_larger, values, best), tl.where(is_larger, number, winner)
+
+
+@triton.jit
+def _winners(x0, x1, x2, x3, factor, shift, TYPE: tl.constexpr):
+    """Return the results, rounded to a type, and which pixel each is of; x are apart from the mean."""
+    best = (x0 * factor + shift).to(TYPE).to(tl.float32)
+    winner = tl.zeros(best.shape, tl.int32)
+    best, winner = _larger((x1 * factor + shift).to(TYPE).to(tl.float32), 1, best, winner)
+    best, winner = _larger((x2 * factor + shift).to(TYPE).to(tl.float32), 2, best, winner)
+    best, winner = _larger((x3 * factor + shift).to(TYPE).to(tl.float32), 3, best, winner)
+    return best, winner
+
+
+@triton.jit
+def normalise_and_pool(
+    x, y, weight, bias, means, scales, table, channels, width, by, by_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Compute the result of every chunk, which is one of rows of the result; `width` is its images'."""
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    place = tl.load(table + 3 * chunk) * channels + column
+    begin = tl.load(table + 3 * chunk + 1)
+    end = tl.load(table + 3 * chunk + 2)
+    factor = tl.load(scales + place, mask=inside, other=0.0) * tl.load(weight + column, mask=inside, other=0.0)
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        at = x + _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
+        x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
+        best, _ = _winners(x0, x1, x2, x3, factor[None, :], shift[None, :], y.dtype.element_ty)
+        result = tl.where(best < 0.0, 0.0, best)
+        tl.store(y + rows[:, None] * channels + column[None, :], result.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def pooled_sums(
+    gradient, x, weight, bias, means, scales, bias_sums, weight_sums, table, channels, width, by, by_shift,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient, and its product with the normalised values that it belongs to, over every chunk."""
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    place = tl.load(table + 3 * chunk) * channels + column
+    begin = tl.load(table + 3 * chunk + 1)
+    end = tl.load(table + 3 * chunk + 2)
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    scale = tl.load(scales + place, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + column, mask=inside, other=0.0)
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    plain = tl.zeros([ROWS, CHANNELS], tl.float32)
+    weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        at = x + _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
+        x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
+        best, winner = _winners(x0, x1, x2, x3, factor[None, :], shift[None, :], x.dtype.element_ty)
+        of = tl.where(winner == 0, x0, tl.where(winner == 1, x1, tl.where(winner == 2, x2, x3)))
+        grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        grad = tl.where(best > 0.0, grad, 0.0)
+        plain += grad
+        weighted += tl.where(mask, grad * of, 0.0)
+    at = chunk * channels + column
+    tl.store(bias_sums + at, tl.sum(plain, 0), mask=inside)
+    tl.store(weight_sums + at, tl.sum(weighted, 0) * scale, mask=inside)
+
+
+@triton.jit
+def pooled_input_gradient(
+    gradient, x, out, weight, bias, means, scales, bias_sums, weight_sums, table, counts, channels, width,
+    by, by_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the images as :func:`input_gradient` does; g is zero where a pixel is not the largest."""
+    chunk = tl.program_id(0)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    batch = tl.load(table + 3 * chunk)
+    place = batch * channels + column
+    begin = tl.load(table + 3 * chunk + 1)
+    end = tl.load(table + 3 * chunk + 2)
+    count = 4.0 * tl.load(counts + batch).to(tl.float32)
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    scale = tl.load(scales + place, mask=inside, other=0.0)
+    factor = (scale * tl.load(weight + column, mask=inside, other=0.0))[None, :]
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    plain = (tl.load(bias_sums + place, mask=inside, other=0.0) / count)[None, :]
+    slope = (tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale)[None, :]
+    below = 2 * width * channels
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        mask = (rows < end)[:, None] & inside[None, :]
+        at = _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
+        x0, x1, x2, x3 = _four(x + at, mask, mean, channels, width)
+        best, winner = _winners(x0, x1, x2, x3, factor, shift[None, :], x.dtype.element_ty)
+        grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        grad = tl.where(best > 0.0, grad, 0.0)
+        d0 = factor * (tl.where(winner == 0, grad, 0.0) - plain - x0 * slope)
+        d1 = factor * (tl.where(winner == 1, grad, 0.0) - plain - x1 * slope)
+        d2 = factor * (tl.where(winner == 2, grad, 0.0) - plain - x2 * slope)
+        d3 = factor * (tl.where(winner == 3, grad, 0.0) - plain - x3 * slope)
+        to = out + at
+        tl.store(to, d0.to(out.dtype.element_ty), mask=mask)
+        tl.store(to + channels, d1.to(out.dtype.element_ty), mask=mask)
+        tl.store(to + below, d2.to(out.dtype.element_ty), mask=mask)
+        tl.store(to + below + channels, d3.to(out.dtype.element_ty), mask=mask)

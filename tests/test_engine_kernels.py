@@ -1,0 +1,205 @@
+"""Triton kernels against PyTorch: on a GPU, and interpreted where there is none."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from spcl.engine import kernel_support
+from spcl.engine.gradients import GradientMatrix
+from spcl.engine.reduction import ReductionPlan
+from spcl.engine.segmented_mode import SegmentedMode
+from spcl.engine.segments import SegmentGradients, Segments
+from spcl.models import ResNet18
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of what masks leave out
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.float16  # the interpreter rounds to bfloat16 otherwise, and multiplies no such matrices
+
+
+@pytest.fixture(autouse=True)
+def interpreted_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_support, "DEVICES", {DEVICE})
+        yield
+
+
+def images(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype).contiguous(memory_format=torch.channels_last)
+
+
+def difference(value: Tensor, reference: Tensor) -> float:
+    return float((value.detach().double() - reference.detach().double()).norm() / reference.detach().double().norm())
+
+
+# -- batch-norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("follows", ["", "relu", "add", "add relu", "relu pool"])
+@pytest.mark.parametrize(("sizes", "channels", "side"), [((3, 5, 2), 16, 6), ((11,), 24, 4), ((2,) * 5, 70, 2)])
+def test_batch_norm_of_several_batches_is_that_of_each(
+    sizes: tuple[int, ...], channels: int, side: int, follows: str, dtype: torch.dtype
+) -> None:
+    from spcl.engine.kernels.batch_norm import BatchNorm, BatchNormOptions
+
+    generator = torch.Generator().manual_seed(0)
+    shape = sum(sizes), channels, side, side
+    x = (3 * images(*shape, generator=generator) + 5).to(dtype).requires_grad_()
+    addend = images(*shape, generator=generator, dtype=dtype).requires_grad_() if "add" in follows else None
+    weight, bias = (torch.randn(channels, generator=generator).to(DEVICE) for _ in range(2))
+    mine, theirs = ((torch.zeros(channels, device=DEVICE), torch.ones(channels, device=DEVICE)) for _ in range(2))
+    found: list[Tensor] = []
+    options = BatchNormOptions(
+        sizes, 0.3, 1e-5, "relu" in follows, "pool" in follows, lambda *sums: found.extend(sums), tables={}
+    )
+    y = BatchNorm.apply(x, addend, (weight, bias), mine, options, torch.zeros((), device=DEVICE, requires_grad=True))
+    flow = images(*y.shape, generator=generator, dtype=dtype)
+    leaves = [x] if addend is None else [x, addend]
+    values = [y, *torch.autograd.grad(y, leaves, flow), *found]
+    expected = reference_of_each(leaves, (weight, bias), theirs, sizes, flow, follows)
+    exactness = 1e-5 if dtype == torch.float32 else 1e-2
+    for value, reference in zip(values, expected, strict=True):
+        assert difference(value, reference) < exactness
+    for value, reference in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(value, reference, rtol=1e-4, atol=1e-4)
+
+
+def reference_of_each(
+    leaves: list[Tensor],
+    parameters: tuple[Tensor, Tensor],
+    running: tuple[Tensor, Tensor],
+    sizes: tuple[int, ...],
+    flow: Tensor,
+    follows: str,
+) -> list[Tensor]:
+    """Result, gradients of images and addend, of weight and bias; a batch after the other, by PyTorch, in float32."""
+    parts = []
+    for *own, by in zip(*(each.float().split(sizes) for each in (*leaves, flow)), strict=True):
+        inputs = [each.detach().requires_grad_() for each in (*own, *parameters)]
+        x, *addend = inputs[: len(own)]
+        out = functional.batch_norm(x, *running, *inputs[-2:], True, 0.3, 1e-5)
+        out = out + addend[0] if addend else out
+        out = out.to(flow.dtype).float() if "pool" in follows else out  # of equal pixels the first one is the largest
+        out = out.relu() if "relu" in follows else out
+        out = functional.max_pool2d(out, 2) if "pool" in follows else out
+        parts.append((out, *torch.autograd.grad(out, inputs, by)))
+    return [torch.stack(each) if each[0].ndim == 1 else torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def test_statistics_are_exact_where_means_are_large() -> None:
+    from spcl.engine.kernels.batch_norm import BatchNorm, BatchNormOptions
+
+    x = 1e4 + images(6, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    running = torch.zeros(4, device=DEVICE), torch.ones(4, device=DEVICE)
+    options = BatchNormOptions((2, 4), 1.0, 1e-5, relu=False, pool=False, add_gradients=lambda *sums: None, tables={})
+    one, zero = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
+    y = BatchNorm.apply(x, None, (one, zero), running, options, torch.zeros((), device=DEVICE, requires_grad=True))
+    last = x[2:].double()
+    assert (
+        difference(y[2:], (last - last.mean((0, 2, 3), True)) / last.std((0, 2, 3), correction=0, keepdim=True)) < 1e-2
+    )
+    torch.testing.assert_close(running[0].double(), last.mean((0, 2, 3)))  # with momentum 1 the last batch's
+    torch.testing.assert_close(running[1].double(), last.var((0, 2, 3)), rtol=1e-3, atol=0)
+
+
+def test_numbers_that_are_not_finite_stay_so() -> None:
+    from spcl.engine.kernels.batch_norm import BatchNorm, BatchNormOptions
+
+    x = images(4, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    x[0, 1, 2, 3] = float("nan")
+    one, zero = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
+    for pool in (False, True):
+        options = BatchNormOptions((2, 2), 0.1, 1e-5, relu=True, pool=pool, add_gradients=lambda *sums: None, tables={})
+        y = BatchNorm.apply(x, None, (one, zero), None, options, torch.zeros((), device=DEVICE, requires_grad=True))
+        assert y[:2, 1].isnan().all()
+        assert y[2:].isfinite().all()
+
+
+# -- convolutions
+
+CONVOLUTIONS = {  # images of the segments, channels, filters, side, kernel, stride, padding, dilation
+    "of pictures": ((2, 3), 3, 20, 8, 3, 1, 1, 1),
+    "strided": ((2, 3), 16, 24, 8, 3, 2, 1, 1),
+    "shortcut": ((2, 1), 16, 8, 7, 1, 2, 0, 1),
+    "dilated": ((2, 3), 20, 8, 9, 3, 1, 2, 2),
+    "in several chunks": ((40, 30), 5, 8, 8, 3, 1, 1, 1),
+    "of many channels": ((9, 2), 130, 140, 3, 3, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weight_gradients_of_segments_are_those_of_each(name: str) -> None:
+    from spcl.engine.kernels.convolution import Geometry, convolve, has_few_columns, write_weight_gradients
+
+    lengths, channels, filters, side, kernel, stride, padding, dilation = CONVOLUTIONS[name]
+    generator, shape = torch.Generator().manual_seed(0), (filters, channels, kernel, kernel)
+    x = images(sum(lengths), channels, side, side, generator=generator, dtype=HALF)
+    weight = images(*shape, generator=generator, dtype=HALF)
+    options = [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1
+    y = functional.conv2d(x.float(), weight.float(), None, stride, padding, dilation)
+    geometry = Geometry.of(x, weight, options)
+    if has_few_columns(weight):
+        assert difference(convolve(x, weight, geometry), y) < 1e-3
+    flow = images(*y.shape, generator=generator, dtype=HALF)
+    buffer = torch.full((4, weight.numel() + 5), 7.0, device=DEVICE)
+    block = buffer.as_strided((4, *shape), (buffer.stride(0), *weight.stride()), 3)
+    write_weight_gradients(x, flow, geometry, Segments(lengths, (2, 0)), block)
+    for row, images_of, flow_of in zip((2, 0), x.float().split(lengths), flow.float().split(lengths), strict=True):
+        expected = torch.nn.grad.conv2d_weight(images_of, shape, flow_of, stride, padding, dilation)
+        assert difference(block[row], expected) < 1e-5
+    untouched = [buffer[1], buffer[3], buffer[:, :3], buffer[:, -2:]]
+    assert all(bool((part == 7.0).all()) for part in untouched)
+
+
+# -- networks
+
+
+class Residual(nn.Module):
+    """A small network with all that kernels compute together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        small = ResNet18(batch_norm_momentum=0.2)
+        self.stem, self.stages = small.stem, small.stages[:3]
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.stages(self.stem(x))
+        return features.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("rows", [(0, 1), (0, 0)], ids=["separate", "added"])
+def test_one_pass_by_kernels_gives_the_gradients_of_a_pass_per_batch(rows: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network = Residual().to(DEVICE, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    reference = Residual().to(DEVICE)
+    reference.load_state_dict(network.state_dict())
+    sizes, generator = (3, 5), torch.Generator().manual_seed(1)
+    x = images(sum(sizes), 3, 8, 8, generator=generator, dtype=HALF)
+    flow = torch.randn(sum(sizes), 128, generator=generator).to(DEVICE)
+    gradients = GradientMatrix(list(network.parameters()))
+    gradients.begin(ReductionPlan.make(("a", "b"), "none", separate=True))
+    segments = Segments(sizes, rows)
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    counters = [buffer for name, buffer in network.named_buffers() if name.endswith("num_batches_tracked")]
+    target = SegmentGradients(gradients, segments, fresh=True)
+    features = SegmentedMode(segments, target, names, counters).run(network, x)
+    features.backward(flow.to(features.dtype))
+    target.finish()
+    expected = torch.zeros(2, gradients.length, device=DEVICE)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        for row, part, by, mine in zip(rows, *(each.split(sizes) for each in (x.float(), flow, features)), strict=True):
+            output = reference(part)
+            assert difference(mine, output) < 2e-2
+            found = torch.autograd.grad(output, list(reference.parameters()), by)
+            for total, gradient in zip(gradients.views(expected[row]), found, strict=True):
+                total += gradient
+    for row in set(rows):
+        each = zip(names.values(), *map(gradients.views, (gradients.rows[row], expected[row])), strict=True)
+        assert {name: difference(mine, theirs) for name, mine, theirs in each if difference(mine, theirs) > 0.1} == {}
+    for (name, mine), theirs in zip(network.named_buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2, msg=name)
