@@ -8,6 +8,7 @@ from functools import lru_cache
 from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.update import Update
+from spcl.errors import TaskError
 from spcl.learner.freezing import frozen_normalisations
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
@@ -65,6 +66,19 @@ class StepRunner:
             first.seconds["capture"] = self._engine.capture_seconds - captured
         _count_skipped(samples, skipped)
         return first, skipped
+
+    def errors(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> dict[str, TaskError]:
+        """Return the errors that computing an update from each batch alone raises, by task; every update is undone."""
+        raised = {}
+        for group in samples:
+            self._rollback.save()
+            try:
+                self._computed([group], {}, update, options, _nothing, is_last=False)
+            except TaskError as error:
+                raised[group.task.name] = error
+            finally:
+                self._undo(update)
+        return raised
 
     def _update(
         self,
