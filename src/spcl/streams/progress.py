@@ -50,7 +50,6 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore from the state of a stream."""
         self.positions = dict(state.get("positions", {}))
-        self.ends |= {name: self.positions[name] for name in state["ended"] if name in self.positions}
         self.ends |= state.get("ends", {})
         self._saved = self._in_checkpoint(state["ended"])
 
