@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from spcl.batches import BatchLike
 from spcl.distributed import World
-from spcl.errors import SpclError, TaskError
+from spcl.errors import OtherRankError, SpclError, TaskError
 from spcl.learner.report import StepReport
 from spcl.learner.state import Stateful
 
@@ -149,8 +149,8 @@ class Fitting:
         while remaining := {name: batch for name, batch in batches.items() if name not in refused}:
             try:
                 report = self.learner.step(remaining, meanwhile)
-            except TaskError:
-                found = self.learner.find_errors(remaining)
+            except (TaskError, OtherRankError) as error:
+                found = self._errors(remaining, error)
                 if not found:  # of no batch alone
                     raise
                 refused |= found
@@ -158,6 +158,16 @@ class Fitting:
                 if self.on_step is not None:
                     self.on_step(report)
                 return
+
+    def _errors(self, batches: Mapping[str, BatchLike], error: Exception) -> dict[str, TaskError]:
+        """Return why batches of a step that raised an error cannot be learned; of ranks, if all find the same."""
+        ranks = self.learner.distributed
+        if ranks is None:
+            return self.learner.find_errors(batches)
+        if not ranks.has_raised(error):  # the others train on
+            return {}
+        found = self.learner.find_errors(batches)
+        return found if ranks.gather_objects([*found]) == [[*found]] * ranks.size else {}
 
     def _is_any(self, condition: bool) -> bool:
         """Return whether the condition holds on any rank, all of which save together."""
