@@ -36,7 +36,7 @@ from spcl.runs import (
     parse_assignments,
     resolve_settings,
 )
-from spcl.runs.build import pick_device
+from spcl.runs.devices import pick_device
 
 TARGET = 1.03
 PLAIN = "training and evaluation alone"

@@ -17,7 +17,8 @@ import torch
 from spcl.aggregation import SOROSettings, solve_soro
 from spcl.learner import StepReport
 from spcl.runs import resolve_settings
-from spcl.runs.build import make_learner, pick_device
+from spcl.runs.build import make_learner
+from spcl.runs.devices import pick_device
 from spcl.runs.problem import make_problem
 from spcl.runs.settings import RunSettings, parse_assignments
 

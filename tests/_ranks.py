@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -219,6 +220,34 @@ def after_error(world: World | None, **options: Any) -> tuple[str, list[Any]]:
         message = str(error)
     broken[0] = False
     learner.step(batches)
+    return message, arrays(learner)
+
+
+@dataclass
+class Moment:
+    batches: dict[str, Any]
+    started: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+def fitted(world: World | None, path: Path, bad: str) -> tuple[str, list[Any]]:
+    """Return the error of fitting moments, one of which has a bad batch or none of that task, and the tensors."""
+    learner = new_learner(world, "soro", "task")
+    learner.add_task("a", classes=CLASSES["a"])
+    learner.add_task("b", classes=CLASSES["b"])
+    moments = [Moment({task: batch(task, step) for task in "ab"}) for step in range(4)]
+    x, y = moments[2].batches.pop("b")
+    if bad == "everywhere" or (bad == "on rank 1" and world is not None and world.rank == 1):
+        moments[2].batches["b"] = x, y + 50
+    elif bad == "on rank 1":
+        moments[2].batches["b"] = x, y
+    stream, message = iter(moments), "no error"
+    try:
+        learner.fit(stream, checkpoint=path)
+    except ValueError as error:
+        message = str(error)
+        if bad == "everywhere":
+            learner.fit(stream)
     return message, arrays(learner)
 
 

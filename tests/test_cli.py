@@ -97,7 +97,24 @@ def test_a_timeline_that_does_not_fit_is_answered_with_the_flag(benchmark: Path,
     assert said.endswith("(--fit)")
 
 
-@pytest.mark.parametrize("device", ["meta", "hpu", "nonsense"])
+@pytest.mark.parametrize("command", ["run", "grid", "tune"])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("device=gpu", "there is no device 'gpu'; did you mean 'cuda'?"),
+        ("optimizer.betas=[2,3]", "optimizer 'adam' cannot be made with {'betas': [2, 3]}: Invalid beta parameter"),
+    ],
+)
+def test_what_no_run_could_use_is_refused_before_any(
+    benchmark: Path, tmp_path: Path, command: str, setting: str, message: str
+) -> None:
+    words = [command, "--benchmark", benchmark, "--out", tmp_path / "out", *SMALL[2:], "--set", setting]
+    words += ["--search", "method.sigma=log:1:10"] if command == "tune" else []
+    assert message in error_of(*words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("device", ["meta", "hpu"])
 def test_a_device_that_cannot_compute_is_named(benchmark: Path, tmp_path: Path, device: str) -> None:
     said = error_of("run", "--benchmark", benchmark, "--out", tmp_path / "run", *SMALL, "--device", device)
     assert f"cannot use device '{device}'" in said

@@ -125,6 +125,21 @@ def test_an_error_of_one_rank_is_raised_by_all_and_undone(ranks: Ranks) -> None:
     compare([tensors for _, tensors in found], expected)
 
 
+def test_a_bad_batch_costs_ranks_no_other_batch(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.call(partial(_ranks.fitted, path=tmp_path / "c", bad="everywhere"), 2)
+    message, expected = _ranks.fitted(None, tmp_path / "alone", "nowhere")
+    assert message == "no error"
+    assert {message for message, _ in found} == {found[0][0]}
+    assert "task 'b' has classes 0 to" in found[0][0]
+    compare([tensors for _, tensors in found], expected)
+
+
+def test_a_batch_that_is_bad_on_one_rank_ends_fit_on_all(ranks: Ranks, tmp_path: Path) -> None:
+    found = ranks.call(partial(_ranks.fitted, path=tmp_path / "c", bad="on rank 1"), 2)
+    assert all("task 'b' has classes 0 to" in message for message, _ in found)
+    assert found[0][0].startswith("rank 1 stopped: ")
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

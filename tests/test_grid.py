@@ -338,11 +338,12 @@ def test_what_is_done_is_not_made_again(benchmark: Path, pool: WorkerPool, undis
 def test_what_a_run_left_that_was_killed_at_its_very_end_is_removed(
     benchmark: Path, pool: WorkerPool, undisturbed: Path
 ) -> None:
-    job = plan(benchmark, undisturbed)[0]
+    job, before = plan(benchmark, undisturbed)[0], (results_in(undisturbed), metrics_in(undisturbed))
     RunFolder(job.out).checkpoint.write_bytes(b"")
     (job.out / "failure.json").write_text("{}")
     run_jobs([job], pool, RecordingView())
-    assert_same_runs(undisturbed, undisturbed)
+    assert (results_in(undisturbed), metrics_in(undisturbed)) == before
+    assert not [*undisturbed.rglob("checkpoint*"), *undisturbed.rglob("failure.json")]
 
 
 def test_a_dry_run_lists_and_makes_nothing(benchmark: Path, tmp_path: Path) -> None:

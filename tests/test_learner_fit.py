@@ -161,6 +161,99 @@ def test_any_iterable_of_moments_is_a_stream(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "c")["sources"] == {}
 
 
+BAD_BATCHES = {
+    "label out of range": ((images(4, 8), torch.tensor([0, 1, 2, 9])), "task 'b' has classes 0 to 2, but .* label 9"),
+    "wrong shape": ((images(4, 8)[..., :3], torch.arange(4) % 3), "task 'b': its samples are .* but this batch has"),
+    "no batch": (None, "task 'b': a batch is a pair of tensors"),
+    "the model raises": (
+        (torch.full((4, 2, 4, 4), 1e9), torch.arange(4) % 3),
+        "task 'b': the model raised .* too bright",
+    ),
+}
+
+
+class DarkResNet(TinyResNet):
+    """Raises an error on bright images, but only in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and float(x.max()) > 1e6:
+            raise RuntimeError("too bright")
+        return super().forward(x)
+
+
+def moments(bad: Any) -> list[Event]:
+    """Two tasks that end in the third moment, in which one of them has a bad batch, and one that goes on."""
+    first, second, third, fourth = ({name: batch(4, 3, 10 * k + i) for i, name in enumerate("abc")} for k in range(4))
+    last = Event(third | {"b": bad} if bad != "left out" else {"a": third["a"], "c": third["c"]}, ended=["a", "b"])
+    return [Event(first, ["a", "b", "c"]), Event(second), last, Event({"c": fourth["c"]}, ended=["c"])]
+
+
+def dark_learner() -> Learner:
+    torch.manual_seed(0)
+    learner = Learner(DarkResNet(dropout=0.2), SORO(), memory=Reservoir(9))
+    for name in "abc":
+        learner.add_task(name, classes=3)
+    return learner
+
+
+@pytest.mark.parametrize("kind", BAD_BATCHES)
+def test_a_bad_batch_is_an_error_and_costs_no_other_batch(kind: str, tmp_path: Path) -> None:
+    bad, message = BAD_BATCHES[kind]
+    expected = dark_learner()
+    expected.fit(moments("left out"))
+    learner, stream, reports = dark_learner(), iter(moments(bad)), list[StepReport]()
+    with pytest.raises(TaskError, match=message) as caught:
+        learner.fit(stream, checkpoint=tmp_path / "c", on_step=reports.append)
+    assert caught.value.__notes__ == [
+        "all other batches of that moment were learned; call fit again to go on with the next moment"
+    ]
+    assert [sorted(set(report.losses) - {"memory"}) for report in reports] == [[*"abc"], [*"abc"], [*"ac"]]
+    assert learner.active_tasks == ["c"]
+    saved = Learner.load(tmp_path / "c", backbone=DarkResNet(dropout=0.2))
+    assert (saved.steps, saved.active_tasks) == (3, ["c"])
+    learner.fit(stream)
+    assert_same(complete_state(learner), complete_state(expected))
+
+
+def test_all_bad_batches_of_a_moment_are_named() -> None:
+    learner = new_learner()
+    learner.add_task("a", classes=3)
+    learner.add_task("b", classes=2)
+    bad = {"a": batch(4, 3, 0), "b": (images(4, 1), torch.full((4,), 5)), "radar": batch(4, 2, 2)}
+    with pytest.raises(TaskError, match="task 'b' has classes 0 to 1, but the batch has label 5") as caught:
+        learner.fit([Event(bad, ["a", "b"])])
+    assert caught.value.__notes__[0].startswith("there is no task 'radar'")
+    assert learner.steps == 1
+    assert learner.tasks["a"].signature is not None
+
+
+def test_a_live_stream_goes_on_after_a_bad_batch() -> None:
+    def source(classes: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+        return [batch(4, classes, 10 * seed + number) for number in range(5)]
+
+    good, broken = source(3, 1), source(3, 2)
+    broken[2] = images(4, 3), torch.tensor([0, 1, 2, 3])
+    learner, reports = new_learner(), list[StepReport]()
+    with LiveStream({"good": good, "broken": broken}, together=True) as stream:
+        with pytest.raises(TaskError, match="task 'broken' has classes 0 to 2, but the batch has label 3"):
+            learner.fit(stream, on_start=lambda name: learner.add_task(name, classes=3), on_step=reports.append)
+        learner.fit(stream, on_step=reports.append)
+    learned = [name for report in reports for name in report.losses]
+    assert (learned.count("good"), learned.count("broken")) == (5, 4)
+    assert learner.active_tasks == []
+
+
+def test_an_error_of_no_batch_alone_is_raised_as_it_is() -> None:
+    learner = Learner(nn.Flatten(), SORO())
+    learner.add_task("narrow", classes=2)
+    learner.add_task("wide", classes=2)
+    labels = torch.tensor([0, 1])
+    with pytest.raises(TaskError, match="task 'wide': the backbone gives 4 features for it and 3") as caught:
+        learner.fit([Event({"narrow": (torch.zeros(2, 3), labels), "wide": (torch.zeros(2, 4), labels)})])
+    assert not hasattr(caught.value, "__notes__")
+    assert learner.steps == 0
+
+
 @pytest.mark.parametrize("on_start", [None, lambda name: None])
 def test_a_task_that_nobody_adds_is_an_error(on_start: Any) -> None:
     with pytest.raises(TaskError, match=r"task 'a' starts, but was not added; call add_task .* on_start="):

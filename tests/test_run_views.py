@@ -28,7 +28,8 @@ from spcl.runs import (
     make_problem,
     resolve_settings,
 )
-from spcl.runs.build import make_backbone, pick_device
+from spcl.runs.build import make_backbone
+from spcl.runs.devices import pick_device
 from spcl.runs.view import REFRESH_SECONDS
 from spcl.trackers import TRACKERS
 
@@ -249,7 +250,7 @@ def test_bad_own_data_and_devices_are_named(tmp_path: Path, benchmark: Path) -> 
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 not really")
     with pytest.raises(DataError, match=r"cannot read .*broken\.npz"):
         load_benchmark(str(tmp_path / "broken.npz"), None)
-    with pytest.raises(SpclError, match="cannot use device 'nonsense'"):
+    with pytest.raises(SpclError, match="there is no device 'nonsense'"):
         pick_device("nonsense")
     settings = small_settings(benchmark, backbone="resnet18")
     with pytest.raises(SpclError, match="needs images"):

@@ -28,7 +28,9 @@ from spcl.serve import (
     TaskEvent,
     load_serve_settings,
 )
+from spcl.serve.history import Totals
 from spcl.serve.lock import StateInUseError
+from spcl.serve.metrics import Metrics
 from spcl.sources import Entry, Publisher, RedisHub, Schema, decode
 
 
@@ -207,6 +209,37 @@ def test_silence_ends_a_task_but_an_outage_is_no_silence(hub: ListHub, make: Cal
         until(lambda: task(service).state == "finished")
     kinds = [event.kind for event in events if isinstance(event, TaskEvent)]
     assert kinds == ["started", "failed", "recovered", "ended"]
+
+
+def test_messages_after_the_end_of_a_task_are_counted(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
+    publish(any_hub, "a", 3).end("a")
+    publish(any_hub, "a", 12, announce=False)  # more than are read along with the end
+    publish(any_hub, "b", 4).end("b")
+    settings = make()
+    with running(settings) as (service, events):
+        until(lambda: any_hub.tasks() == [])
+        until(lambda: task(service, "a").late == 12)
+        metrics = Metrics(Totals, service.status).text().decode()
+    assert 'spcl_late_messages{task="a"} 12.0' in metrics
+    assert 'spcl_late_messages{task="b"} 0.0' in metrics
+    late = [event for event in events if isinstance(event, TaskEvent) and event.kind == "late"]
+    assert [(event.task, event.text.split(";")[0]) for event in late] == [
+        ("a", "12 of its messages were not learned, as it had ended")
+    ]
+    assert [each["late"] for each in saved(settings)["sources"]["service"]["tasks"]] == [12, 0]
+    with running(settings) as (service, events):
+        until(lambda: any(isinstance(event, CheckpointEvent) for event in events))
+        assert (task(service, "a").batches, task(service, "a").late) == (3, 12)
+
+
+def test_messages_that_a_request_to_finish_leaves_are_counted(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+    publish(hub, "a", 3)
+    with running(make(checkpoint_seconds=1.0)) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 3)
+        service.finish_task("a")
+        publish(hub, "a", 2, announce=False)
+        until(lambda: hub.tasks() == [])
+        until(lambda: task(service).batches + task(service).late == 5)
 
 
 def test_a_second_instance_is_refused_and_a_standby_takes_over(

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from spcl.errors import SpclError
 from spcl.runs import RunSettings, load_settings_file, parse_assignments, resolve_settings
+from spcl.runs.build import make_optimizer
 
 
 def _from_file(folder: Path, text: str) -> RunSettings:
@@ -41,11 +44,23 @@ def _from_file(folder: Path, text: str) -> RunSettings:
         ("schedule: {name: cosine, warmup: 2}\n", "warmup"),
         ("schedule: {name: steps, at: [2]}\n", "at is"),
         ("augment: [{name: crop, padding: 0}]\n", "padding"),
+        ("optimizer: {name: adam, betas: [2, 3]}\n", r"optimizer 'adam' cannot be made .*beta parameter.*: 2"),
+        ("optimizer: {name: sgd, nesterov: true}\n", "optimizer 'sgd' cannot be made .*Nesterov"),
+        ("device: gpu\n", r"there is no device 'gpu'; did you mean 'cuda'\?"),
+        ("device: gpu:1\n", r"there is no device 'gpu:1'; did you mean 'cuda:1'\?"),
+        ("device: cuda0\n", r"there is no device 'cuda0'; did you mean 'cuda:0'\?"),
+        ("device: cuda:x\n", r"there is no device 'cuda:x'; did you mean 'cuda:0'\?"),
+        ("device: ''\n", "there is no device ''; choose one of auto, cpu, cuda, cuda:0, mps"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, text: str, named: str) -> None:
     with pytest.raises(SpclError, match=named):
         _from_file(tmp_path, text)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:7", "mps", "xpu"])
+def test_a_device_of_another_machine_may_be_planned(device: str) -> None:
+    assert resolve_settings({"device": device}).device == device
 
 
 def test_lines_may_end_as_on_windows_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -77,4 +92,6 @@ def test_values_are_yaml_and_numbers_may_have_exponents(text: str, value: Any) -
 
 def test_options_of_optimisers_may_be_whole_numbers_and_lists() -> None:
     given = {"name": "adam", "betas": [0, 0.99], "weight_decay": 1, "amsgrad": True}
-    assert resolve_settings({"optimizer": given}).optimizer == given
+    settings = resolve_settings({"optimizer": given})
+    assert settings.optimizer == given
+    assert make_optimizer(settings, [nn.Parameter(torch.zeros(2))]).defaults["betas"] == (0.0, 0.99)

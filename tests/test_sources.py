@@ -332,6 +332,70 @@ def test_the_checkpoint_before_the_last_stays_good(tmp_path: Path) -> None:
     assert hub.backlog("a", None) == 8 - 4  # the checkpoint that was loaded is one of the last two
 
 
+def taken(stream: LiveStream) -> list[float]:
+    """The values of all batches, with a checkpoint after every moment."""
+    seen = []
+    for moment in stream:
+        seen += [float(x[0, 0]) for x, _ in moment.batches.values()]
+        stream.state_dict()
+        stream.commit()
+    return seen
+
+
+def test_a_source_that_has_ended_forgets_all_its_batches(reopen: Callable[[], Hub]) -> None:
+    hub = reopen()
+    filled(hub, {"a": 6, "b": 9})
+    with LiveStream({name: source_of(hub, name) for name in "ab"}, together=True, patience=10.0) as stream:
+        assert sorted(taken(stream)) == sorted([*range(6), *range(9)])
+        for _ in range(2):
+            stream.commit()
+        kept = {name: hub.backlog(name, None) for name in "ab"}
+        assert max(kept.values()) <= 1  # at most the announcement of the end
+        assert hub.backlog("a", stream.ends["a"]) == hub.backlog("b", stream.ends["b"]) == 0
+
+
+def test_a_source_that_had_ended_forgets_after_a_restart(reopen: Callable[[], Hub]) -> None:
+    hub = reopen()
+    filled(hub, {"a": 4})
+    with LiveStream({"a": source_of(hub)}, patience=10.0) as stream:
+        assert len([moment for moment in stream if moment.batches]) == 4
+        state = stream.state_dict()
+    assert hub.backlog("a", None) == 6
+    with LiveStream({"a": source_of(hub)}, patience=10.0) as again:
+        again.load_state_dict(state)
+        assert list(again) == []
+        again.commit()
+        assert hub.backlog("a", None) <= 1
+
+
+def test_both_last_checkpoints_see_the_end_of_a_source(reopen: Callable[[], Hub]) -> None:
+    hub, states = reopen(), list[dict[str, Any]]()
+    filled(hub, {"a": 3})
+    with LiveStream({"a": source_of(hub)}, patience=10.0) as stream:
+        for _ in stream:
+            states.append(stream.state_dict())
+            stream.commit()
+    for state in states[-2:]:
+        with LiveStream({"a": source_of(hub, schema=Schema.of(classes=2))}, patience=10.0) as again:
+            again.load_state_dict(state)
+            missing = 3 - state["delivered"]["a"]
+            assert len([moment for moment in again if moment.batches]) == missing
+            assert again.ended == ("a",)
+
+
+def test_a_removed_source_forgets_what_was_delivered_and_no_more(tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path)
+    filled(hub, {"a": 9})
+    with LiveStream({"a": source_of(hub)}, capacity=4, patience=10.0) as stream:
+        list(islice(stream, 3))
+        stream.remove("a")
+        list(stream)
+        for _ in range(3):
+            stream.commit()
+        assert stream.ends == {"a": stream.positions["a"]}
+        assert hub.backlog("a", stream.ends["a"]) == 9 - 3 + 1
+
+
 # -- the wire
 
 SHAPES = st.lists(st.integers(0, 3), max_size=2)

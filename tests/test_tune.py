@@ -131,14 +131,14 @@ def test_optunas_plots_are_kept(undisturbed: tuple[Path, Trial]) -> None:
 
 
 def test_a_trial_that_fails_is_passed_over(benchmark: Path, pool: WorkerPool, tmp_path: Path) -> None:
-    """PyTorch refuses a negative weight decay, which only the optimiser itself finds out."""
-    search = [Dimension("optimizer.weight_decay", "choice", (-1.0, 0.25))]
+    """Only a run that makes its backbone finds out that there is nothing to freeze."""
+    search = [Dimension("frozen", "choice", ("nowhere.*", ""))]
     seen: list[Trial] = []
     given = replace(tuning(benchmark), search=search, configs=[0])
     best = tune(given, tmp_path, 6, pool=pool, view=SilentGridView(), on_progress=seen.append)
-    assert {tuple(trial.params.values()) for trial in seen if trial.accuracy is None} == {(-1.0,)}
-    assert {tuple(trial.params.values()) for trial in seen if trial.accuracy is not None} == {(0.25,)}
-    assert best.params == {"optimizer.weight_decay": 0.25}
+    assert {tuple(trial.params.values()) for trial in seen if trial.accuracy is None} == {("nowhere.*",)}
+    assert {tuple(trial.params.values()) for trial in seen if trial.accuracy is not None} == {("",)}
+    assert best.params == {"frozen": ""}
     assert list(tmp_path.rglob("failure.json"))
 
 
@@ -148,6 +148,9 @@ def test_mistakes_are_found_before_anything_runs(benchmark: Path, pool: WorkerPo
         "would score settings on the test data": tuning(benchmark, validation=0.0),
         "there is no setting 'sigmo'": replace(whole, search=[Dimension("method.sigmo", "log", (1.0, 2.0))]),
         "learning_rate = -1.0": replace(whole, search=[Dimension("learning_rate", "float", (-1.0, 2.0))]),
+        "Invalid weight_decay value: -1.0": replace(
+            whole, search=[Dimension("optimizer.weight_decay", "choice", (-1.0, 0.25))]
+        ),
         "there is no memory 'none'": replace(whole, search=[Dimension("memory", "choice", ("balanced", "none"))]),
         "there is no configuration 11": replace(whole, configs=[11]),
         "leaves nothing to validate on": replace(whole, search=[Dimension("validation", "choice", (0.001, 0.25))]),

@@ -37,7 +37,8 @@ def _factory(kind: type[Optimizer]) -> Callable[..., Optimizer]:
         fast: dict[str, Any] = {"fused": True} if kind in FUSED else {}
         if "capturable" in signature.parameters:
             fast["capturable"] = bool(parameters) and parameters[0].is_cuda
-        return kind(parameters, **fast, **options)
+        pairs = {name: tuple(map(float, each)) for name, each in options.items() if isinstance(each, list | tuple)}
+        return kind(parameters, **fast, **options | pairs)  # of betas, PyTorch refuses whole numbers
 
     shown = [each for name, each in signature.parameters.items() if name not in IMPLEMENTATION]
     make.__annotations__ = {each.name: _type(each.default) for each in shown if each.default is not each.empty}

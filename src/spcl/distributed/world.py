@@ -81,6 +81,7 @@ class Group:
         self._first = 0 if group is None else dist.get_global_rank(group, 0)
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self._raised: Exception | None = None
         self._place = f"{dist.get_rank()} of {dist.get_world_size()}"  # among all processes, for errors
 
     @property
@@ -168,10 +169,15 @@ class Group:
     def raise_errors(self, error: Exception | None) -> NoReturn:
         """Raise the error of this rank, or else that of another one; all ranks make this call once any has failed."""
         texts = self.gather_objects(None if error is None else _first_line(error))
-        if error is not None:
-            raise error
-        rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
-        raise OtherRankError(f"rank {rank} stopped: {text}")
+        if error is None:
+            rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
+            error = OtherRankError(f"rank {rank} stopped: {text}")
+        self._raised = error
+        raise error
+
+    def has_raised(self, error: Exception) -> bool:
+        """Return whether all ranks have raised an error together with this one."""
+        return error is self._raised
 
     def from_first(self, compute: Callable[[], T]) -> T:
         """Return what the first rank computes; its error is raised on all ranks."""

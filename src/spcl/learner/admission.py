@@ -72,6 +72,16 @@ class Admission:
             group.task.signature = describe_samples(group.x, group.y)
         return feature_dim
 
+    def errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
+        """Return why batches are refused, each checked alone, by task; ranks find the same without a word."""
+        refused = {}
+        for name, batch in batches.items():
+            try:
+                self._features([group for group in self._checked({name: batch}) if group.task.signature is None])
+            except TaskError as error:
+                refused[name] = error
+        return refused
+
     def _features(self, new: Sequence[Samples]) -> int | None:
         feature_dim = self._model.feature_dim
         for group in new:

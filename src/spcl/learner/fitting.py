@@ -4,11 +4,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from spcl.batches import BatchLike
 from spcl.distributed import World
-from spcl.errors import SpclError, TaskError
+from spcl.errors import OtherRankError, SpclError, TaskError
 from spcl.learner.report import StepReport
 from spcl.learner.state import Stateful
 
@@ -51,6 +51,10 @@ class Trainable(Protocol):
 
     def step(self, batches: Mapping[str, BatchLike], meanwhile: Callable[[], object] | None = None) -> StepReport:
         """Make one update."""
+        ...
+
+    def find_errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
+        """Return why batches cannot be learned, by task."""
         ...
 
     def finish_task(self, name: str) -> None:
@@ -102,16 +106,27 @@ class Fitting:
         self._save(stream)
 
     def _train(self, stream: Iterable[MomentLike], moment: MomentLike) -> None:
-        for name in moment.started:
-            self._start(name, getattr(stream, "classes", {}))
-        if moment.batches:
-            report = self.learner.step(moment.batches, getattr(stream, "prefetch", None))
-            if self.on_step is not None:
-                self.on_step(report)
+        """Train on a moment; batches that cannot be learned are left out, and raise an error after all others."""
+        refused = self._start(moment.started, getattr(stream, "classes", {}))
+        self._step(moment.batches, getattr(stream, "prefetch", None), refused)
         for name in moment.ended:
-            self.learner.finish_task(name)
+            if name in self.learner.tasks:
+                self.learner.finish_task(name)
+        if refused:
+            self._save(stream)
+            _raise(refused)
 
-    def _start(self, name: str, classes: Mapping[str, int | Sequence[str]]) -> None:
+    def _start(self, names: Iterable[str], classes: Mapping[str, int | Sequence[str]]) -> dict[str, TaskError]:
+        """Add the tasks that are new; return the errors of those that cannot be added, by task."""
+        refused = {}
+        for name in names:
+            try:
+                self._add(name, classes)
+            except TaskError as error:
+                refused[name] = error
+        return refused
+
+    def _add(self, name: str, classes: Mapping[str, int | Sequence[str]]) -> None:
         if name in self.learner.tasks:
             return
         if self.on_start is not None:
@@ -124,6 +139,36 @@ class Fitting:
                 f"as on_start="
             )
 
+    def _step(
+        self,
+        batches: Mapping[str, BatchLike],
+        meanwhile: Callable[[], object] | None,
+        refused: dict[str, TaskError],
+    ) -> None:
+        """Make a step of the batches that can be learned; note the errors of the others."""
+        while remaining := {name: batch for name, batch in batches.items() if name not in refused}:
+            try:
+                report = self.learner.step(remaining, meanwhile)
+            except (TaskError, OtherRankError) as error:
+                found = self._errors(remaining, error)
+                if not found:  # of no batch alone
+                    raise
+                refused |= found
+            else:
+                if self.on_step is not None:
+                    self.on_step(report)
+                return
+
+    def _errors(self, batches: Mapping[str, BatchLike], error: Exception) -> dict[str, TaskError]:
+        """Return why batches of a step that raised an error cannot be learned; of ranks, if all find the same."""
+        ranks = self.learner.distributed
+        if ranks is None:
+            return self.learner.find_errors(batches)
+        if not ranks.has_raised(error):  # the others train on
+            return {}
+        found = self.learner.find_errors(batches)
+        return found if ranks.gather_objects([*found]) == [[*found]] * ranks.size else {}
+
     def _is_any(self, condition: bool) -> bool:
         """Return whether the condition holds on any rank, all of which save together."""
         ranks = self.learner.distributed
@@ -135,3 +180,12 @@ class Fitting:
             self.learner.save(self.checkpoint, **self.sources, **({"stream": stream} if has_state else {}))
             if hasattr(stream, "commit"):
                 stream.commit()
+
+
+def _raise(refused: Mapping[str, TaskError]) -> NoReturn:
+    """Raise the first of the errors of batches that were left out; the others, and what to do, are its notes."""
+    error, *others = refused.values()
+    for other in others:
+        error.add_note(str(other))
+    error.add_note("all other batches of that moment were learned; call fit again to go on with the next moment")
+    raise error

@@ -11,7 +11,7 @@ from torch import nn
 from spcl.batches import BatchLike
 from spcl.checkpoint import read_checkpoint
 from spcl.distributed import World, whole
-from spcl.engine.model import Samples, Scenario, SharedModel
+from spcl.engine.model import Scenario, SharedModel
 from spcl.engine.update import Update
 from spcl.errors import TaskError
 from spcl.learner import state as states
@@ -35,6 +35,8 @@ from spcl.stability import Stability
 from spcl.transforms import Transform
 
 __all__ = ["Learner"]
+
+SAVED_ARGUMENTS = ("scenario", "memory_batch", "measure_stability", "capture", "seed")
 
 
 class Learner(TrainedModel):
@@ -194,11 +196,9 @@ class Learner(TrainedModel):
                 it is. Replayed samples of different shapes take one pass through the backbone per shape.
             meanwhile: called when a GPU's work is queued, before the host synchronises; e.g. to fetch more batches.
         """
-        factor = learning_rate_factor(self.schedule, self.steps)
+        update, options = self._plan()
         samples = self._admitted(batches)
         self._choose_engine(len(samples), self.measure_stability)
-        update = Update(self.optimizer, factor, self.clip_norm, self._average)
-        options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
         outcome, skipped = self._runner.run(samples, update, options, meanwhile)
         self.steps += 1
         trained = [(group.task, group.y) for group in samples if group.task.name in outcome.losses]
@@ -214,12 +214,24 @@ class Learner(TrainedModel):
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
         )
 
-    def _admitted(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
-        samples = self._admission.check(batches)
-        feature_dim = self._admission.try_first_samples([group for group in samples if group.task.signature is None])
-        if feature_dim is not None:
-            self._build_heads(feature_dim)
-        return samples
+    def find_errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
+        """Return why batches cannot be learned, each tried alone, by task; nothing is trained. Of use after an error.
+
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Linear(4, 8), SORO())
+        >>> learner.add_task("camera", classes=3)
+        >>> learner.find_errors({"camera": (torch.randn(2, 4), torch.tensor([0, 3]))})
+        {'camera': TaskError("task 'camera' has classes 0 to 2, but the batch has label 3; ...")}
+        """
+        refused = self._admission.errors(batches)
+        if refused or self.distributed is not None:  # what a rank computes, the others do not know
+            return refused
+        return self._runner.errors(self._admitted(batches), *self._plan())
+
+    def _plan(self) -> tuple[Update, StepOptions]:
+        factor = learning_rate_factor(self.schedule, self.steps)
+        options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
+        return Update(self.optimizer, factor, self.clip_norm, self._average), options
 
     def fit(
         self,
@@ -233,8 +245,10 @@ class Learner(TrainedModel):
     ) -> None:
         """Train on the moments of a stream until it ends: add the tasks that start, step, finish those that end.
 
-        A checkpoint is saved between two moments and at the end. ``Learner.load(checkpoint, …, stream=stream)``, where
-        the stream has a state, and ``fit`` with the same arguments continue exactly.
+        A batch that cannot be learned raises a :class:`~spcl.errors.TaskError` once the rest of its moment is learned
+        and saved; another call goes on with the next moment. A checkpoint is saved between two moments and at the end.
+        ``Learner.load(checkpoint, …, stream=stream)``, where the stream has a state, and ``fit`` with the same
+        arguments continue exactly.
 
         Args:
             stream: e.g. a ``ParallelStream`` or ``LiveStream``, or any iterable of objects with ``batches``,
@@ -276,24 +290,11 @@ class Learner(TrainedModel):
         return {"learner": self._settings()} | states.parts_state(self._parts())
 
     def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            "scenario": self.scenario,
-            "memory_batch": self.memory_batch,
-            "autocast": self.model.autocast is not None,
-            "measure_stability": self.measure_stability,
-            "capture": self.capture,
-            "seed": self.seed,
-            "steps": self.steps,
-            "feature_dim": self.model.feature_dim,
-        }
+        settings: dict[str, Any] = {name: getattr(self, name) for name in (*SAVED_ARGUMENTS, "steps")}
+        settings |= {"autocast": self.model.autocast is not None, "feature_dim": self.model.feature_dim}
         if self._has_refrozen:
             settings["trainable"] = states.trainable_names(self.optimizer, self.model.backbone)
         return settings | low_memory_state(self._low_memory) | habits_state(vars(self))
-
-    def _parts(self) -> states.Parts:
-        return states.Parts(
-            self.model, self.optimizer, self.method, self.memory, self._average, self._engine, self._heads
-        )
 
     @classmethod
     def load(
@@ -339,9 +340,9 @@ class Learner(TrainedModel):
 
     @classmethod
     def _with_settings(cls, settings: Mapping[str, Any], **arguments: Any) -> Self:
-        names = ("scenario", "memory_batch", "measure_stability", "capture", "seed")
-        options = {name: settings[name] for name in names} | {"low_memory": settings.get("low_memory", "auto")}
-        learner = cls(**arguments, autocast=torch.bfloat16 if settings["autocast"] else None, **options)
+        options = {name: settings[name] for name in SAVED_ARGUMENTS}
+        options |= {"autocast": torch.bfloat16 if settings["autocast"] else None}
+        learner = cls(**arguments, **options, low_memory=settings.get("low_memory", "auto"))
         if settings.get("holds_gradients") is False:
             learner._use_low_memory()
         learner.steps = settings["steps"]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from spcl.engine.base import Engine
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.update import Update
+from spcl.errors import TaskError
 from spcl.learner.freezing import frozen_normalisations
 from spcl.learner.replay import Replay
 from spcl.learner.rollback import Rollback
@@ -66,6 +67,19 @@ class StepRunner:
         _count_skipped(samples, skipped)
         return first, skipped
 
+    def errors(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> dict[str, TaskError]:
+        """Return the errors that computing an update from each batch alone raises, by task; every update is undone."""
+        raised = {}
+        for group in samples:
+            self._rollback.save()
+            try:
+                self._computed([group], {}, update, options, _nothing, is_last=False)
+            except TaskError as error:
+                raised[group.task.name] = error
+            finally:
+                self._undo(update)
+        return raised
+
     def _update(
         self,
         samples: Sequence[Samples],
@@ -83,6 +97,8 @@ class StepRunner:
         try:
             outcome = self._computed(samples, skipped, update, options, meanwhile, is_last)
             with outcome.timed("update"):
+                if self._memory is not None:
+                    self._memory.prepare()  # it may run out of memory, and after the update it must not
                 if outcome.losses:
                     self._method.after_step(outcome.losses)
                     self._engine.update(update)

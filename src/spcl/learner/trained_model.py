@@ -1,10 +1,12 @@
 """A shared model in training: its optimiser, its engine, and which of its parameters are trained."""
 
 import warnings
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
+from spcl.batches import BatchLike
 from spcl.cuda_graphs import CudaGraphEngine
 from spcl.distributed import DistributedEngine, ShardedEngine, World
 from spcl.distributed.sharded import ShardedAverage, check_sharded, is_sharded, refuse_sharded
@@ -12,7 +14,7 @@ from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
 from spcl.engine.low_memory import LowMemoryEngine
-from spcl.engine.model import SharedModel
+from spcl.engine.model import Samples, SharedModel
 from spcl.learner.admission import Admission
 from spcl.learner.distribution import RankCheck
 from spcl.learner.freezing import frozen_normalisations, matching, trainable
@@ -21,6 +23,7 @@ from spcl.learner.modules import uncompiled
 from spcl.learner.optimizer import MakeOptimizer, add_head, keep_trainable, make_optimizer
 from spcl.learner.prediction import Predictor
 from spcl.learner.predictors import PredictionHeads
+from spcl.learner.state import Parts
 from spcl.learner.step_runner import StepRunner
 from spcl.memory import Memory
 from spcl.methods.base import Method
@@ -172,12 +175,23 @@ class TrainedModel(Predictor):
         self._runner = StepRunner(engine, self.model, self.method, self.memory)
         self._admission = Admission(self.model, self.method, self.memory, self._ranks)
 
+    def _admitted(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
+        """Return the batches of a step once they are checked, and make the heads of tasks that are new."""
+        samples = self._admission.check(batches)
+        feature_dim = self._admission.try_first_samples([group for group in samples if group.task.signature is None])
+        if feature_dim is not None:
+            self._build_heads(feature_dim)
+        return samples
+
     def _build_heads(self, feature_dim: int) -> None:
         """Make the heads that are missing, and train them."""
         if made := self.model.build_heads(feature_dim):
             for task in made:
                 add_head(self.optimizer, task)
             self._average_all()
+
+    def _parts(self) -> Parts:
+        return Parts(self.model, self.optimizer, self.method, self.memory, self._average, self._engine, self._heads)
 
     def _average_all(self) -> None:
         """Average the weights of heads that were added, and no longer those that were frozen."""

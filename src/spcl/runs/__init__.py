@@ -1,6 +1,7 @@
 """One run: its settings, its data laid out in time, training, evaluation and the files of its folder."""
 
-from spcl.runs.build import DeviceError, make_learner
+from spcl.runs.build import make_learner
+from spcl.runs.devices import DeviceError
 from spcl.runs.folder import FolderError, FolderInUseError, RunFolder, UnfinishedRunError
 from spcl.runs.loading import load_benchmark
 from spcl.runs.model import TrainedRun, load_run, read_run

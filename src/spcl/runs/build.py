@@ -1,4 +1,4 @@
-"""The learner of a run from its settings: device, backbone, memory and optimiser."""
+"""The learner of a run from its settings: backbone, memory and optimiser."""
 
 from collections.abc import Sequence
 from functools import partial, reduce
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from spcl.data import ImageData, SourceData
 from spcl.distributed import World
-from spcl.errors import SpclError
 from spcl.learner import Learner
 from spcl.learner.freezing import matching
 from spcl.memory import MEMORIES, Memory
@@ -24,7 +23,6 @@ from spcl.schedules import SCHEDULES
 from spcl.transforms import compose
 
 __all__ = [
-    "DeviceError",
     "inputs_of",
     "learner_options",
     "learner_parts",
@@ -32,14 +30,9 @@ __all__ = [
     "make_learner",
     "make_memory",
     "make_optimizer",
-    "pick_device",
 ]
 
 SAMPLES_FOR_NORMALISATION = 10_000
-
-
-class DeviceError(SpclError):
-    """A device that is unknown or cannot compute here."""
 
 
 def make_learner(
@@ -140,20 +133,6 @@ def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Me
         settings.memory, settings.memory_budget, seed=settings.seed, device=device, dtype=dtype
     )
     return memory
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of this name; ``auto`` is a GPU if there is one, else the CPU."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).item()  # "meta" has tensors, but no values in them
-    except (RuntimeError, AssertionError, ImportError) as error:
-        has_none = name.partition(":")[0] == "mps" and not torch.backends.mps.is_available()
-        reason = "there is none on this machine" if has_none else str(error).splitlines()[0]
-        raise DeviceError(f"cannot use device {name!r}: {reason}; choose another, such as cpu") from error
-    return device
 
 
 def make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> Optimizer:

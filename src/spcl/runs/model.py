@@ -13,7 +13,8 @@ from spcl.errors import CheckpointError
 from spcl.learner import Learner
 from spcl.models import InputSpec
 from spcl.plugins import load_plugins
-from spcl.runs.build import learner_parts, pick_device
+from spcl.runs.build import learner_parts
+from spcl.runs.devices import pick_device
 from spcl.runs.folder import FolderError, RunFolder, UnfinishedRunError
 from spcl.runs.result import RunResult
 from spcl.runs.settings import RunSettings, load_settings_file

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spcl.data import ImageData, SourceData
-from spcl.runs.build import pick_device
+from spcl.runs.devices import pick_device
 from spcl.runs.evaluation import average_accuracy, evaluate
 from spcl.runs.folder import FolderError
 from spcl.runs.loading import is_named_data

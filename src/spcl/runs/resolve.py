@@ -4,11 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from spcl.data import PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method
 from spcl.plugins import load_plugins
 from spcl.registry import named_options
+from spcl.runs.build import make_optimizer
+from spcl.runs.devices import check_device
 from spcl.runs.folder import FolderError, RunFolder
 from spcl.runs.loading import check_data, is_named_data, load_benchmark
 from spcl.runs.plus import plus_settings
@@ -95,6 +100,8 @@ def _check(settings: RunSettings) -> None:
     for name, registry in LISTED.items():
         for setting in getattr(settings, name):
             registry.check(setting)
+    check_device(settings.device)
+    make_optimizer(settings, [nn.Parameter(torch.zeros(1, 1))])
     SCHEDULES.make(settings.schedule, 1)
     compose(settings.augment)
     for tracker in settings.trackers:

@@ -17,7 +17,8 @@ from spcl.distributed import World
 from spcl.errors import SpclError
 from spcl.files import write_json
 from spcl.learner import Learner, StepReport
-from spcl.runs.build import inputs_of, learner_parts, make_learner, pick_device
+from spcl.runs.build import inputs_of, learner_parts, make_learner
+from spcl.runs.devices import pick_device
 from spcl.runs.environment import current_environment
 from spcl.runs.evaluation import (
     Evaluation,

@@ -11,7 +11,8 @@ from spcl.errors import CheckpointError
 from spcl.learner import Learner
 from spcl.models import InputSpec
 from spcl.runs import RunSettings
-from spcl.runs.build import learner_options, learner_parts, pick_device
+from spcl.runs.build import learner_options, learner_parts
+from spcl.runs.devices import pick_device
 from spcl.runs.tasks import make_heads, make_losses
 from spcl.serve.records import Records
 from spcl.serve.samples import example_inputs

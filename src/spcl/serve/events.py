@@ -37,11 +37,11 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class TaskEvent:
-    """A task that started or ended, or whose source cannot be read, or can again."""
+    """A task that started or ended, got messages after its end, or whose source cannot be read, or can again."""
 
     time: float
     task: str
-    kind: Literal["started", "ended", "failed", "recovered"]
+    kind: Literal["started", "ended", "late", "failed", "recovered"]
     text: str
 
 

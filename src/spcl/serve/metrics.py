@@ -73,6 +73,8 @@ def _task_metrics(totals: Totals, tasks: Iterable[TaskStatus]) -> Iterable[Metri
     yield _by_task(GaugeMetricFamily, "spcl_lag_seconds", "Time for which the next batch has been awaited.", lags)
     backlogs = {task.name: task.backlog for task in listed}
     yield _by_task(GaugeMetricFamily, "spcl_backlog_batches", "Batches that wait to be learned.", backlogs)
+    late = {task.name: task.late for task in listed}
+    yield _by_task(GaugeMetricFamily, "spcl_late_messages", "Messages not learned because their task had ended.", late)
     states = GaugeMetricFamily("spcl_tasks", "Tasks by state.", labels=["state"])
     for state in get_args(TaskState):
         states.add_metric([state], sum(task.state == state for task in listed))

@@ -20,6 +20,7 @@ class TaskRecord:
         batches: how many were learned.
         samples: how many were learned.
         dead_letters: how many messages could not be learned.
+        late: how many messages were not learned because it had ended.
     """
 
     name: str
@@ -28,6 +29,7 @@ class TaskRecord:
     batches: int = 0
     samples: int = 0
     dead_letters: int = 0
+    late: int = 0
 
     @property
     def run_task(self) -> RunTask:

@@ -165,6 +165,7 @@ class Service:
             backlog=session.watch.backlogs.get(record.name, 0),
             last_seen=session.stream.last_seen.get(record.name),
             dead_letters=record.dead_letters,
+            late=record.late,
         )
 
     def _running(self) -> Session:

@@ -125,14 +125,18 @@ class Session:
     def save(self) -> None:
         """Save learner, positions and records in one file, and then let the hub forget what two checkpoints hold."""
         begin = time.monotonic()
-        self._learn_schemas()
-        self.learner.save(self._path, stream=self.stream, service=self.records)
+        self._write()
         self.saved_at = time.time()
         self._unsaved = max(0, self._unsaved - 1)
         self._due_at = time.monotonic() + self._settings.checkpoint_seconds
         seconds, size = time.monotonic() - begin, self._path.stat().st_size
         self._on_event(CheckpointEvent(self.saved_at, self.learner.steps, seconds, size))
-        self._forget()
+        if self._forget():
+            self._write()  # what was counted: the hub does not have it any more
+
+    def _write(self) -> None:
+        self._learn_schemas()
+        self.learner.save(self._path, stream=self.stream, service=self.records)
 
     def close(self) -> None:
         """Stop reading."""
@@ -303,15 +307,31 @@ class Session:
             return False
         return True
 
-    def _forget(self) -> None:
-        """Let the hub delete what the checkpoint before the last holds, too; later, if it cannot be reached."""
+    def _forget(self) -> bool:
+        """Let the hub delete what the checkpoint before the last holds, too; later, if it cannot be reached.
+
+        Return whether that was more than was learned.
+        """
+        before = [record.late for record in self.records.tasks.values()]
         (finished, request), self._forgettable = self._forgettable, self._done()
         self.stream.commit()
         for name in set(finished) - self._forgotten:
-            if self._succeeds(partial(self._hub.end, name)):
+            if self._succeeds(partial(self._end_in_hub, name)):
                 self._forgotten.add(name)
         if request is not None:
             self._succeeds(partial(self.requests.forget, request))
+        return before != [record.late for record in self.records.tasks.values()]
+
+    def _end_in_hub(self, task: str) -> None:
+        """Count the messages of a task that came too late, and delete its stream."""
+        end = self.stream.ends.get(task)
+        late = 0 if end is None else self.watch.backlog(task, end)
+        self._hub.end(task)
+        if late:
+            self.records.tasks[task].late += late
+            text = f"{late} of its messages were not learned, as it had ended; publish such under another name"
+            _log.warning("task %r: %s", task, text)
+            self._on_event(TaskEvent(time.time(), task, "late", text))
 
     def _done(self) -> tuple[list[str], str | None]:
         """Return the finished tasks, and the last request that was carried out."""

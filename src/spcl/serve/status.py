@@ -26,6 +26,7 @@ class TaskStatus:
         backlog: how many messages wait in the hub.
         last_seen: when the last message came (``time.time()``); None before the first of this process.
         dead_letters: how many messages could not be learned.
+        late: how many messages were not learned because the task had ended; known when the hub deletes its stream.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TaskStatus:
     backlog: int
     last_seen: float | None
     dead_letters: int
+    late: int
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,14 @@ class Watch:
         self._deletable[task] = upto
         self._awake.set()
 
+    def backlog(self, task: str, after: str | None) -> int:
+        """Return the number of messages after a position; of a stream that was reset, of all messages."""
+        try:
+            return self._hub.backlog(task, after)
+        except ResetError as error:
+            self._on_reset(task, error)
+            return self._hub.backlog(task, None)
+
     def close(self) -> None:
         """Stop asking, after what is to be deleted."""
         self._is_closed = True
@@ -77,20 +85,13 @@ class Watch:
         try:
             self._delete()
             self.tasks = self._hub.tasks()
-            self.backlogs = {task: self._backlog(task, after) for task, after in self._positions().items()}
+            self.backlogs = {task: self.backlog(task, after) for task, after in self._positions().items()}
         except Exception as error:  # of any broker; it is asked again
             if self._is_reachable:
                 _log.warning("the tasks of the source cannot be listed: %s", error)
             self._is_reachable = False
         else:
             self._is_reachable = True
-
-    def _backlog(self, task: str, after: str | None) -> int:
-        try:
-            return self._hub.backlog(task, after)
-        except ResetError as error:
-            self._on_reset(task, error)
-            return self._hub.backlog(task, None)
 
     def _delete(self) -> None:
         while self._deletable:

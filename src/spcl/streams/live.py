@@ -1,6 +1,5 @@
 """A stream over sources that run concurrently, each at its own speed."""
 
-import logging
 import threading
 import time
 from collections import deque
@@ -15,17 +14,11 @@ from spcl.sources import Message, Rejected, Source, as_source
 from spcl.streams.arguments import check_arguments
 from spcl.streams.feeder import Feeder
 from spcl.streams.moment import Moment
+from spcl.streams.progress import Progress
 from spcl.streams.reader import Failure, Queues, Reader
+from spcl.streams.reports import log_failure, log_rejected
 
 __all__ = ["Failure", "LiveStream"]
-
-
-def _log_failure(name: str, failure: Failure) -> None:
-    logging.getLogger(__name__).warning("source %r failed (%d×): %r", name, failure.count, failure.exception)
-
-
-def _log_rejected(name: str, rejected: Rejected) -> None:
-    logging.getLogger(__name__).warning("source %r: %s rejected: %s", name, rejected.position, rejected.reason)
 
 
 class LiveStream:
@@ -80,9 +73,9 @@ class LiveStream:
         capacity: int = 4,
         patience: float | None = None,
         keep_open: bool = False,
-        on_failure: Callable[[str, Failure], None] = _log_failure,
+        on_failure: Callable[[str, Failure], None] = log_failure,
         together: bool = False,
-        on_rejected: Callable[[str, Rejected], None] = _log_rejected,
+        on_rejected: Callable[[str, Rejected], None] = log_rejected,
     ) -> None:
         check_arguments(sources, capacity, patience, on_failure)
         self.capacity = capacity
@@ -95,8 +88,7 @@ class LiveStream:
         self.delivered: dict[str, int] = {}
         self.last_seen: dict[str, float] = {}
         self._sources: dict[str, Reader] = {}
-        self._positions: dict[str, str] = {}  # of the last message delivered or rejected
-        self._saved: dict[str, str] = {}  # the positions in the last checkpoint
+        self._progress = Progress()
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
         self._unreported: deque[tuple[str, Failure]] = deque()
         self._threads: list[threading.Thread] = []
@@ -142,7 +134,13 @@ class LiveStream:
     def positions(self) -> dict[str, str]:
         """The position of the last message of every `Source` that was delivered or rejected."""
         with self._changed:
-            return dict(self._positions)
+            return dict(self._progress.positions)
+
+    @property
+    def ends(self) -> dict[str, str]:
+        """How far each `Source` that has ended was read; of one that was removed, how far it was delivered."""
+        with self._changed:
+            return dict(self._progress.ends)
 
     @property
     def ended(self) -> tuple[str, ...]:
@@ -212,7 +210,7 @@ class LiveStream:
         """
         with self._changed:
             state = {"step": self._step, "delivered": dict(self.delivered), "ended": list(self.ended)}
-            return state | ({"positions": dict(self._positions)} if self._positions else {})
+            return state | self._progress.state_dict(self.ended)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from `state_dict()`; call it before the first moment is taken.
@@ -221,17 +219,18 @@ class LiveStream:
         """
         with self._changed:
             self._step, self.delivered = state["step"], dict(state["delivered"])
-            self._positions = dict(state.get("positions", {}))
-            self._saved = dict(self._positions)
+            self._progress.load_state_dict(state)
             for name in self._ended:  # a source may have been exhausted before this call
                 self._ended[name] = name not in self.delivered
             for name in state["ended"]:
                 if name in self._sources:
-                    self._sources.pop(name).stop()
+                    reader = self._sources.pop(name)
+                    reader.stop()
+                    self._progress.restore_end(reader)
                 self._ended[name] = True
             for name, reader in self._sources.items():
                 reader.started = name in self.delivered
-                if name in self._positions and reader.can_be_read_again:
+                if name in self._progress.positions and reader.can_be_read_again:
                     reader.stop()
                     self._sources[name] = self._new_reader(name, reader.source)
             self._changed.notify_all()
@@ -242,10 +241,9 @@ class LiveStream:
         That is what was delivered before the checkpoint before: the last two are both good to go on from.
         """
         with self._changed:
-            saved, self._saved = self._saved, dict(self._positions)
-            sources = {name: reader.source for name, reader in self._sources.items()}
-        for name in saved.keys() & sources.keys():
-            sources[name].commit(saved[name])
+            forgettable = self._progress.forgettable(self._sources, self.ended)
+        for source, position in forgettable:
+            source.commit(position)
 
     def _find(self, name: str) -> Reader:
         if name not in self._sources:
@@ -258,7 +256,7 @@ class LiveStream:
 
     def _new_reader(self, name: str, source: Source) -> Reader:
         reader = Reader(name, source, name in self.delivered, self._queues)
-        self._keep(self._feeder.start(reader, self._positions.get(name)))
+        self._keep(self._feeder.start(reader, self._progress.positions.get(name)))
         return reader
 
     def _keep(self, thread: threading.Thread) -> None:
@@ -292,7 +290,7 @@ class LiveStream:
         for name, reader in self._sources.items():
             if reader.rejects:
                 rejected = cast(Rejected, reader.take())
-                self._positions[name] = rejected.position
+                self._progress.positions[name] = rejected.position
                 if reader.exhausted:
                     self._end(reader)
                 self._changed.notify_all()
@@ -341,10 +339,11 @@ class LiveStream:
     def _take(self, reader: Reader) -> Batch:
         message = cast(Message, reader.take())
         if reader.can_be_read_again:
-            self._positions[reader.name] = message.position
+            self._progress.positions[reader.name] = message.position
         return message.batch
 
     def _end(self, reader: Reader) -> None:
         """Remove the source; the next moment lists it in `ended` if one has listed it in `started`."""
         del self._sources[reader.name]
+        self._progress.end(reader)
         self._ended[reader.name] = not reader.started
