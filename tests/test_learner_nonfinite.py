@@ -328,29 +328,6 @@ def test_a_method_that_raises_after_the_weighting_has_changed_nothing() -> None:
     assert_same(complete_state(learner), before)
 
 
-def test_a_step_whose_samples_find_no_room_has_not_happened() -> None:
-    class Full(Reservoir):
-        is_full = False
-
-        def prepare(self) -> None:
-            super().prepare()
-            if self.is_full:
-                raise torch.OutOfMemoryError("out of memory")
-
-    memory = Full(12)
-    learner = Learner(TinyResNet(dropout=0.3), SORO(), memory=memory)
-    learner.add_task("first", classes=3)
-    learner.add_task("last", classes=2)
-    learner.step(good_batches(1))
-    before, memory.is_full = complete_state(learner), True
-    with pytest.raises(torch.OutOfMemoryError):
-        learner.step(good_batches(2))
-    assert_same(complete_state(learner), before)
-    memory.is_full = False
-    learner.step(good_batches(2))
-    assert memory.seen == 2 * sum(len(y) for _, y in good_batches(1).values())
-
-
 def test_an_interrupted_step_has_not_happened() -> None:
     learner = make_learner(SORO())
     before = complete_state(learner)

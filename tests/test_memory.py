@@ -1,4 +1,3 @@
-import copy
 import json
 import math
 from collections.abc import Callable
@@ -14,9 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from _learning import assert_same
 from cuda_sync import synchronization_forbidden
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
@@ -459,116 +456,6 @@ def test_planned_batches_of_one_task_are_all_stored(policy: type[Memory]) -> Non
         memory.finish("a")
     assert sorted(planned.draw(20)[0].x.tolist()) == [*range(1, 7), *range(101, 107)]
     assert torch.equal(planned.draw(20)[0].x, at_once.draw(20)[0].x)
-
-
-@pytest.mark.parametrize("seed", range(20))
-@both
-def test_planned_changes_are_those_made_at_once(policy: type[Memory], seed: int) -> None:
-    at_once, planned = (policy(12, seed=seed, dtype=torch.float32) for _ in range(2))
-    for memory in (at_once, planned):
-        chance = np.random.default_rng(seed)
-        for task in "abc":
-            memory.start(task, classes=2)
-        for first in range(0, 150, 30):
-            if memory is planned:
-                memory.begin()
-            for batch in memory.draw(3) if first else []:
-                memory.replace(batch, -batch.x)
-            for task in chance.permutation(list("abc"))[: chance.integers(1, 4)]:
-                if memory.buffers[task].running:
-                    x, y = numbered(first, int(chance.integers(1, 9)), 2)
-                    width = int(chance.integers(1, 4))
-                    memory.observe(task, x, y, x[:, :1].float().repeat(1, width) if chance.random() < 0.5 else None)
-            memory.commit()
-            if chance.random() < 0.4 and memory.buffers["b"].running:
-                memory.finish("b", lambda x: x)
-        memory.finish("c")
-    assert len(planned) == len(at_once) > 0
-    for one, other in zip(planned.draw(100), at_once.draw(100), strict=True):
-        assert (one.task, one.x.tolist(), one.y.tolist()) == (other.task, other.x.tolist(), other.y.tolist())
-        assert one.edits.tolist() == other.edits.tolist()
-        assert known(one.logits) == known(other.logits)
-
-
-def known(logits: Tensor | None) -> list[list[float]]:
-    """The logits of every sample that are not NaN."""
-    rows = [] if logits is None else [[value for value in row if value == value] for row in logits.tolist()]
-    return rows if any(rows) else []
-
-
-class LittleMemory(TorchDispatchMode):
-    """Lets the operation of a number fail for want of memory, unless it is one that writes into a tensor."""
-
-    def __init__(self, failing: int) -> None:
-        super().__init__()
-        self.left = failing
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.left -= not func.overloadpacket.__name__.endswith("_")
-        if self.left == 0:
-            self.left = -1
-            raise torch.OutOfMemoryError("out of memory")
-        return func(*args, **(kwargs or {}))
-
-
-def observe(memory: Memory) -> None:
-    memory.observe("b", *BATCH, LOGITS)
-
-
-def observe_planned(memory: Memory) -> None:
-    draws = memory.draw_state()
-    memory.begin()
-    try:
-        memory.observe("b", *BATCH, LOGITS)
-        memory.observe("new", *BATCH)
-        memory.commit()
-    except torch.OutOfMemoryError:
-        memory.rollback()
-        memory.restore_draws(draws)
-        raise
-
-
-def replace(memory: Memory) -> None:
-    buffer = memory.buffers["a"]
-    slots = torch.arange(3)
-    memory.replace(ReplayBatch("a", buffer.fields["x"][:3], buffer.fields["y"][:3], None, slots, slots), X)
-
-
-def finish(memory: Memory) -> None:
-    memory.finish("b")
-
-
-BATCH, LOGITS, X = numbered(500, 11, 2), torch.ones(11, 4), torch.full((3, 2), -7)
-
-
-@pytest.mark.parametrize("change", [observe, observe_planned, replace, finish])
-@pytest.mark.parametrize("policy", [*POLICIES, EpochCoreset])
-def test_a_change_that_runs_out_of_memory_changes_nothing(
-    policy: type[Memory], change: Callable[[Memory], None]
-) -> None:
-    def filled() -> Memory:
-        memory = policy(15, seed=3)
-        fill(memory, {"a": 2, "b": 2}, batches=2)
-        memory.observe("a", *numbered(100, 3, 2), torch.zeros(3, 2))
-        memory.finish("a")
-        memory.start("new", classes=2)
-        return memory
-
-    expected, failures = filled(), 0
-    change(expected)
-    while True:
-        memory, before = filled(), copy.deepcopy(filled().state_dict())
-        try:
-            with LittleMemory(failures + 1):
-                change(memory)
-        except torch.OutOfMemoryError:
-            failures += 1
-        else:
-            break
-        assert_same(memory.state_dict(), before)
-        change(memory)
-        assert_same(memory.state_dict(), expected.state_dict())
-    assert failures > 3 or (policy is Reservoir and change is finish)  # which evicts nothing
 
 
 def test_replaced_inputs_are_stored_and_counted() -> None:

@@ -97,8 +97,6 @@ class StepRunner:
         try:
             outcome = self._computed(samples, skipped, update, options, meanwhile, is_last)
             with outcome.timed("update"):
-                if self._memory is not None:
-                    self._memory.prepare()  # it may run out of memory, and after the update it must not
                 if outcome.losses:
                     self._method.after_step(outcome.losses)
                     self._engine.update(update)

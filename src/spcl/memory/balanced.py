@@ -58,11 +58,6 @@ class BalancedCoreset(Memory):
         self._shared_by = finished
         return kept
 
-    def rollback(self) -> None:
-        """Forget what was observed and replaced since :meth:`begin`, and by which classes the budget was shared."""
-        super().rollback()
-        self._shared_by = -1
-
     def replayable(self, buffer: TaskBuffer) -> bool:
         """Return whether the task is finished."""
         return not buffer.running

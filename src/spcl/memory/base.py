@@ -1,8 +1,9 @@
 """The base class of replay memories: storing, drawing and saving samples; subclasses choose which to keep."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -14,10 +15,31 @@ from torch import Tensor
 from spcl.batches import Inputs, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.memory.checks import check_labels, kind_of
-from spcl.memory.replay_batch import ReplayBatch
 from spcl.memory.task_buffer import TaskBuffer, input_fields
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "ReplayBatch"]
+
+
+@dataclass(frozen=True)
+class ReplayBatch:
+    """Samples of one task drawn from a memory.
+
+    Attributes:
+        task: the task's name.
+        x: inputs, in the form in which they were observed: a tensor, or a dict or tuple of tensors.
+        y: targets.
+        logits: the model's logits when the samples were stored, NaN for classes added later; ``None`` where the task's
+            samples have none.
+        slots: indices of the samples in the task's buffer, valid until the memory changes.
+        edits: how often the inputs of each sample were replaced.
+    """
+
+    task: str
+    x: Inputs
+    y: Tensor
+    logits: Tensor | None
+    slots: Tensor
+    edits: Tensor
 
 
 class Memory(ABC):
@@ -72,6 +94,7 @@ class Memory(ABC):
         self.buffers: dict[str, TaskBuffer] = {}
         self.seen = 0
         self._before: dict[str, Any] | None = None
+        self._copies: list[Callable[[], None]] = []
 
     @abstractmethod
     def choose(self) -> dict[str, NDArray[np.bool_]]:
@@ -129,13 +152,13 @@ class Memory(ABC):
             raise TaskError(
                 f"task {task!r}: {len(logits)} logits ({kind_of(logits)}) for {len(y)} samples; give one row per sample"
             )
-        buffer, batch = self.buffers[task], input_fields(x) | {"y": y}
-        with self._changing():
-            if buffer.inputs() is None:
-                buffer.allocate(self._no_samples(x), y)
-            buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), buffer.labels_of(y))
-            self.seen += len(y)
-            self._evict(task, batch if logits is None else batch | {"logits": logits})
+        buffer = self.buffers[task]
+        if buffer.inputs() is None:
+            self._copies.append(partial(buffer.allocate, self._no_samples(x), y))
+        buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), buffer.labels_of(y))
+        self.seen += len(y)
+        batch = input_fields(x) | {"y": y}
+        self._evict(task, batch if logits is None else batch | {"logits": logits})
 
     def begin(self) -> None:
         """Let :meth:`observe` and :meth:`replace` only plan what changes, until :meth:`commit` or :meth:`rollback`.
@@ -155,24 +178,11 @@ class Memory(ABC):
         metadata = {task: buffer.metadata for task, buffer in self.buffers.items()}
         self._before = {"seen": self.seen, "metadata": metadata}
 
-    def prepare(self) -> None:
-        """Allocate all memory that :meth:`commit` needs, which cannot fail afterwards; a failure changes nothing."""
-        for buffer in self.buffers.values():
-            buffer.prepare()
-
     def commit(self) -> None:
-        """Copy the samples that were observed or replaced since :meth:`begin`.
-
-        If memory for them cannot be allocated, everything is as it was before :meth:`begin`.
-        """
-        try:
-            self.prepare()
-        except BaseException:
-            self.rollback()
-            raise
-        for buffer in self.buffers.values():
-            buffer.commit()
-        self._before = None
+        """Copy the samples that were observed or replaced since :meth:`begin`."""
+        copies, self._copies, self._before = self._copies, [], None
+        for copy in copies:
+            copy()
 
     def rollback(self) -> None:
         """Forget what was observed and replaced since :meth:`begin`; the caller restores the random generator."""
@@ -180,18 +190,16 @@ class Memory(ABC):
             return
         self.seen = self._before["seen"]
         for task, metadata in self._before["metadata"].items():
-            self.buffers[task].rollback(metadata)
-        self._before = None
+            self.buffers[task].metadata = metadata
+        self._copies, self._before = [], None
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Stop adding samples of ``task``.
 
         Policies may store the logits that ``model`` gives for the task's inputs; the base class does not.
         """
-        buffer = self._running(task)
-        with self._changing():
-            buffer.running = False
-            self._evict(task, {})
+        self._running(task).running = False
+        self._evict(task, {})
 
     def draw(self, count: int) -> list[ReplayBatch]:
         """Draw ``count`` samples (or all, if there are fewer), grouped by task.
@@ -226,8 +234,14 @@ class Memory(ABC):
                 f"task {batch.task!r}: edited x ({kind_of(x)}) does not fit the memory's ({kind_of(batch.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
-        with self._changing():
-            self.buffers[batch.task].replace(batch.slots.numpy(), input_fields(x))
+        buffer, slots = self.buffers[batch.task], batch.slots.numpy()
+        for name, samples in input_fields(x).items():
+            self._copies.append(partial(buffer.overwrite, name, slots, samples))
+        edits = buffer.edits.copy()  # the old array remains for a rollback
+        edits[slots] += 1
+        buffer.edits = edits
+        if self._before is None:
+            self.commit()
 
     def __len__(self) -> int:
         """Return the number of replayable samples."""
@@ -289,30 +303,16 @@ class Memory(ABC):
             raise TaskError(f"task {task!r} is finished; memory accepts samples of running tasks only")
         return self.buffers[task]
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Commit the changes of the block, unless they are only planned; if it raises, nothing has changed."""
-        if self._before is not None:
-            yield
-            return
-        draws = self.draw_state()
-        self.begin()
-        try:
-            yield
-            self.commit()
-        except BaseException:
-            self.rollback()
-            self.restore_draws(draws)
-            raise
-
     def _evict(self, task: str, batch: Mapping[str, Tensor]) -> None:
         """Store the chosen samples of ``batch`` and evict all samples that the policy does not choose."""
         kept = self.choose()
         buffer, mask = self.buffers[task], kept.pop(task, None)
-        buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
+        self._copies.append(buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch))
         for name, mask in kept.items():
             if not mask.all():
-                self.buffers[name].retain(mask, {})
+                self._copies.append(self.buffers[name].retain(mask, {}))
+        if self._before is None:
+            self.commit()
         if len(self) > self.budget:
             raise SpclError(
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "

@@ -1,6 +1,8 @@
 """Storage for the samples of one task."""
 
+import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.batches import Inputs, from_leaves, leaves, map_leaves
-from spcl.memory.plan import Plan
-from spcl.memory.rearrangement import Rearrangement, select
 
 __all__ = ["TaskBuffer", "input_fields"]
 
@@ -47,12 +47,13 @@ class TaskBuffer:
         self.fields: dict[str, Tensor] = {}
         self.nbytes = 0
         self.known_kind: object = None
-        self._plan: Plan | None = None
-        self._rearrangement: Rearrangement | None = None
 
     def allocate(self, x: Inputs, y: Tensor) -> None:
-        """Plan fields for inputs like ``x``, which has no samples, and targets like ``y``, which are on the host."""
-        self._planned().empty = input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
+        """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, unless there are some.
+
+        Targets are on the host.
+        """
+        self.fields = self.fields or input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
         """Return the classes of targets ``y`` on the host; of probabilities the most likely ones."""
@@ -67,50 +68,44 @@ class TaskBuffer:
         self.labels = np.concatenate([self.labels, labels])
         self.edits = np.concatenate([self.edits, np.zeros(len(ranks), dtype=np.int64)])
 
-    def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> None:
+    def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> Callable[[], None]:
         """Keep the samples in the mask ``kept`` and evict the others; kept candidates come from ``batch``.
 
-        Only the metadata changes at once. The samples themselves follow by :meth:`prepare` and :meth:`commit`, which
-        must be called before they are read; :meth:`rollback` undoes the change.
+        Only the metadata changes at once. Returns what copies the samples themselves, which must follow before they are
+        read; as long as it has not been called, the change can be undone by setting :attr:`metadata` back.
         """
-        source = _layout(kept, self.size)
-        self._planned().keep(source, batch, len(self.ranks) - self.size)
+        size, source = self.size, _layout(kept, self.size)
         self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
         self.size = len(source)
-
-    def replace(self, slots: NDArray[np.int64], samples: Mapping[str, Tensor]) -> None:
-        """Replace fields of the samples ``slots``, and count the edits; as with :meth:`retain`, samples follow."""
-        self._planned().edit(slots, samples)
-        edits = self.edits.copy()  # the old array remains for a rollback
-        edits[slots] += 1
-        self.edits = edits
-
-    def prepare(self) -> None:
-        """Allocate what :meth:`commit` needs, unless that is done; a failure changes nothing."""
-        if self._plan is not None and self._rearrangement is None and self._plan.changes:
-            self._rearrangement = Rearrangement(self.fields or self._plan.empty, self._plan)
-
-    def commit(self) -> None:
-        """Copy the samples, which are prepared, to their slots."""
-        if self._plan is None:
-            return
-        if self._rearrangement is None:
-            self.fields = self.fields or self._plan.empty
-        else:
-            self._rearrangement.apply()
-            self.fields = self._rearrangement.fields
-            self._update_nbytes()
-        self._plan = self._rearrangement = None
+        return partial(self._rearrange, source, size, batch)
 
     @property
     def metadata(self) -> tuple[Any, ...]:
-        """What is known of the samples: their number, labels, ranks and edits; and whether the task is running."""
-        return self.size, self.labels, self.ranks, self.edits, self.running
+        """What is known of the samples: their number, labels, ranks and edits."""
+        return self.size, self.labels, self.ranks, self.edits
 
-    def rollback(self, metadata: tuple[Any, ...]) -> None:
-        """Set the metadata back and forget what is planned."""
-        self.size, self.labels, self.ranks, self.edits, self.running = metadata
-        self._plan = self._rearrangement = None
+    @metadata.setter
+    def metadata(self, metadata: tuple[Any, ...]) -> None:
+        self.size, self.labels, self.ranks, self.edits = metadata
+
+    def _rearrange(self, source: NDArray[np.int64], size: int, batch: Mapping[str, Tensor]) -> None:
+        """Copy samples to their slots, given the old slot of each; those from ``size`` on are samples of the batch."""
+        slots = np.arange(len(source))
+        if len(source) == size and (source == slots).all():  # every sample stays where it is
+            return
+        moved = slots[(source < size) & (source != slots)]
+        new = slots[source >= size]
+        if len(moved):
+            for name in self.fields:
+                self.overwrite(name, moved, self.take(name, source[moved]))
+        self._resize(len(source))
+        if len(new):
+            self._put(new, batch, source[new] - size)
+        self._update_nbytes()
+
+    def take(self, name: str, slots: NDArray[np.int64]) -> Tensor:
+        """Return a copy of the samples ``slots`` of a field."""
+        return _select(self.fields[name], slots)
 
     def inputs(self) -> Inputs | None:
         """Return the fields of the inputs, with room for more samples than are stored; None before the first batch."""
@@ -127,7 +122,13 @@ class TaskBuffer:
         """Return a copy of the inputs of the samples ``slots``."""
         inputs = self.inputs()
         assert inputs is not None
-        return map_leaves(lambda field: select(field, slots), inputs)
+        return map_leaves(lambda field: _select(field, slots), inputs)
+
+    def overwrite(self, name: str, slots: NDArray[np.int64] | Tensor, samples: Tensor) -> None:
+        """Replace the samples ``slots`` of a field."""
+        field = self.fields[name]
+        samples = samples.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
+        field.index_copy_(0, _index(slots, field), samples)
 
     @torch.no_grad()
     def store_logits(self, model: Callable[[Inputs], Tensor]) -> None:
@@ -135,7 +136,7 @@ class TaskBuffer:
         batches = -(-self.size // BATCH_SIZE)
         for first in range(batches):
             slots = np.arange(first, self.size, batches)  # of all classes, in whatever order they are stored
-            self._overwrite_logits(slots, model(self.take_inputs(slots)))
+            self.overwrite("logits", slots, self._same_width(model(self.take_inputs(slots))))
         self._update_nbytes()
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,18 +167,34 @@ class TaskBuffer:
     def _update_nbytes(self) -> None:
         self.nbytes = sum([field.nbytes // len(field) * self.size for field in self.fields.values() if len(field)])
 
-    def _planned(self) -> Plan:
-        if self._plan is None:
-            self._plan = Plan(self.size)
-        self._rearrangement = None  # of an earlier state of the plan
-        return self._plan
+    def _resize(self, size: int) -> None:
+        """Reallocate fields whose capacity is not between ``size`` and ``2 * size`` samples."""
+        for name, field in self.fields.items():
+            if not size <= len(field) <= 2 * size:
+                capacity = max(size, 2 * len(field)) if len(field) < size else size
+                resized = field.new_empty((capacity, *field.shape[1:]))
+                resized[: len(field)] = field[:capacity]
+                self.fields[name] = resized
 
-    def _overwrite_logits(self, slots: NDArray[np.int64], logits: Tensor) -> None:
-        plan = Plan(self.size)
-        plan.edit(slots, {"logits": logits})
-        rearrangement = Rearrangement(self.fields, plan)
-        rearrangement.apply()
-        self.fields = rearrangement.fields
+    def _put(self, slots: NDArray[np.int64], batch: Mapping[str, Tensor], chosen: NDArray[np.int64]) -> None:
+        """Copy the chosen samples of the batch to slots; a GPU gets both numbers of each in one transfer."""
+        pairs = np.stack([slots, chosen])
+        for name, samples in batch.items():
+            targets, sources = _index(pairs, samples).unbind()
+            values = samples.detach().index_select(0, sources)
+            self.overwrite(name, targets, self._same_width(values) if name == "logits" else values)
+        if "logits" in self.fields and "logits" not in batch:
+            self.fields["logits"].index_fill_(0, _index(slots, self.fields["logits"]), math.nan)
+
+    def _same_width(self, logits: Tensor) -> Tensor:
+        """Widen the stored or the new logits to the same number of classes, with NaN for classes added later."""
+        field = self.fields.get("logits")
+        if field is None:
+            inputs = next(field for name, field in self.fields.items() if name != "y")
+            field = logits.new_full((len(inputs), *logits.shape[1:]), math.nan, device=inputs.device)
+        width = max((*field.shape[1:2], *logits.shape[1:2]), default=0)
+        self.fields["logits"] = _widened(field, width)
+        return _widened(logits, width)
 
 
 def input_fields(x: Inputs) -> dict[str, Tensor]:
@@ -196,3 +213,20 @@ def _layout(kept: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
     stays = kept[: len(chosen)] & (source < size)
     source[~stays] = chosen[chosen >= min(len(chosen), size)]
     return source
+
+
+def _index(indices: NDArray[np.int64] | Tensor, tensor: Tensor) -> Tensor:
+    indices = indices if isinstance(indices, Tensor) else torch.from_numpy(indices)
+    return indices.to(tensor.device, non_blocking=tensor.is_cuda)
+
+
+def _select(tensor: Tensor, indices: NDArray[np.int64]) -> Tensor:
+    return tensor.detach().index_select(0, _index(indices, tensor))
+
+
+def _widened(logits: Tensor, width: int) -> Tensor:
+    if logits.ndim == 1 or logits.shape[1] == width:
+        return logits
+    wide = logits.new_full((len(logits), width, *logits.shape[2:]), math.nan)
+    wide[:, : logits.shape[1]] = logits
+    return wide
