@@ -92,8 +92,8 @@ def main() -> None:
         for _ in range(20):
             step()
         wall, (spent, launches, busy) = milliseconds(step), kernels(step)
-        title = f"{name}, {tasks} × {size} and {size} of memory: {wall:.2f} ms a step, kernels {spent.total() / 1e3:.2f} ms, "
-        title += f"any of them for {busy / 1e3:.2f} ms, {launches.total() / STEPS:.0f} launches"
+        title = f"{name}, {tasks} × {size} and {size} of memory: {wall:.2f} ms a step, {launches.total() / STEPS:.0f} "
+        title += f"kernels of {spent.total() / 1e3:.2f} ms, any of them for {busy / 1e3:.2f} ms"
         table = Table(title=title, title_justify="left")
         for heading in ("µs a step", "launches", "kernel"):
             table.add_column(heading, justify="left" if heading == "kernel" else "right", no_wrap=True)
