@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg.lapack import dpotrf, dsyevd
 from torch import Tensor
 
 from spcl.aggregation.factors import FactoredGradients, doubled, factored_products
@@ -127,7 +128,9 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     array([1., 2.])
     """
     if len(matrix) <= MOST_ROWS:
-        eigenvalues, vectors = np.linalg.eigh(matrix)
+        eigenvalues, vectors, failed = dsyevd(matrix, lower=1)  # in half the time of NumPy's function around it
+        if failed:
+            raise np.linalg.LinAlgError("the eigenvalues of the Gramian do not converge")
         return eigenvalues, vectors
     found = torch.linalg.eigh(torch.from_numpy(matrix))
     return found.eigenvalues.numpy(), found.eigenvectors.numpy()
@@ -238,18 +241,7 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
     if not np.isfinite(matrix).all():
         return False  # products that overflow in float32 may be finite in float64
     error = SLICE_ERROR * squared_traces**0.5 + UNDERFLOW
-    diagonal = matrix.diagonal()
-    bound = (diagonal + np.abs(diagonal) - np.abs(matrix).sum(axis=1)).min(
-        initial=np.inf
-    )  # Gershgorin's, of the smallest
-    return bool(error < TOLERATED_ERROR * bound) or _is_positive_definite(
-        matrix - error / TOLERATED_ERROR * np.eye(len(matrix))
-    )
-
-
-def _is_positive_definite(matrix: Array) -> bool:
-    try:
-        np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        return False
-    return True
+    shifted = matrix.copy()
+    shifted.ravel()[:: len(matrix) + 1] -= error / TOLERATED_ERROR
+    _, is_indefinite = dpotrf(shifted, clean=0, overwrite_a=1)  # Cholesky's decomposition, if there is one
+    return not is_indefinite
