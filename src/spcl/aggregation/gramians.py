@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from spcl.aggregation.factors import FactoredGradients, doubled, factored_products
 from spcl.errors import SpclError
-from spcl.precision import float32_products
+from spcl.precision import are_products_exact, float32_products
 
 __all__ = [
     "Block",
@@ -155,11 +156,17 @@ def _products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
     if any(block.dtype != torch.float32 for block in blocks):
         exact = _exact_products(blocks)
         return exact, exact.new_full((), -1.0)
+    if are_products_exact():  # nothing to set, which would take longer
+        return _float32_products(blocks)
     with float32_products("ieee"):
-        sliced = [_sliced_products(block) for block in blocks if isinstance(block, Tensor)]
-        if factors := [block for block in blocks if isinstance(block, FactoredGradients)]:
-            products, scale = factored_products(factors)
-            sliced.append((products, scale.square()))
+        return _float32_products(blocks)
+
+
+def _float32_products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
+    sliced = [_sliced_products(block) for block in blocks if isinstance(block, Tensor)]
+    if factors := [block for block in blocks if isinstance(block, FactoredGradients)]:
+        products, scale = factored_products(factors)
+        sliced.append((products, scale.square()))
     products, squared_traces = sliced[0]
     for other, squared in sliced[1:]:
         products, squared_traces = products + other, squared_traces + squared
@@ -209,11 +216,29 @@ def _as_blocks(gradients: Tensor | Sequence[Tensor]) -> list[Tensor]:
 def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the Gramian of the rows, and the sum of the squared traces of its float32 slices."""
     tasks, length = rows.shape
-    whole = length // SLICE * SLICE
-    slices = rows[:, :whole].view(tasks, whole // SLICE, SLICE).transpose(0, 1)
+    size = _slice_size(length) if rows.is_cpu else SLICE
+    whole = length // size * size
+    slices = rows[:, :whole].view(tasks, whole // size, size).transpose(0, 1)
     products = torch.bmm(slices, slices.transpose(1, 2))
+    if rows.is_cpu and whole == length:
+        return _sums_of_slices(products.numpy().astype(np.float64))
     traces = products.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
-    return products.sum(dim=0, dtype=torch.float64) + double_products(rows[:, whole:]), traces.dot(traces)
+    rest = rows[:, whole:].double()
+    return products.sum(dim=0, dtype=torch.float64).addmm_(rest, rest.T), traces.dot(traces)
+
+
+@lru_cache
+def _slice_size(length: int) -> int:
+    """Return a size of slices that leaves no rest, where there is one from half a slice to a whole one."""
+    fewest = -(-length // SLICE)
+    sizes = (length // count for count in range(fewest, 2 * fewest) if length % count == 0)
+    return next(sizes, SLICE) if length >= SLICE else SLICE
+
+
+def _sums_of_slices(products: Array) -> tuple[Tensor, Tensor]:
+    """Return the sum of products, and that of their squared traces; NumPy takes less time for so few numbers."""
+    traces = products.trace(axis1=1, axis2=2)
+    return torch.from_numpy(products.sum(axis=0)), torch.from_numpy(np.asarray(traces.dot(traces)))
 
 
 def double_products(rows: Block, columns: int | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """Linear classifiers of one shape, computed together."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,8 @@ class ClassifierStack:
     gradients: list[Tensor]
 
     def __init__(self, samples: Sequence[Samples], device: torch.device) -> None:
-        heads = [cast(nn.Linear, group.task.head)._parameters for group in samples]
-        self._parameters = [[cast(nn.Parameter, head[name]) for head in heads] for name in ("weight", "bias")]
+        heads: list[Any] = [group.task.head for group in samples]
+        self._parameters = [[head._parameters[name] for head in heads] for name in ("weight", "bias")]
         labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
         self._labels = labels.view(len(samples), -1)
 
@@ -57,7 +57,7 @@ class ClassifierStack:
     def forward(self, features: Tensor) -> Tensor:
         """Return the mean cross-entropy of every task."""
         with torch.no_grad():
-            self._weight, bias = (torch.stack([*parameters]) for parameters in self._parameters)
+            self._weight, bias = map(torch.stack, self._parameters)
         self._features = features.detach().view(len(self), -1, features.shape[1])
         logits = torch.baddbmm(bias.unsqueeze(1), self._features, self._weight.transpose(1, 2))
         self.logits = logits.to(bias.dtype)  # losses are computed in full precision
@@ -101,10 +101,11 @@ def _shape(group: Samples) -> tuple[object, ...] | None:
         return None
     if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
         return None
-    shape: list[object] = [y.shape, y.device]
-    for name in ("weight", "bias"):
-        parameter = head._parameters.get(name)
-        if parameter is None or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            return None
-        shape += [parameter.shape, parameter.requires_grad]
-    return tuple(shape)
+    weight, bias = head._parameters.get("weight"), head._parameters.get("bias")
+    if weight is None or bias is None or _is_hooked(weight) or _is_hooked(bias):
+        return None
+    return y.shape, y.device, weight.shape, weight.requires_grad, bias.shape, bias.requires_grad
+
+
+def _is_hooked(parameter: Any) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

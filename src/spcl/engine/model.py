@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -39,7 +38,7 @@ class Samples:
     stored: Tensor | None = None
     share: float = 1.0
 
-    @cached_property
+    @property
     def kind(self) -> Hashable:
         """Structure, shape and type of an input: samples of one kind can be one batch."""
         return sample_kind(self.x)
