@@ -39,8 +39,8 @@ DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # fits a CPU cache; amortise
 def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
     r"""Compute the T×T matrix :math:`C_{ij} = g_i \cdot g_j` of T gradients, in float64, on their device.
 
-    Products are computed in float32 over slices of 2,048 entries and summed in float64. Where that would change the
-    smallest eigenvalue by about a thousandth (at condition numbers above 100 to 1,000, the longer the gradients the
+    Products are computed in float32 over slices of up to 2,048 entries and summed in float64. Where that would change
+    the smallest eigenvalue by about a thousandth (at condition numbers above 100 to 1,000, the longer the gradients the
     higher) they are computed in float64. TF32 and bfloat16 products are never used, whatever PyTorch's settings.
 
     Args:
@@ -237,7 +237,8 @@ def _slice_size(length: int) -> int:
 
 def _sums_of_slices(products: Array) -> tuple[Tensor, Tensor]:
     """Return the sum of products, and that of their squared traces; NumPy takes less time for so few numbers."""
-    traces = products.trace(axis1=1, axis2=2)
+    count, tasks, _ = products.shape
+    traces = products.reshape(count, tasks * tasks)[:, :: tasks + 1].sum(axis=1)
     return torch.from_numpy(products.sum(axis=0)), torch.from_numpy(np.asarray(traces.dot(traces)))
 
 

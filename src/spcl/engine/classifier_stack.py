@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
+from spcl.engine.head_gradients import HeadGradients
 from spcl.engine.model import Samples
 
 __all__ = ["ClassifierStack"]
@@ -24,6 +25,7 @@ class ClassifierStack:
     Args:
         samples: the tasks' batches, for which :meth:`supports` holds.
         device: of the model.
+        kept: where the gradients of weights and biases go, kept from step to step; None makes new ones.
 
     Attributes:
         logits: of shape (tasks, batch, classes), once there was a forward pass.
@@ -33,9 +35,15 @@ class ClassifierStack:
     logits: Tensor
     gradients: list[Tensor]
 
-    def __init__(self, samples: Sequence[Samples], device: torch.device) -> None:
+    def __init__(
+        self,
+        samples: Sequence[Samples],
+        device: torch.device,
+        kept: tuple[HeadGradients, HeadGradients] | None = None,
+    ) -> None:
         heads: list[Any] = [group.task.head for group in samples]
         self._parameters = [[head._parameters[name] for head in heads] for name in ("weight", "bias")]
+        self._kept = kept or (HeadGradients(), HeadGradients())
         labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
         self._labels = labels.view(len(samples), -1)
 
@@ -63,7 +71,7 @@ class ClassifierStack:
         self.logits = logits.to(bias.dtype)  # losses are computed in full precision
         self._log_softmax = torch.log_softmax(self.logits, dim=2)
         if len(self) < MANY:
-            pairs = zip(self._log_softmax, self._labels, strict=True)
+            pairs = zip(self._log_softmax.unbind(), self._labels.unbind(), strict=True)
             return torch.stack([nll_loss(each, labels) for each, labels in pairs])
         return self._log_softmax.gather(2, self._labels.unsqueeze(2)).mean(dim=1).neg_().view(-1)
 
@@ -74,24 +82,29 @@ class ClassifierStack:
             of_losses *= of_losses.new_tensor(shares).view(-1, 1, 1)
         gradient = torch._log_softmax_backward_data(of_losses, self._log_softmax, 2, self.logits.dtype)
         lower = gradient.to(self._features.dtype)
+        (weights, biases), (of_weights, of_biases) = self._parameters, self._kept
         self.gradients = []
-        if self._parameters[0][0].requires_grad:
-            self.gradients.append(self._weight_gradients(lower).to(gradient.dtype))
-        if self._parameters[1][0].requires_grad:
-            self.gradients.append(gradient.sum(dim=1))
+        if weights[0].requires_grad:
+            self.gradients.append(self._weight_gradients(lower, of_weights.of(weights)))
+        if biases[0].requires_grad:
+            self.gradients.append(torch.sum(gradient, dim=1, out=of_biases.of(biases)))
         return torch.bmm(lower, self._weight.to(lower.dtype)).flatten(0, 1)
 
-    def _weight_gradients(self, gradient: Tensor) -> Tensor:
-        if len(self) < MANY:
-            return torch.stack([one.T @ other for one, other in zip(gradient, self._features, strict=True)])
-        return torch.bmm(gradient.transpose(1, 2), self._features)
+    def _weight_gradients(self, gradient: Tensor, out: Tensor) -> Tensor:
+        left, right = gradient.transpose(1, 2), self._features
+        if left.dtype != out.dtype:
+            return out.copy_(torch.bmm(left, right))
+        if len(self) >= MANY:
+            return torch.bmm(left, right, out=out)
+        for one, other, product in zip(left.unbind(), right.unbind(), out.unbind(), strict=True):
+            torch.mm(one, other, out=product)
+        return out
 
     def assign_grads(self) -> None:
         """Add the gradients to those of the heads' parameters."""
-        trained = [parameters for parameters in self._parameters if parameters[0].requires_grad]
-        for parameters, stacked in zip(trained, self.gradients, strict=True):
-            for parameter, gradient in zip(parameters, stacked.unbind(), strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        for parameters, kept in zip(self._parameters, self._kept, strict=True):
+            if parameters[0].requires_grad:
+                kept.assign()
 
 
 def _shape(group: Samples) -> tuple[object, ...] | None:

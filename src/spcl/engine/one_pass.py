@@ -75,15 +75,11 @@ class OnePass:
         own = sum(batch.draw is None for batch in batches)
         if len(batches) > own + 1:  # memory's loss is the sum over its batches
             losses = torch.cat([losses[:own], losses[own:].sum(dim=0, keepdim=True)])
-        _write_health(self._gradients.health, losses, total_norm(parts, losses[0]), self._snapshot.norm())
-
-
-def _write_health(health: Tensor, losses: Tensor, norm: Tensor, buffers: Tensor) -> None:
-    """Write the losses beside norms that all of them share."""
-    if not health.is_cpu:
-        rows = [losses, norm.expand_as(losses), buffers.expand_as(losses)]
-        health[: len(losses)].copy_(torch.stack(rows, dim=1))
-        return
-    values, norms = health.numpy(), (float(norm), float(buffers))
-    for row, loss in enumerate(losses.tolist()):  # few, for which tensors take longer
-        values[row] = loss, *norms
+        health, buffers = self._gradients.health[: len(losses)], self._snapshot.norm()
+        if losses.is_cpu:  # a few numbers, for which tensors take longer
+            norm = sum(map(float, torch._foreach_norm(parts))) if parts else 0.0
+            rows = health.numpy()
+            rows[:, 0], rows[:, 1:] = losses.numpy(), (norm, float(buffers))
+        else:
+            norms = (norm.expand_as(losses) for norm in (total_norm(parts, losses[0]), buffers))
+            health.copy_(torch.stack([losses, *norms], dim=1))
