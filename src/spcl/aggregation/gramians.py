@@ -221,7 +221,7 @@ def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
     slices = rows[:, :whole].view(tasks, whole // size, size).transpose(0, 1)
     products = torch.bmm(slices, slices.transpose(1, 2))
     if rows.is_cpu and whole == length:
-        return _sums_of_slices(products.numpy().astype(np.float64))
+        return _sums_of_slices(products.numpy())
     traces = products.diagonal(dim1=1, dim2=2).sum(dim=1, dtype=torch.float64)
     rest = rows[:, whole:].double()
     return products.sum(dim=0, dtype=torch.float64).addmm_(rest, rest.T), traces.dot(traces)
@@ -229,17 +229,22 @@ def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def _slice_size(length: int) -> int:
-    """Return a size of slices that leaves no rest, where there is one from half a slice to a whole one."""
+    """Return a size of slices that leaves no rest, where there is one from half a slice to a whole one.
+
+    >>> _slice_size(3 * 2000), _slice_size(2048), _slice_size(3 * 2003 + 2)
+    (2000, 2048, 2048)
+    """
     fewest = -(-length // SLICE)
     sizes = (length // count for count in range(fewest, 2 * fewest) if length % count == 0)
     return next(sizes, SLICE) if length >= SLICE else SLICE
 
 
-def _sums_of_slices(products: Array) -> tuple[Tensor, Tensor]:
+def _sums_of_slices(products: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
     """Return the sum of products, and that of their squared traces; NumPy takes less time for so few numbers."""
     count, tasks, _ = products.shape
-    traces = products.reshape(count, tasks * tasks)[:, :: tasks + 1].sum(axis=1)
-    return torch.from_numpy(products.sum(axis=0)), torch.from_numpy(np.asarray(traces.dot(traces)))
+    traces: Array = products.reshape(count, tasks * tasks)[:, :: tasks + 1].sum(axis=1, dtype=np.float64)
+    total = products.sum(axis=0, dtype=np.float64)
+    return torch.from_numpy(total), torch.from_numpy(np.asarray(traces.dot(traces)))
 
 
 def double_products(rows: Block, columns: int | None = None) -> Tensor:
