@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from spcl.aggregation.gramians import eigenvectors
 from spcl.engine.classifier_stack import ClassifierStack
+from spcl.engine.head_gradients import HeadGradients
 from spcl.engine.model import Samples
 from spcl.errors import TaskError
 from spcl.methods.tasks import Task, check_all_labels
@@ -67,6 +68,25 @@ def test_few_stacked_classifiers_are_the_same_to_the_last_bit(tasks: int, thread
             assert torch.equal(task.head.bias.grad, head.bias.grad)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [3, TASKS])
+def test_kept_gradients_are_those_of_the_heads_in_every_step(count: int) -> None:
+    everyone, kept = classifiers(), (HeadGradients(), HeadGradients())
+    for samples in (everyone[:count], everyone[:count], everyone[-2:], everyone[:count]):
+        features = torch.randn(6 * len(samples), 5)
+        for group in samples:
+            group.task.head.zero_grad()
+        stack = ClassifierStack(samples, features.device, kept)
+        stack.forward(features)
+        stack.backward([1.0] * len(samples))
+        stack.assign_grads()
+        for group, part in zip(samples, features.split(6), strict=True):
+            head = deepcopy(group.task.head)
+            head.zero_grad()
+            cross_entropy(head(part), group.y).backward()
+            torch.testing.assert_close(group.task.head.weight.grad, head.weight.grad)
+            torch.testing.assert_close(group.task.head.bias.grad, head.bias.grad)
 
 
 def frozen(head: nn.Linear) -> None:

@@ -6,7 +6,26 @@ from typing import Literal
 
 import torch
 
-__all__ = ["float32_products"]
+__all__ = ["are_products_exact", "float32_products"]
+
+FULL = ("ieee", "none")
+"""The settings of full precision."""
+
+HAS_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+"""Whether every kind of device has a setting of its own; PyTorch before 2.9 has one for all."""
+
+
+def are_products_exact() -> bool:
+    """Return whether float32 products are computed in full precision, as they are by default.
+
+    >>> with float32_products("ieee"):
+    ...     are_products_exact()
+    True
+    """
+    if not HAS_SETTINGS:
+        return torch.get_float32_matmul_precision() == "highest"
+    gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    return gpu.fp32_precision in FULL and cpu.fp32_precision in FULL
 
 
 @contextmanager
@@ -18,7 +37,7 @@ def float32_products(kind: Literal["ieee", "tf32"]) -> Iterator[None]:
     >>> with float32_products("ieee"):
     ...     product = torch.ones(2, 3) @ torch.ones(3, 2)
     """
-    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # PyTorch before 2.9: one setting for all devices
+    if not HAS_SETTINGS:
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest" if kind == "ieee" else "high")
         try:

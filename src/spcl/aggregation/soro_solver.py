@@ -73,7 +73,7 @@ def solve_soro(gramian: Tensor, settings: SOROSettings = DEFAULT, preference: Te
     S, V = right_singular(C, settings.cutoff)
     with np.errstate(all="ignore"):
         X, A, d, history, stop = _descend(S[:, None] * V.T, V.T, settings)
-    factor = S.min() if settings.scale == "min" and len(S) else 1.0
+    factor = S[0] if settings.scale == "min" and len(S) else 1.0
     weights, adjusted = torch.from_numpy(V @ (X @ W * factor / S)), torch.from_numpy(factor**2 * A)
     return SOROSolution(weights, adjusted, torch.from_numpy(d), tuple(history), stop)
 
@@ -87,13 +87,13 @@ def _solve_single(C: Array, W: Array, settings: SOROSettings) -> SOROSolution:
 
 
 def right_singular(C: Array, cutoff: float) -> tuple[Array, Array]:
-    """Return the non-zero singular values of G and their right singular vectors as columns."""
+    """Return the non-zero singular values of G in ascending order, and their right singular vectors as columns."""
     eigenvalues, V = eigenvectors(C)
     least, most = (min(0.0, eigenvalues[0]), max(0.0, eigenvalues[-1])) if len(C) else (0.0, 0.0)
     if least < -1e-3 * most:
         raise SpclError(f"the Gramian must have no negative eigenvalue, but {least} was found")
-    kept = eigenvalues > most * len(C) * cutoff
-    return np.sqrt(eigenvalues[kept]), V[:, kept]
+    first = int(eigenvalues.searchsorted(most * len(C) * cutoff, side="right"))
+    return np.sqrt(eigenvalues[first:]), V[:, first:]
 
 
 def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Array, Array, list[float], Stop]:
@@ -114,7 +114,7 @@ def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Ar
         return misfit, A, error, float(distance.dot(distance) + penalty)
 
     misfit, A, _, objective = evaluated(X, sigma)
-    d, history, velocity, halvings = np.ones(X.shape[1]), [objective], np.zeros_like(X), 0
+    d, history, velocity, halvings = np.ones(X.shape[1]), [objective], np.zeros(X.shape), 0
     while len(history) <= settings.iterations:
         slope = 2.0 * misfit + (4.0 * sigma) * (X @ A - X * d)
         velocity = settings.momentum * velocity + slope if settings.momentum else slope

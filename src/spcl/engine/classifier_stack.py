@@ -1,12 +1,13 @@
 """Linear classifiers of one shape, computed together."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
+from spcl.engine.head_gradients import HeadGradients
 from spcl.engine.model import Samples
 
 __all__ = ["ClassifierStack"]
@@ -24,6 +25,7 @@ class ClassifierStack:
     Args:
         samples: the tasks' batches, for which :meth:`supports` holds.
         device: of the model.
+        kept: where the gradients of weights and biases go, kept from step to step; None makes new ones.
 
     Attributes:
         logits: of shape (tasks, batch, classes), once there was a forward pass.
@@ -33,9 +35,15 @@ class ClassifierStack:
     logits: Tensor
     gradients: list[Tensor]
 
-    def __init__(self, samples: Sequence[Samples], device: torch.device) -> None:
-        heads = [cast(nn.Linear, group.task.head)._parameters for group in samples]
-        self._parameters = [[cast(nn.Parameter, head[name]) for head in heads] for name in ("weight", "bias")]
+    def __init__(
+        self,
+        samples: Sequence[Samples],
+        device: torch.device,
+        kept: tuple[HeadGradients, HeadGradients] | None = None,
+    ) -> None:
+        heads: list[Any] = [group.task.head for group in samples]
+        self._parameters = [[head._parameters[name] for head in heads] for name in ("weight", "bias")]
+        self._kept = kept or (HeadGradients(), HeadGradients())
         labels = torch.cat([group.y for group in samples]).to(device, non_blocking=True)
         self._labels = labels.view(len(samples), -1)
 
@@ -57,13 +65,13 @@ class ClassifierStack:
     def forward(self, features: Tensor) -> Tensor:
         """Return the mean cross-entropy of every task."""
         with torch.no_grad():
-            self._weight, bias = (torch.stack([*parameters]) for parameters in self._parameters)
+            self._weight, bias = map(torch.stack, self._parameters)
         self._features = features.detach().view(len(self), -1, features.shape[1])
         logits = torch.baddbmm(bias.unsqueeze(1), self._features, self._weight.transpose(1, 2))
         self.logits = logits.to(bias.dtype)  # losses are computed in full precision
         self._log_softmax = torch.log_softmax(self.logits, dim=2)
         if len(self) < MANY:
-            pairs = zip(self._log_softmax, self._labels, strict=True)
+            pairs = zip(self._log_softmax.unbind(), self._labels.unbind(), strict=True)
             return torch.stack([nll_loss(each, labels) for each, labels in pairs])
         return self._log_softmax.gather(2, self._labels.unsqueeze(2)).mean(dim=1).neg_().view(-1)
 
@@ -74,24 +82,29 @@ class ClassifierStack:
             of_losses *= of_losses.new_tensor(shares).view(-1, 1, 1)
         gradient = torch._log_softmax_backward_data(of_losses, self._log_softmax, 2, self.logits.dtype)
         lower = gradient.to(self._features.dtype)
+        (weights, biases), (of_weights, of_biases) = self._parameters, self._kept
         self.gradients = []
-        if self._parameters[0][0].requires_grad:
-            self.gradients.append(self._weight_gradients(lower).to(gradient.dtype))
-        if self._parameters[1][0].requires_grad:
-            self.gradients.append(gradient.sum(dim=1))
+        if weights[0].requires_grad:
+            self.gradients.append(self._weight_gradients(lower, of_weights.of(weights)))
+        if biases[0].requires_grad:
+            self.gradients.append(torch.sum(gradient, dim=1, out=of_biases.of(biases)))
         return torch.bmm(lower, self._weight.to(lower.dtype)).flatten(0, 1)
 
-    def _weight_gradients(self, gradient: Tensor) -> Tensor:
-        if len(self) < MANY:
-            return torch.stack([one.T @ other for one, other in zip(gradient, self._features, strict=True)])
-        return torch.bmm(gradient.transpose(1, 2), self._features)
+    def _weight_gradients(self, gradient: Tensor, out: Tensor) -> Tensor:
+        left, right = gradient.transpose(1, 2), self._features
+        if left.dtype != out.dtype:
+            return out.copy_(torch.bmm(left, right))
+        if len(self) >= MANY:
+            return torch.bmm(left, right, out=out)
+        for one, other, product in zip(left.unbind(), right.unbind(), out.unbind(), strict=True):
+            torch.mm(one, other, out=product)
+        return out
 
     def assign_grads(self) -> None:
         """Add the gradients to those of the heads' parameters."""
-        trained = [parameters for parameters in self._parameters if parameters[0].requires_grad]
-        for parameters, stacked in zip(trained, self.gradients, strict=True):
-            for parameter, gradient in zip(parameters, stacked.unbind(), strict=True):
-                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        for parameters, kept in zip(self._parameters, self._kept, strict=True):
+            if parameters[0].requires_grad:
+                kept.assign()
 
 
 def _shape(group: Samples) -> tuple[object, ...] | None:
@@ -101,10 +114,11 @@ def _shape(group: Samples) -> tuple[object, ...] | None:
         return None
     if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
         return None
-    shape: list[object] = [y.shape, y.device]
-    for name in ("weight", "bias"):
-        parameter = head._parameters.get(name)
-        if parameter is None or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            return None
-        shape += [parameter.shape, parameter.requires_grad]
-    return tuple(shape)
+    weight, bias = head._parameters.get("weight"), head._parameters.get("bias")
+    if weight is None or bias is None or _is_hooked(weight) or _is_hooked(bias):
+        return None
+    return y.shape, y.device, weight.shape, weight.requires_grad, bias.shape, bias.requires_grad
+
+
+def _is_hooked(parameter: Any) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)

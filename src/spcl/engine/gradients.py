@@ -243,13 +243,15 @@ class GradientMatrix:
         if self.factors:
             self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype, non_blocking=True))
             return
-        first, *others = weights.tolist()
-        update = self._row_tensors[0] if first == 1.0 else self._row_tensors[0].mul_(first)
-        if self.buffer.is_cuda:
-            for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
-                update.add_(row, alpha=weight)
-        elif others:
-            update.addmv_(self.buffer[1 : len(weights)].T, torch.from_numpy(weights[1:]).to(self.dtype))
+        update, factors = self._row_tensors[0], torch.from_numpy(weights).to(self.dtype)
+        first, *others = factors.tolist()  # infinite where the type ends
+        if others and not self.buffer.is_cuda:
+            update.addmv_(self.buffer[1 : len(weights)].T, factors[1:], beta=first)
+            return
+        if first != 1.0:
+            update.mul_(first)
+        for row, weight in zip(self._row_tensors[1 : len(weights)], others, strict=True):  # nothing to transfer
+            update.add_(row, alpha=weight)
 
     def _combine_columns(self, weights: Tensor) -> None:
         for part in self._dense_columns():

@@ -91,7 +91,7 @@ class JointPass:
         own = [batch.samples[0] for batch in self._batches if batch.draw is None]
         is_plain = len(layouts) == 1 and not self._model.has_joint_logits and method.has_plain_task_loss()
         if is_plain and ClassifierStack.supports(own):
-            self._stack = ClassifierStack(own, self._model.device)
+            self._stack = ClassifierStack(own, self._model.device, self._model.head_gradients)
             self._stacked_losses(method, self._stack, *layouts[0])
             return
         each = iter(layouts)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_samples, sample_kind
 from spcl.engine.broadcasting import RefuseBroadcast
+from spcl.engine.head_gradients import HeadGradients
 from spcl.errors import SpclError, TaskError, is_out_of_memory
 from spcl.methods.tasks import Output, Task
 
@@ -39,7 +39,7 @@ class Samples:
     stored: Tensor | None = None
     share: float = 1.0
 
-    @cached_property
+    @property
     def kind(self) -> Hashable:
         """Structure, shape and type of an input: samples of one kind can be one batch."""
         return sample_kind(self.x)
@@ -51,6 +51,9 @@ class SharedModel:
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
     classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
     task-incrementally.
+
+    Attributes:
+        head_gradients: those of the weights and of the biases of heads that are computed together.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class SharedModel:
         self._features_of: dict[Hashable, int] = {}
         self._known_heads = 0
         self._head_parameters: list[nn.Parameter] = []
+        self.head_gradients = HeadGradients(), HeadGradients()
 
     @property
     def has_joint_logits(self) -> bool:
@@ -142,7 +146,7 @@ class SharedModel:
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""
         if isinstance(x, Tensor):
-            return x.to(self.device, non_blocking=True)
+            return x if x.device == self.device else x.to(self.device, non_blocking=True)
         return map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), x)
 
     def logits(self, x: Inputs, task: Task | None) -> Tensor:

@@ -75,5 +75,11 @@ class OnePass:
         own = sum(batch.draw is None for batch in batches)
         if len(batches) > own + 1:  # memory's loss is the sum over its batches
             losses = torch.cat([losses[:own], losses[own:].sum(dim=0, keepdim=True)])
-        norms = (norm.expand_as(losses) for norm in (total_norm(parts, losses[0]), self._snapshot.norm()))
-        self._gradients.health[: len(losses)].copy_(torch.stack([losses, *norms], dim=1))
+        health, buffers = self._gradients.health[: len(losses)], self._snapshot.norm()
+        if losses.is_cpu:  # a few numbers, for which tensors take longer
+            norm = sum(map(float, torch._foreach_norm(parts))) if parts else 0.0
+            rows = health.numpy()
+            rows[:, 0], rows[:, 1:] = losses.numpy(), (norm, float(buffers))
+        else:
+            norms = (norm.expand_as(losses) for norm in (total_norm(parts, losses[0]), buffers))
+            health.copy_(torch.stack([losses, *norms], dim=1))

@@ -1,7 +1,7 @@
 """The health of gradients: which of a step's gradients are not finite, and why."""
 
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import inf, isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,4 +51,4 @@ def row_norms(squares: Array, largest: float) -> Array:
     >>> row_norms(np.array([4.0, 1e39]), largest=3e38)
     array([ 2., inf])
     """
-    return np.where(squares < largest, np.sqrt(np.abs(squares)), np.inf)
+    return np.array([sqrt(abs(square)) if square < largest else inf for square in squares.tolist()])

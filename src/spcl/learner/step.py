@@ -147,7 +147,7 @@ class Step:
         if replayed:
             parts.append((MEMORY, sum(task.classes or 1 for task in tasks), replayed))
         names, classes, samples = zip(*parts, strict=True)
-        losses = np.full(len(names), np.nan)
+        losses = np.array([np.nan] * len(names))
         return Gradients(names, losses, None, classes, samples, tuple(task.name for task in tasks))
 
     def _plan(self, known: Gradients, separate: bool) -> ReductionPlan:
@@ -292,9 +292,10 @@ class Step:
         is_penalty_added = self._gradients.has_penalty and not self._method.settings.coupled
         if weights is None or is_penalty_added or len(norms) < len(weights):  # the norm of its gradient is not known
             return False
-        sizes = np.abs(weights)
-        bound = float(max(sizes.max(), sizes @ norms[: len(sizes)]))
-        return bound < torch.finfo(self._gradients.dtype).max
+        sizes = [abs(weight) for weight in weights.tolist()]
+        bound = sum(size * norm for size, norm in zip(sizes, norms.tolist(), strict=False))
+        largest = torch.finfo(self._gradients.dtype).max
+        return bound < largest and all(size < largest for size in sizes)
 
 
 def _shape(value: object) -> tuple[int, ...] | str:

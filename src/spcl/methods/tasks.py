@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -148,11 +147,12 @@ def check_labels(owner: str, y: Tensor, classes: int) -> None:
 
 def _wrong_label(y: Tensor, classes: int) -> int | None:
     """Return a label that is none of the classes, or None."""
-    labels = y.numpy(force=True)
-    if labels.view(np.uint64).max(initial=0) < classes:  # negative labels are the largest
+    if not y.numel():
         return None
-    lowest = int(labels.min())
-    return lowest if lowest < 0 else int(labels.max())
+    lowest, highest = (int(label) for label in torch.aminmax(y.cpu()))
+    if lowest < 0:
+        return lowest
+    return highest if highest >= classes else None
 
 
 def _check_probabilities(owner: str, y: Tensor) -> None:
