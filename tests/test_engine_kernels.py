@@ -1,6 +1,10 @@
 """Triton kernels against PyTorch: on a GPU, and interpreted where there is none."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,3 +207,12 @@ def test_one_pass_by_kernels_gives_the_gradients_of_a_pass_per_batch(rows: tuple
         assert {name: difference(mine, theirs) for name, mine, theirs in each if difference(mine, theirs) > 0.1} == {}
     for (name, mine), theirs in zip(network.named_buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2, msg=name)
+
+
+# -- the compiler
+
+
+def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("_compile_kernels.py"))]
+    subprocess.run(command, check=True, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)})

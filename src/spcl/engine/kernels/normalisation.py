@@ -7,6 +7,8 @@ after it. Where ReLU was is computed again from the images where nothing is adde
 import triton
 import triton.language as tl
 
+from spcl.engine.kernels.programs import channels_of, chunk_of, rows_of, scaling_of
+
 __all__ = ["batch_sums", "chunk_sums", "input_gradient", "normalise"]
 
 
@@ -16,21 +18,14 @@ def normalise(
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Normalise, scale and shift every chunk; add the addend; apply ReLU."""
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = column < channels
-    place = tl.load(table + 3 * chunk) * channels + column
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    factor = tl.load(scales + place, mask=inside, other=0.0) * tl.load(weight + column, mask=inside, other=0.0)
-    mean = tl.load(means + place, mask=inside, other=0.0)
-    shift = tl.load(bias + column, mask=inside, other=0.0)
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, _, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         at = rows[:, None] * channels + column[None, :]
-        values = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * factor[None, :]
-        values += shift[None, :]
+        values = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * factor
+        values += shift
         if ADD:
             values += tl.load(addend + at, mask=mask, other=0.0).to(tl.float32)
         if RELU:
@@ -47,29 +42,21 @@ def chunk_sums(
 
     With an addend, whose gradient it is too, the gradient behind ReLU is stored.
     """
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = column < channels
-    place = tl.load(table + 3 * chunk) * channels + column
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    mean = tl.load(means + place, mask=inside, other=0.0)
-    scale = tl.load(scales + place, mask=inside, other=0.0)
-    factor = scale * tl.load(weight + column, mask=inside, other=0.0)
-    shift = tl.load(bias + column, mask=inside, other=0.0)
+    column, inside = channels_of(channels, CHANNELS)
+    chunk, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     plain = tl.zeros([ROWS, CHANNELS], tl.float32)
     weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         at = rows[:, None] * channels + column[None, :]
         grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RELU and ADD:
             grad = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) > 0.0, grad, 0.0)
             tl.store(flow + at, grad.to(flow.dtype.element_ty), mask=mask)
         elif RELU:
-            grad = tl.where(apart * factor[None, :] + shift[None, :] > 0.0, grad, 0.0)
+            grad = tl.where(apart * factor + shift > 0.0, grad, 0.0)
         plain += grad
         weighted += tl.where(mask, grad * apart, 0.0)
     at = chunk * channels + column
@@ -105,27 +92,18 @@ def input_gradient(
     RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the images: w/σ · (g − mean(g) − x̂ · mean(g x̂)); g is that behind ReLU."""
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = column < channels
-    batch = tl.load(table + 3 * chunk)
-    place = batch * channels + column
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    count = tl.load(counts + batch).to(tl.float32)
-    mean = tl.load(means + place, mask=inside, other=0.0)
-    scale = tl.load(scales + place, mask=inside, other=0.0)
-    factor = scale * tl.load(weight + column, mask=inside, other=0.0)
-    shift = tl.load(bias + column, mask=inside, other=0.0)
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    place, count = batch * channels + column, tl.load(counts + batch).to(tl.float32)
     plain = tl.load(bias_sums + place, mask=inside, other=0.0) / count
     slope = tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         at = rows[:, None] * channels + column[None, :]
         grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RELU:
-            grad = tl.where(apart * factor[None, :] + shift[None, :] > 0.0, grad, 0.0)
-        found = factor[None, :] * (grad - plain[None, :] - apart * slope[None, :])
+            grad = tl.where(apart * factor + shift > 0.0, grad, 0.0)
+        found = factor * (grad - plain[None, :] - apart * slope[None, :])
         tl.store(out + at, found.to(out.dtype.element_ty), mask=mask)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from spcl.engine.kernels.division import divide
+from spcl.engine.kernels.programs import channels_of, chunk_of, rows_of, scaling_of
 
 __all__ = ["normalise_and_pool", "pooled_input_gradient", "pooled_sums"]
 
@@ -22,10 +23,10 @@ def _first_pixels(rows, width, factor, shift):
 def _four(at, mask, mean, channels, width):
     """Return the four pixels, apart from the mean."""
     below = at + 2 * width * channels
-    x0 = tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
-    x1 = tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
-    x2 = tl.load(below, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
-    x3 = tl.load(below + channels, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
+    x0 = tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean
+    x1 = tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean
+    x2 = tl.load(below, mask=mask, other=0.0).to(tl.float32) - mean
+    x3 = tl.load(below + channels, mask=mask, other=0.0).to(tl.float32) - mean
     return x0, x1, x2, x3
 
 
@@ -52,21 +53,14 @@ def normalise_and_pool(
     x, y, weight, bias, means, scales, table, channels, width, by, by_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):
     """Compute the result of every chunk, which is one of rows of the result; `width` is its images'."""
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = column < channels
-    place = tl.load(table + 3 * chunk) * channels + column
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    factor = tl.load(scales + place, mask=inside, other=0.0) * tl.load(weight + column, mask=inside, other=0.0)
-    mean = tl.load(means + place, mask=inside, other=0.0)
-    shift = tl.load(bias + column, mask=inside, other=0.0)
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, _, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         at = x + _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
         x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
-        best, _ = _winners(x0, x1, x2, x3, factor[None, :], shift[None, :], y.dtype.element_ty)
+        best = _winners(x0, x1, x2, x3, factor, shift, y.dtype.element_ty)[0]
         result = tl.where(best < 0.0, 0.0, best)
         tl.store(y + rows[:, None] * channels + column[None, :], result.to(y.dtype.element_ty), mask=mask)
 
@@ -77,24 +71,16 @@ def pooled_sums(
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient, and its product with the normalised values that it belongs to, over every chunk."""
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = column < channels
-    place = tl.load(table + 3 * chunk) * channels + column
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    mean = tl.load(means + place, mask=inside, other=0.0)
-    scale = tl.load(scales + place, mask=inside, other=0.0)
-    factor = scale * tl.load(weight + column, mask=inside, other=0.0)
-    shift = tl.load(bias + column, mask=inside, other=0.0)
+    column, inside = channels_of(channels, CHANNELS)
+    chunk, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     plain = tl.zeros([ROWS, CHANNELS], tl.float32)
     weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         at = x + _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
         x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
-        best, winner = _winners(x0, x1, x2, x3, factor[None, :], shift[None, :], x.dtype.element_ty)
+        best, winner = _winners(x0, x1, x2, x3, factor, shift, x.dtype.element_ty)
         of = tl.where(winner == 0, x0, tl.where(winner == 1, x1, tl.where(winner == 2, x2, x3)))
         grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
         grad = tl.where(best > 0.0, grad, 0.0)
@@ -111,27 +97,18 @@ def pooled_input_gradient(
     by, by_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the images as :func:`input_gradient` does; g is zero where a pixel is not the largest."""
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = column < channels
-    batch = tl.load(table + 3 * chunk)
-    place = batch * channels + column
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    count = 4.0 * tl.load(counts + batch).to(tl.float32)
-    mean = tl.load(means + place, mask=inside, other=0.0)
-    scale = tl.load(scales + place, mask=inside, other=0.0)
-    factor = (scale * tl.load(weight + column, mask=inside, other=0.0))[None, :]
-    shift = tl.load(bias + column, mask=inside, other=0.0)
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    place, count = batch * channels + column, 4.0 * tl.load(counts + batch).to(tl.float32)
     plain = (tl.load(bias_sums + place, mask=inside, other=0.0) / count)[None, :]
     slope = (tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale)[None, :]
     below = 2 * width * channels
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         at = _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
         x0, x1, x2, x3 = _four(x + at, mask, mean, channels, width)
-        best, winner = _winners(x0, x1, x2, x3, factor, shift[None, :], x.dtype.element_ty)
+        best, winner = _winners(x0, x1, x2, x3, factor, shift, x.dtype.element_ty)
         grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
         grad = tl.where(best > 0.0, grad, 0.0)
         d0 = factor * (tl.where(winner == 0, grad, 0.0) - plain - x0 * slope)

@@ -6,23 +6,21 @@ Sums are taken of differences from a value of the data itself, so that squares d
 import triton
 import triton.language as tl
 
+from spcl.engine.kernels.programs import channels_of, chunk_of, rows_of
+
 __all__ = ["batch_statistics", "chunk_statistics", "running_averages"]
 
 
 @triton.jit
 def chunk_statistics(x, means, deviations, table, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Compute mean and squared deviations of every chunk."""
-    chunk = tl.program_id(0)
-    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    begin = tl.load(table + 3 * chunk + 1)
-    end = tl.load(table + 3 * chunk + 2)
-    inside = column < channels
+    column, inside = channels_of(channels, CHANNELS)
+    chunk, _, begin, end = chunk_of(table)
     first = tl.load(x + begin * channels + column, mask=inside, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
     for row in range(begin, end, ROWS):
-        rows = row + tl.arange(0, ROWS)
-        mask = (rows < end)[:, None] & inside[None, :]
+        rows, mask = rows_of(row, end, inside, ROWS)
         values = tl.load(x + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
         apart = tl.where(mask, values - first[None, :], 0.0)
         sums += apart
