@@ -212,6 +212,19 @@ def test_one_pass_by_kernels_gives_the_gradients_of_a_pass_per_batch(rows: tuple
 # -- the compiler
 
 
+def test_without_a_compiler_pytorch_computes_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler.\nMore lines")
+
+    monkeypatch.setattr("spcl.engine.kernels.first_launch.launch_first", fail)
+    kernel_support._triton_works.cache_clear()
+    x = torch.zeros(2, 3, 4, 4, device=DEVICE)
+    with pytest.warns(RuntimeWarning, match=r"cannot compile kernels \(Failed to find C compiler\.\)"):
+        assert not kernel_support.has_kernels(x)
+    assert not kernel_support.has_kernels(x)  # and it is said once
+    kernel_support._triton_works.cache_clear()
+
+
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("_compile_kernels.py"))]
