@@ -1,4 +1,4 @@
-"""The smallest kernel: whether it runs shows whether kernels can be compiled on this machine."""
+"""The smallest kernel: that it can be launched shows that kernels can be compiled on this machine."""
 
 import torch
 import triton
@@ -8,11 +8,8 @@ __all__ = ["launch_first"]
 
 
 def launch_first(device: torch.device) -> None:
-    """Compile a kernel and run it; raise what the compiler raises."""
-    number = torch.ones(1, device=device)
-    _double[(1,)](number)
-    if number.item() != 2.0:
-        raise RuntimeError(f"a kernel computed {number.item()} instead of 2")
+    """Compile a kernel and launch it; raise what the compiler raises."""
+    _double[(1,)](torch.ones(1, device=device))
 
 
 @triton.jit
