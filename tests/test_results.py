@@ -48,6 +48,7 @@ ONE_SEED = (
     "ps-emnist-recipes",
     "ps-emnist-plus-ablation",
     "ps-emnist-plus-search",
+    "ps-cifar100-plus",
     "ps-cifar100-plus-search",
     "ps-emnist-sensitivity",
     "toy-cifar10-timelines",
