@@ -3,10 +3,10 @@
 Plain training is one pass over the joint batch with the same heads, the sum of their losses, and Adam, which on a CPU
 updates one tensor after the other by default; beside it stands the same with Adam's fused update, which the learner
 uses. The learner takes the same step, with one pass over all sources and, for comparison, with one pass per source. In
-every round all variants take one step each, in one process; a ratio is the median of the ratios within a round. Times
-are processor time, which a busy machine disturbs less than that of the clock.
+every round all variants take some steps each, one after the other as in training, in one process; a ratio is the median
+of the ratios within a round. Times are processor time, which a busy machine disturbs less than that of the clock.
 
-    python benchmarks/sources.py [--networks MLP transformer] [--rounds 25] [--threads 1] [--figure sources.png]
+    python benchmarks/sources.py [--networks MLP transformer] [--rounds 25] [--steps 10] [--threads 1] [--figure FILE]
 """
 
 import argparse
@@ -34,21 +34,22 @@ Step = Callable[[Sequence[Batch]], object]
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone, its inputs, how many samples a step has, and how many rounds are measured."""
+    """A backbone, its inputs, how many samples a step has, and how many rounds of how many steps are measured."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], Tensor]
     samples: int
     rounds: int
+    steps: int
 
 
 NETWORKS = {
-    "MLP": Network(lambda: MLP(784), lambda count: torch.randn(count, 784), 512, 25),
-    "CNN": Network(SmallCNN, lambda count: torch.randn(count, 3, 32, 32), 64, 5),
+    "MLP": Network(lambda: MLP(784), lambda count: torch.randn(count, 784), 512, 25, 10),
+    "CNN": Network(SmallCNN, lambda count: torch.randn(count, 3, 32, 32), 64, 5, 3),
     "transformer": Network(
-        lambda: TextTransformer(1000, 16), lambda count: torch.randint(1, 1000, (count, 16)), 128, 5
+        lambda: TextTransformer(1000, 16), lambda count: torch.randint(1, 1000, (count, 16)), 128, 5, 5
     ),
-    "ResNet-18": Network(ResNet18, lambda count: torch.randn(count, 3, 32, 32), 8, 3),
+    "ResNet-18": Network(ResNet18, lambda count: torch.randn(count, 3, 32, 32), 8, 3, 2),
 }
 
 
@@ -92,20 +93,21 @@ VARIANTS: dict[str, Callable[[nn.Module, int], Step]] = {
 # -- the measurements
 
 
-def seconds(step: Step, given: Sequence[Batch]) -> float:
+def seconds(step: Step, given: Sequence[Batch], steps: int) -> float:
     begin = process_time()
-    step(given)
-    return process_time() - begin
+    for _ in range(steps):
+        step(given)
+    return (process_time() - begin) / steps
 
 
-def measure(network: Network, sources: int, rounds: int) -> dict[str, list[float]]:
+def measure(network: Network, sources: int, rounds: int, in_turn: int) -> dict[str, list[float]]:
     torch.manual_seed(0)
     size = network.samples // sources
     given = [(network.inputs(size), torch.randint(CLASSES, (size,))) for _ in range(sources)]
     steps = {name: make(network.make(), sources) for name, make in VARIANTS.items()}
     for step in steps.values():
         step(given)
-    taken = [{name: seconds(step, given) for name, step in steps.items()} for _ in range(rounds)]
+    taken = [{name: seconds(step, given, in_turn) for name, step in steps.items()} for _ in range(rounds)]
     return {name: [one[name] for one in taken] for name in VARIANTS}
 
 
@@ -144,7 +146,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of a training step over the number of sources.")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="networks to measure")
     parser.add_argument("--sources", nargs="+", type=int, default=[2**n for n in range(7)], help="numbers of sources")
-    parser.add_argument("--rounds", type=int, help="steps of each variant (default: 3 to 25, by network)")
+    parser.add_argument("--rounds", type=int, help="turns of each variant (default: 3 to 25, by network)")
+    parser.add_argument("--steps", type=int, help="steps of a turn (default: 2 to 10, by network)")
     parser.add_argument("--threads", type=int, default=1, help="processor threads")
     parser.add_argument("--figure", type=Path, help="file for a figure, e.g. sources.png")
     arguments = parser.parse_args()
@@ -153,7 +156,8 @@ def main() -> None:
     for name in arguments.networks:
         network = NETWORKS[name]
         counts = [sources for sources in arguments.sources if sources <= network.samples]
-        found[name] = {sources: measure(network, sources, arguments.rounds or network.rounds) for sources in counts}
+        size = arguments.rounds or network.rounds, arguments.steps or network.steps
+        found[name] = {sources: measure(network, sources, *size) for sources in counts}
         print_table(name, network, found[name], arguments.threads)
     if arguments.figure is not None:
         write_figure(arguments.figure, found)
