@@ -25,7 +25,7 @@ from spcl.errors import TaskError
 from spcl.learner import Learner
 from spcl.memory import Reservoir
 from spcl.methods import Method, make_method
-from spcl.models import BACKBONES, InputSpec
+from spcl.models import BACKBONES, MLP, InputSpec
 from spcl.models.transformer import TransformerBlock
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -533,3 +533,27 @@ def test_batch_norm_keeps_the_statistics_of_batches_apart() -> None:
     running = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     torch.testing.assert_close(normalise_batches(x, running, (2, 4, 3), 0.1, layer.eps), expected)
     torch.testing.assert_close(running, (layer.running_mean, layer.running_var))
+
+
+class CountedMLP(MLP):
+    """Counts its passes."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_networks_of_every_type_share_a_pass(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    network = CountedMLP(6).to(dtype)
+    learner = Learner(network, make_method("soro"))
+    batches = {task: (torch.randn(4, 6, dtype=dtype), torch.arange(4) % 2) for task in "ab"}
+    for task in batches:
+        learner.add_task(task, classes=2)
+    learner.step(batches)
+    before = network.passes
+    learner.step(batches)
+    assert network.passes == before + 1

@@ -142,7 +142,7 @@ class _StaticPass:
     def work(self) -> None:
         """Compute the gradients and their health."""
         target = SegmentGradients(self._gradients, self._segments, fresh=True)
-        mode = SegmentedMode(self._segments, target, self._rule.names, self._rule.counters)
+        mode = SegmentedMode(self._segments, target, self._rule.names, self._rule.counters, self._rule.is_known)
         with self._model.precision():
             features = mode.run(self._model.backbone, self.samples.x)
             top = features if self._weighs_heads else features.detach().requires_grad_()

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from spcl.engine.segments import UnsupportedError
 
-__all__ = ["FOLLOWING", "DeferredTensors", "Followers"]
+__all__ = ["FOLLOWING", "NOTHING", "DeferredTensors", "Followers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,7 @@ class Followers:
 
 
 NOTHING = Followers()
+"""A tensor by itself."""
 
 Compute = Callable[[Followers], Tensor]
 """Computes a tensor together with what follows."""

@@ -33,6 +33,7 @@ class JoiningRule:
     Attributes:
         names: the names of the trained parameters of the backbone.
         counters: batch-norm's numbers of batches.
+        is_known: whether all layers of the backbone are known.
         reason: why the latest batches cannot all share a pass; None if they can.
     """
 
@@ -51,7 +52,7 @@ class JoiningRule:
         counters = (layer.num_batches_tracked for layer in self._norms)
         self.counters: list[Tensor] = [counter for counter in counters if counter is not None]
         self._network_obstacle = _network_obstacle(model)
-        self._is_known = consists_of_known_layers(model.backbone)
+        self.is_known = consists_of_known_layers(model.backbone)
         has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
         is_limited = for_speed and has_images and model.device.type == "cpu"
         self._most_samples = MOST_IMAGES if is_limited else None
@@ -72,7 +73,7 @@ class JoiningRule:
         self.reason = self._network_obstacle or self._present_obstacle() or self._size_obstacle(groups)
         if self.reason is not None:
             return None
-        if self._is_known:
+        if self.is_known:
             return "segments"
         kinds: dict[Hashable, list[Inputs]] = {}
         for samples in groups:

@@ -170,7 +170,7 @@ class JointPass:
             self._by_segments.append(target)
         if target is None and not self._rule.has_batch_norm:
             return self._model.backbone(x)  # type: ignore[no-any-return]
-        mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters)
+        mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters, self._rule.is_known)
         return mode.run(self._model.backbone, x)
 
     def _layouts(self) -> list[tuple[Segments, list[float]]]:

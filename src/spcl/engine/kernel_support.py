@@ -12,8 +12,8 @@ __all__ = ["DEVICES", "MOST_NUMBERS", "has_kernels"]
 DEVICES = {"cuda"}
 """Types of devices that run kernels."""
 
-MOST_NUMBERS = 2**31
-"""Kernels count the numbers of a tensor in 32 bits."""
+MOST_NUMBERS = 2**31 - 2**10
+"""Kernels count the numbers of a tensor, and some beyond its end, in 32 bits."""
 
 
 def has_kernels(x: Tensor) -> bool:

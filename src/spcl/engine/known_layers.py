@@ -19,8 +19,12 @@ def consists_of_known_layers(network: nn.Module) -> bool:
     True
     >>> consists_of_known_layers(nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=0)))
     False
+    >>> consists_of_known_layers(nn.Sequential(norm := nn.BatchNorm1d(3), nn.ReLU(), norm))
+    False
     """
-    return all(_is_known(module) and not _is_changed(module) for module in network.modules())
+    uses = [module for _, module in network.named_modules(remove_duplicate=False)]
+    is_simple = len(uses) == len(set(uses))  # batch-norm that is used twice would see the batches in another order
+    return is_simple and all(_is_known(module) and not _is_changed(module) for module in uses)
 
 
 def _is_known(module: nn.Module) -> bool:

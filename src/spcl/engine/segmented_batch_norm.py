@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,9 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from spcl.engine.deferred import Followers
+from spcl.engine.kernel_support import has_kernels
 from spcl.engine.segments import SegmentGradients
 
 __all__ = ["ImageNormalisation", "normalise_batches"]
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Of images that kernels normalise, in float32."""
 
 
 def normalise_batches(
@@ -58,12 +63,21 @@ class ImageNormalisation:
         from spcl.engine.kernels.batch_norm import BatchNorm, BatchNormOptions
 
         follows = followers.relu, followers.pool
-        kept = self._add_gradients, self.target.segments.tables
+        add_gradients = partial(_add_gradients, self.target, self.weight, self.bias)  # which holds no images
+        kept = add_gradients, self.target.segments.tables
         options = BatchNormOptions(tuple(self.sizes), self.momentum, self.eps, *follows, *kept)
         anchor = self.target.follow(self.weight, self.bias)
         parameters = self.weight, self.bias
-        return BatchNorm.apply(self.x, followers.addend, parameters, self.running, options, anchor)  # type: ignore[no-any-return, no-untyped-call]
+        with torch.cuda.device_of(self.x):  # type: ignore[no-untyped-call]  # where Triton launches kernels
+            return BatchNorm.apply(self.x, followers.addend, parameters, self.running, options, anchor)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _add_gradients(self, of_weight: Tensor, of_bias: Tensor) -> None:
-        self.target.add_by_batch(self.weight, of_weight)
-        self.target.add_by_batch(self.bias, of_bias)
+    def has_kernels(self) -> bool:
+        """Return whether there are kernels for all of it: for vectors without gaps, and batches of several pixels."""
+        x, vectors = self.x, [self.weight, self.bias, *(self.running or ())]
+        is_fit = all(vector.is_contiguous() and vector.shape == x.shape[1:2] for vector in vectors)
+        return is_fit and has_kernels(x) and x.dtype in TYPES and min(self.sizes) * x.shape[2] * x.shape[3] > 1
+
+
+def _add_gradients(target: SegmentGradients, weight: Any, bias: Any, of_weight: Tensor, of_bias: Tensor) -> None:
+    target.add_by_batch(weight, of_weight)
+    target.add_by_batch(bias, of_bias)

@@ -25,7 +25,8 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, options: Options) ->
         from spcl.engine.kernels import convolution
 
         if convolution.has_few_columns(weight):
-            return convolution.convolve(x, weight, convolution.Geometry.of(x, weight, options))
+            with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # where Triton launches kernels
+                return convolution.convolve(x, weight, convolution.Geometry.of(x, weight, options))
     return torch.ops.aten.convolution(x, weight, bias, *options)  # type: ignore[no-any-return]
 
 
@@ -45,7 +46,7 @@ def add_weight_gradients(
 ) -> None:
     """Add the weight gradient of every segment to those of the parameter; the weight is in the type of the inputs."""
     segments = target.segments
-    block = target.fresh_rows(parameter) if _supports(x, parameter, options) else None
+    block = target.claim_rows(parameter) if _supports(x, parameter, options) else None
     if block is not None:
         from spcl.engine.kernels.convolution import Geometry, write_weight_gradients
 
@@ -64,9 +65,12 @@ def _supports(x: Tensor, weight: Tensor, options: Options) -> bool:
     """Return whether there are kernels: for images of half precision and filters whose channels come last."""
     if not has_kernels(x) or x.dtype not in (torch.bfloat16, torch.float16):
         return False
-    is_plain = options[-1] == 1 and weight.is_contiguous(memory_format=torch.channels_last)
-    height, width = (size + 2 * padding for size, padding in zip(x.shape[2:], options[1], strict=True))
-    return is_plain and len(x) * height * width * max(weight.shape[:2]) < MOST_NUMBERS
+    _, padding, dilation, *_, groups = options
+    height, width = (size + 2 * pad for size, pad in zip(x.shape[2:], padding, strict=True))
+    reach = [step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[2:], strict=True)]
+    is_valid = groups == 1 and weight.shape[1] == x.shape[1] and height >= reach[0] and width >= reach[1]
+    is_small = len(x) * height * width * max(weight.shape[:2]) < MOST_NUMBERS
+    return is_valid and is_small and weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def _backward(

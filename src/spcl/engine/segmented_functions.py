@@ -97,7 +97,7 @@ def _as_autocast(x: Tensor, weight: Tensor, target: SegmentGradients) -> tuple[T
     if not torch.is_autocast_enabled(device):
         return x, weight.to(x.dtype)
     lower = torch.get_autocast_dtype(device)
-    return x.to(lower), target.lower(weight, lower)
+    return x.to(lower), target.converted(weight, lower)
 
 
 class _Affine(torch.autograd.Function):

@@ -11,8 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from spcl.batches import Inputs
 from spcl.engine import segmented_functions as segmented
-from spcl.engine.deferred import FOLLOWING, DeferredTensors
-from spcl.engine.kernel_support import has_kernels
+from spcl.engine.deferred import FOLLOWING, NOTHING, DeferredTensors
 from spcl.engine.segmented_batch_norm import ImageNormalisation, normalise_batches
 from spcl.engine.segments import SegmentGradients, Segments, UnsupportedError
 
@@ -36,6 +35,8 @@ class SegmentedMode(TorchFunctionMode):
         target: receives the gradients; None leaves them to autograd.
         names: the names of the parameters, for errors.
         counters: batch-norm's numbers of batches.
+        defers: whether batch-norm may be computed together with what follows it. Code of the network, or a hook, that
+            looks at its output would find a placeholder, so that this is for networks of known layers.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SegmentedMode(TorchFunctionMode):
         target: SegmentGradients | None,
         names: Mapping[nn.Parameter, str],
         counters: Iterable[Tensor],
+        defers: bool = False,
     ) -> None:
         super().__init__()
         self._segments = segments
@@ -52,6 +54,7 @@ class SegmentedMode(TorchFunctionMode):
         self._parameters = set(map(id, self._names))
         self._counters = set(map(id, counters))
         self._counts: Counter[Tensor] = Counter()
+        self._defers = defers
         self._deferred = DeferredTensors()
 
     def run(self, network: Callable[[Any], Tensor], x: Inputs) -> Tensor:
@@ -147,9 +150,10 @@ class SegmentedMode(TorchFunctionMode):
     ) -> Tensor:
         running = None if running_mean is None or running_var is None else (running_mean, running_var)
         target = self._target
-        if training and target is not None and weight in target and bias in target and has_kernels(x):
-            sizes = self._batch_sizes(x)
-            return self._deferred.add(x, ImageNormalisation(x, weight, bias, running, sizes, momentum, eps, target))
+        if training and target is not None and weight in target and bias in target:
+            compute = ImageNormalisation(x, weight, bias, running, self._batch_sizes(x), momentum, eps, target)
+            if compute.has_kernels():
+                return self._deferred.add(x, compute) if self._defers else compute(NOTHING)
         if training:
             normalised = normalise_batches(x, running, self._batch_sizes(x), momentum, eps)
         else:

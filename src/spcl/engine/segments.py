@@ -42,6 +42,10 @@ class Segments:
     sizes: tuple[int, ...]
     targets: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if min(self.sizes, default=0) < 1 or len(set(self.rows)) < len(self.rows):
+            raise UnsupportedError(f"batches of {self.sizes} samples cannot be added to the rows {self.targets}")
+
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, sizes: tuple[int, ...], targets: tuple[int, ...]) -> "Segments":
@@ -75,10 +79,14 @@ class Segments:
         return len(set(self.lengths)) == 1 and self.rows == tuple(range(first, first + len(self.rows)))
 
     @cached_property
-    def numbers(self) -> tuple[int, ...]:
-        """Which of its segment every batch is: 0 for the first one."""
-        counts = (len(list(group)) for _, group in groupby(self.targets))
-        return tuple(number for count in counts for number in range(count))
+    def batches_per_segment(self) -> tuple[int, ...]:
+        """The number of batches of every segment."""
+        return tuple(len(list(group)) for _, group in groupby(self.targets))
+
+    @cached_property
+    def index_in_segment(self) -> tuple[int, ...]:
+        """The index of every batch in its segment."""
+        return tuple(index for count in self.batches_per_segment for index in range(count))
 
     @cached_property
     def tables(self) -> dict[object, Any]:
@@ -94,11 +102,14 @@ class Segments:
             )
         return count // self.samples
 
-    @lru_cache(maxsize=8)  # noqa: B019 (segments are few and small)
     def places(self, device: torch.device) -> Tensor:
         """Return the segment of every sample."""
-        places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
-        return places.to(device, non_blocking=True)
+        key = "places", device
+        if key not in self.tables:
+            places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
+            self.tables[key] = places.to(device)
+        kept: Tensor = self.tables[key]
+        return kept
 
     def lengths_in(self, tensor: Tensor) -> tuple[int, ...]:
         """Return how many rows of the tensor belong to every segment."""
@@ -126,7 +137,7 @@ class SegmentGradients:
         self._gradients = gradients
         self._unwritten = set(gradients.parameters) if fresh else set()
         self._late: defaultdict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        self._lower: dict[nn.Parameter, Tensor] = {}
+        self._converted: dict[torch.dtype, dict[nn.Parameter, Tensor]] = {}
         self._use(segments)
 
     def _use(self, segments: Segments) -> None:
@@ -141,15 +152,17 @@ class SegmentGradients:
         """Note a use of parameters; return the tensor that autograd follows in their place, which gets no gradient."""
         return self._gradients.anchor
 
-    def lower(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a parameter in another type, into which all that are no vectors are converted by one kernel."""
-        if not isinstance(parameter, nn.Parameter) or parameter not in self or parameter.ndim < 2:
-            return parameter.to(dtype)
-        if not self._lower:
-            parameters = [each for each in self._gradients.parameters if each.ndim > 1]
-            self._lower = {each: torch.empty_like(each, dtype=dtype, requires_grad=False) for each in parameters}
-            torch._foreach_copy_(list(self._lower.values()), [each.detach() for each in parameters])
-        return self._lower[parameter]
+    def converted(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a weight in another type; those of all convolutions are converted by one kernel."""
+        if not isinstance(weight, nn.Parameter) or weight not in self or weight.ndim < 3:
+            return weight.to(dtype)
+        if dtype not in self._converted:
+            weights = [each.detach() for each in self._gradients.parameters if each.ndim > 2]
+            copies = [torch.empty_like(each, dtype=dtype) for each in weights]
+            torch._foreach_copy_(copies, weights)
+            parameters = (each for each in self._gradients.parameters if each.ndim > 2)
+            self._converted[dtype] = dict(zip(parameters, copies, strict=True))
+        return self._converted[dtype][weight]
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
         """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
@@ -215,8 +228,8 @@ class SegmentGradients:
         for row, work in zip(self.segments.rows, works, strict=True):
             streams.run(partial(_store, block[row], work, is_new))
 
-    def fresh_rows(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the parameter's columns, to be written by the caller, or None where they hold something already."""
+    def claim_rows(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the parameter's columns, which the caller must write, or None where they hold something already."""
         return self._block(parameter)[0] if parameter in self._unwritten else None
 
     def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
@@ -228,13 +241,12 @@ class SegmentGradients:
 
     def add_by_batch(self, parameter: nn.Parameter, values: Tensor) -> None:
         """Add one value per batch to the gradients of a parameter, those of many parameters by few kernels."""
-        block = self.fresh_rows(parameter)
+        block = self.claim_rows(parameter)
         if block is not None:
-            for row, number, value in zip(self.segments.targets, self.segments.numbers, values, strict=True):
-                self._late[number].append((block[row], value))
+            for row, index, value in zip(self.segments.targets, self.segments.index_in_segment, values, strict=True):
+                self._late[index].append((block[row], value))
         else:
-            counts = [len(list(group)) for _, group in groupby(self.segments.targets)]
-            parts = torch.split_with_sizes(values, counts)
+            parts = torch.split_with_sizes(values, self.segments.batches_per_segment)
             self.add(parameter, torch.stack([part.sum(dim=0) for part in parts]))
 
     def finish(self) -> None:
@@ -255,9 +267,9 @@ class SegmentGradients:
 
     def _write_late(self) -> None:
         """Write the values of the first batches of all segments, then add those of the second ones, and so on."""
-        for number, pairs in sorted(self._late.items()):
+        for index, pairs in sorted(self._late.items()):
             rows, values = zip(*pairs, strict=True)
-            (torch._foreach_add_ if number else torch._foreach_copy_)(rows, values)
+            (torch._foreach_add_ if index else torch._foreach_copy_)(rows, values)
         self._late.clear()
 
     def _add(self, block: Tensor, values: Tensor | Iterable[Tensor], is_new: bool) -> None:

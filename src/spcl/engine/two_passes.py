@@ -55,7 +55,7 @@ class RetainedPass(JointPass):
     @override
     def _features(self, x: Inputs, segments: Segments, coefficients: Sequence[float]) -> Tensor:
         target = SegmentGramian(self._gradients, segments, self.gramian)
-        mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters)
+        mode = SegmentedMode(segments, target, self._rule.names, self._rule.counters, self._rule.is_known)
         features = mode.run(self._model.backbone, x)
         top = features.detach()
         if features.requires_grad:

@@ -80,8 +80,8 @@ class Geometry:
         return self.result[0] * self.result[1]
 
     @property
-    def numbers(self) -> tuple[int, ...]:
-        """What kernels are told."""
+    def arguments(self) -> tuple[int, ...]:
+        """The sizes as arguments of kernels."""
         height, width = self.result
         result = height, *divisor(height), width, *divisor(width)
         return (
@@ -110,7 +110,7 @@ def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     filters = _block(geometry.filters)
     blocks = {"ROWS": BLOCK, "COLUMNS": _block(geometry.columns), "FILTERS": filters}
     grid = triton.cdiv(rows, BLOCK), triton.cdiv(geometry.filters, filters)
-    _convolve[grid](x, weight, y, rows, geometry.columns, *geometry.numbers, **blocks, num_warps=4)
+    _convolve[grid](x, weight, y, rows, geometry.columns, *geometry.arguments, **blocks, num_warps=4)
     return y
 
 
@@ -133,7 +133,7 @@ def write_weight_gradients(x: Tensor, gradient: Tensor, geometry: Geometry, segm
     parts = block if is_whole else torch.empty(chunks.count, numbers, device=x.device)
     places = chunks.table, rows, parts.stride(0), geometry.columns, tiles.by_filters
     _weight_gradients[tiles.count, chunks.count](
-        x, gradient, parts, *places, *geometry.numbers, **tiles.shape, IS_WHOLE=is_whole, num_warps=4, num_stages=3
+        x, gradient, parts, *places, *geometry.arguments, **tiles.shape, IS_WHOLE=is_whole, num_warps=4, num_stages=3
     )
     if not is_whole:
         grid = triton.cdiv(numbers, SUMMED["NUMBERS"]), len(sizes)
@@ -182,7 +182,7 @@ def _convolve(
     """Multiply patches by filters; all columns at once."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
-    filter = tl.program_id(1) * FILTERS + tl.arange(0, FILTERS)
+    output = tl.program_id(1) * FILTERS + tl.arange(0, FILTERS)
     image, top, left = _pixels(row, out_h, by_h, shift_h, out_w, by_w, shift_w, stride_h, stride_w, pad_h, pad_w)
     tap = column // channels
     down, right = (tap // kernel_w) * dilation_h, (tap % kernel_w) * dilation_w
@@ -192,11 +192,11 @@ def _convolve(
     )
     at = ((image[:, None] * in_h + at_h) * in_w + at_w) * channels + (column % channels)[None, :]
     patches = tl.load(x + at, mask=mask, other=0.0)
-    inside = (column < columns)[:, None] & (filter < filters)[None, :]
-    weights = tl.load(weight + filter[None, :] * columns + column[:, None], mask=inside, other=0.0)
+    inside = (column < columns)[:, None] & (output < filters)[None, :]
+    weights = tl.load(weight + output[None, :] * columns + column[:, None], mask=inside, other=0.0)
     result = tl.dot(patches, weights)
-    stored = (row < rows)[:, None] & (filter < filters)[None, :]
-    tl.store(y + row[:, None] * filters + filter[None, :], result.to(y.dtype.element_ty), mask=stored)
+    stored = (row < rows)[:, None] & (output < filters)[None, :]
+    tl.store(y + row[:, None] * filters + output[None, :], result.to(y.dtype.element_ty), mask=stored)
 
 
 @triton.jit
@@ -222,7 +222,7 @@ def _weight_gradients(
     """Multiply the gradients of a chunk by its patches: a tile of filters and of columns, of one tap unless flat."""
     tile = tl.program_id(0)
     chunk = tl.program_id(1)
-    filter = (tile % tiles) * FILTERS + tl.arange(0, FILTERS)
+    output = (tile % tiles) * FILTERS + tl.arange(0, FILTERS)
     tap, channel, column, is_known = _columns(tile // tiles, channels, columns, COLUMNS, IS_FLAT)
     down, right = (tap // kernel_w) * dilation_h, (tap % kernel_w) * dilation_w
     begin = tl.load(table + 3 * chunk + 1)
@@ -240,12 +240,12 @@ def _weight_gradients(
             inside = ((at_h >= 0) & (at_h < in_h) & (at_w >= 0) & (at_w < in_w) & (row < end))[:, None]
             at = (((image * in_h + at_h) * in_w + at_w) * channels)[:, None]
         patches = tl.load(x + at + channel[None, :], mask=inside & is_known[None, :], other=0.0)
-        known = (row < end)[:, None] & (filter < filters)[None, :]
-        flow = tl.load(gradient + row[:, None] * filters + filter[None, :], mask=known, other=0.0)
+        known = (row < end)[:, None] & (output < filters)[None, :]
+        flow = tl.load(gradient + row[:, None] * filters + output[None, :], mask=known, other=0.0)
         sums = tl.dot(tl.trans(flow), patches, sums)
     place = tl.load(rows + tl.load(table + 3 * chunk)) if IS_WHOLE else chunk.to(tl.int64)
-    to = out + place * out_stride + filter[:, None] * columns + column[None, :]
-    tl.store(to, sums, mask=(filter < filters)[:, None] & is_known[None, :])
+    to = out + place * out_stride + output[:, None] * columns + column[None, :]
+    tl.store(to, sums, mask=(output < filters)[:, None] & is_known[None, :])
 
 
 @triton.jit

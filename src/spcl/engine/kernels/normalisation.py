@@ -1,7 +1,7 @@
 """Kernels that normalise images of several batches, each by its own statistics, and their gradients.
 
-With ReLU in the same pass over the images, with another tensor added before it, or with the largest of 2×2 pixels taken
-after it. Where ReLU was is computed again from the images where nothing is added, which is faster than to read it.
+With ReLU in the same pass over the images, and with another tensor added before it. Where ReLU was is computed again
+from the images where nothing is added, which is faster than to read it.
 """
 
 import triton
