@@ -16,10 +16,10 @@ NUMBERS = (
     "weight bias means scales deviations mean_out scale_out variance_out variances running_mean running_variance "
     "bias_sums weight_sums bias_out weight_out parts"
 )
-TYPES = dict.fromkeys(("x", "y", "addend", "gradient", "flow", "out"), "*bf16")
+TYPES = dict.fromkeys(("x", "y", "addend", "gradient", "masked", "out"), "*bf16")
 TYPES |= dict.fromkeys(NUMBERS.split(), "*fp32")
 TYPES |= dict.fromkeys(("table", "first", "counts"), "*i32")
-TYPES |= dict.fromkeys(("eps", "momentum"), "fp32") | dict.fromkeys(("by", "by_h", "by_w"), "i64")
+TYPES |= dict.fromkeys(("eps", "momentum"), "fp32") | dict.fromkeys(("width_factor", "by_h", "by_w"), "i64")
 OF_RESULTS, OF_GRADIENTS = {"weight": "*bf16"}, {"rows": "*i64", "out": "*fp32"}
 
 IMAGES = {"ROWS": 32, "CHANNELS": 64}
@@ -30,10 +30,10 @@ KERNELS: list[tuple[Any, Mapping[str, object], Mapping[str, str]]] = [
     (statistics.chunk_statistics, IMAGES, {}),
     (statistics.batch_statistics, CHUNKS, {}),
     (statistics.running_averages, {"BATCHES": 4, "CHANNELS": 32}, {}),
-    *((normalisation.normalise, IMAGES | {"ADD": add, "RELU": relu}, {}) for add in (0, 1) for relu in (0, 1)),
-    *((normalisation.chunk_sums, IMAGES | {"ADD": add, "RELU": relu}, {}) for add in (0, 1) for relu in (0, 1)),
+    (normalisation.normalise, IMAGES | {"ADD": True, "RELU": True}, {}),
+    *((normalisation.chunk_sums, IMAGES | {"ADD": add, "RELU": True}, {}) for add in (False, True)),
     (normalisation.batch_sums, CHUNKS, {}),
-    *((normalisation.input_gradient, IMAGES | {"RELU": relu}, {}) for relu in (0, 1)),
+    (normalisation.input_gradient, IMAGES | {"RELU": True}, {}),
     (pooling.normalise_and_pool, IMAGES, {}),
     (pooling.pooled_sums, IMAGES, {}),
     (pooling.pooled_input_gradient, IMAGES, {}),
@@ -52,5 +52,6 @@ def compile_kernel(kernel: Any, constants: Mapping[str, object], types: Mapping[
     print(kernel.__name__, constants, len(compiled.asm["cubin"]))
 
 
-for each in KERNELS:
-    compile_kernel(*each)
+if __name__ == "__main__":
+    for each in KERNELS:
+        compile_kernel(*each)

@@ -63,7 +63,7 @@ def difference(value: Tensor, reference: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("follows", ["", "relu", "add", "add relu", "relu pool"])
-@pytest.mark.parametrize(("sizes", "channels", "side"), [((3, 5, 2), 16, 6), ((11,), 24, 4), ((2,) * 5, 70, 2)])
+@pytest.mark.parametrize(("sizes", "channels", "side"), [((3, 5), 16, 6), ((2,) * 3, 70, 2)])
 def test_batch_norm_of_several_batches_is_that_of_each(
     sizes: tuple[int, ...], channels: int, side: int, follows: str, dtype: torch.dtype
 ) -> None:
@@ -172,7 +172,7 @@ CONVOLUTIONS = {  # images of the segments, channels, filters, side, kernel, str
     "shortcut": ((2, 1), 16, 8, 7, 1, 2, 0, 1),
     "dilated": ((2, 3), 20, 8, 9, 3, 1, 2, 2),
     "in several chunks": ((40, 30), 5, 8, 8, 3, 1, 1, 1),
-    "of many channels": ((9, 2), 130, 140, 3, 3, 1, 1, 1),
+    "of many channels": ((9, 2), 130, 20, 2, 3, 1, 1, 1),
 }
 
 
@@ -209,7 +209,7 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         small = ResNet18(batch_norm_momentum=0.2)
-        self.stem, self.stages = small.stem, small.stages[:3]
+        self.stem, self.stages = small.stem, small.stages[2:3]
 
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = self.stages(self.stem(x))
@@ -247,8 +247,7 @@ def one_pass(
     return features, gradients
 
 
-@pytest.mark.parametrize("defers", [True, False], ids=["deferred", "at once"])
-@pytest.mark.parametrize("rows", [(0, 1), (0, 0)], ids=["separate", "added"])
+@pytest.mark.parametrize(("rows", "defers"), [((0, 1), True), ((0, 0), False)], ids=["separate", "added"])
 @pytest.mark.parametrize("make", [Residual, Shared])
 def test_one_pass_by_kernels_gives_the_gradients_of_a_pass_per_batch(
     make: Callable[[], nn.Module], rows: tuple[int, ...], defers: bool

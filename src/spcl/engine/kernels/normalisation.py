@@ -35,7 +35,7 @@ def normalise(
 
 @triton.jit
 def chunk_sums(
-    gradient, x, y, flow, weight, bias, means, scales, bias_sums, weight_sums, table, channels,
+    gradient, x, y, masked, weight, bias, means, scales, bias_sums, weight_sums, table, channels,
     ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient, and its product with the normalised values, over every chunk.
@@ -45,23 +45,23 @@ def chunk_sums(
     column, inside = channels_of(channels, CHANNELS)
     chunk, batch, begin, end = chunk_of(table)
     mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
-    plain = tl.zeros([ROWS, CHANNELS], tl.float32)
-    weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
+    gradient_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    product_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     for row in range(begin, end, ROWS):
         rows, mask = rows_of(row, end, inside, ROWS)
         at = rows[:, None] * channels + column[None, :]
         grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RELU and ADD:
             grad = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) > 0.0, grad, 0.0)
-            tl.store(flow + at, grad.to(flow.dtype.element_ty), mask=mask)
+            tl.store(masked + at, grad.to(masked.dtype.element_ty), mask=mask)
         elif RELU:
-            grad = tl.where(apart * factor + shift > 0.0, grad, 0.0)
-        plain += grad
-        weighted += tl.where(mask, grad * apart, 0.0)
+            grad = tl.where(centred * factor + shift > 0.0, grad, 0.0)
+        gradient_sums += grad
+        product_sums += tl.where(mask, grad * centred, 0.0)
     at = chunk * channels + column
-    tl.store(bias_sums + at, tl.sum(plain, 0), mask=inside)
-    tl.store(weight_sums + at, tl.sum(weighted, 0) * scale, mask=inside)
+    tl.store(bias_sums + at, tl.sum(gradient_sums, 0), mask=inside)
+    tl.store(weight_sums + at, tl.sum(product_sums, 0) * scale, mask=inside)
 
 
 @triton.jit
@@ -74,16 +74,16 @@ def batch_sums(
     inside = column < channels
     begin = tl.load(first + batch)
     end = tl.load(first + batch + 1)
-    plain = tl.zeros([CHUNKS, CHANNELS], tl.float32)
-    weighted = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    gradient_sums = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    product_sums = tl.zeros([CHUNKS, CHANNELS], tl.float32)
     for start in range(begin, end, CHUNKS):
         chunk = start + tl.arange(0, CHUNKS)
         mask = (chunk < end)[:, None] & inside[None, :]
         at = chunk[:, None] * channels + column[None, :]
-        plain += tl.load(bias_sums + at, mask=mask, other=0.0)
-        weighted += tl.load(weight_sums + at, mask=mask, other=0.0)
-    tl.store(bias_out + batch * channels + column, tl.sum(plain, 0), mask=inside)
-    tl.store(weight_out + batch * channels + column, tl.sum(weighted, 0), mask=inside)
+        gradient_sums += tl.load(bias_sums + at, mask=mask, other=0.0)
+        product_sums += tl.load(weight_sums + at, mask=mask, other=0.0)
+    tl.store(bias_out + batch * channels + column, tl.sum(gradient_sums, 0), mask=inside)
+    tl.store(weight_out + batch * channels + column, tl.sum(product_sums, 0), mask=inside)
 
 
 @triton.jit
@@ -96,14 +96,14 @@ def input_gradient(
     _, batch, begin, end = chunk_of(table)
     mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     place, count = batch * channels + column, tl.load(counts + batch).to(tl.float32)
-    plain = tl.load(bias_sums + place, mask=inside, other=0.0) / count
-    slope = tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale
+    mean_gradient = tl.load(bias_sums + place, mask=inside, other=0.0) / count
+    mean_product = tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale
     for row in range(begin, end, ROWS):
         rows, mask = rows_of(row, end, inside, ROWS)
         at = rows[:, None] * channels + column[None, :]
         grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        apart = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if RELU:
-            grad = tl.where(apart * factor + shift > 0.0, grad, 0.0)
-        found = factor * (grad - plain[None, :] - apart * slope[None, :])
+            grad = tl.where(centred * factor + shift > 0.0, grad, 0.0)
+        found = factor * (grad - mean_gradient[None, :] - centred * mean_product[None, :])
         tl.store(out + at, found.to(out.dtype.element_ty), mask=mask)

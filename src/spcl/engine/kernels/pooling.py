@@ -50,7 +50,19 @@ def _winners(x0, x1, x2, x3, factor, shift, TYPE: tl.constexpr):
 
 @triton.jit
 def normalise_and_pool(
-    x, y, weight, bias, means, scales, table, channels, width, by, by_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+    x,
+    y,
+    weight,
+    bias,
+    means,
+    scales,
+    table,
+    channels,
+    width,
+    width_factor,
+    width_shift,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
     """Compute the result of every chunk, which is one of rows of the result; `width` is its images'."""
     column, inside = channels_of(channels, CHANNELS)
@@ -58,7 +70,7 @@ def normalise_and_pool(
     mean, _, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     for row in range(begin, end, ROWS):
         rows, mask = rows_of(row, end, inside, ROWS)
-        at = x + _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
+        at = x + _first_pixels(rows, width, width_factor, width_shift)[:, None] * channels + column[None, :]
         x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
         best = _winners(x0, x1, x2, x3, factor, shift, y.dtype.element_ty)[0]
         result = tl.where(best < 0.0, 0.0, best)
@@ -67,54 +79,54 @@ def normalise_and_pool(
 
 @triton.jit
 def pooled_sums(
-    gradient, x, weight, bias, means, scales, bias_sums, weight_sums, table, channels, width, by, by_shift,
+    gradient, x, weight, bias, means, scales, bias_sums, weight_sums, table, channels, width, width_factor, width_shift,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradient, and its product with the normalised values that it belongs to, over every chunk."""
     column, inside = channels_of(channels, CHANNELS)
     chunk, batch, begin, end = chunk_of(table)
     mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
-    plain = tl.zeros([ROWS, CHANNELS], tl.float32)
-    weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
+    gradient_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    product_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     for row in range(begin, end, ROWS):
         rows, mask = rows_of(row, end, inside, ROWS)
-        at = x + _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
+        at = x + _first_pixels(rows, width, width_factor, width_shift)[:, None] * channels + column[None, :]
         x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
         best, winner = _winners(x0, x1, x2, x3, factor, shift, x.dtype.element_ty)
         of = tl.where(winner == 0, x0, tl.where(winner == 1, x1, tl.where(winner == 2, x2, x3)))
         grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
         grad = tl.where(best > 0.0, grad, 0.0)
-        plain += grad
-        weighted += tl.where(mask, grad * of, 0.0)
+        gradient_sums += grad
+        product_sums += tl.where(mask, grad * of, 0.0)
     at = chunk * channels + column
-    tl.store(bias_sums + at, tl.sum(plain, 0), mask=inside)
-    tl.store(weight_sums + at, tl.sum(weighted, 0) * scale, mask=inside)
+    tl.store(bias_sums + at, tl.sum(gradient_sums, 0), mask=inside)
+    tl.store(weight_sums + at, tl.sum(product_sums, 0) * scale, mask=inside)
 
 
 @triton.jit
 def pooled_input_gradient(
     gradient, x, out, weight, bias, means, scales, bias_sums, weight_sums, table, counts, channels, width,
-    by, by_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    width_factor, width_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the images as :func:`input_gradient` does; g is zero where a pixel is not the largest."""
     column, inside = channels_of(channels, CHANNELS)
     _, batch, begin, end = chunk_of(table)
     mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
     place, count = batch * channels + column, 4.0 * tl.load(counts + batch).to(tl.float32)
-    plain = (tl.load(bias_sums + place, mask=inside, other=0.0) / count)[None, :]
-    slope = (tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale)[None, :]
+    mean_gradient = (tl.load(bias_sums + place, mask=inside, other=0.0) / count)[None, :]
+    mean_product = (tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale)[None, :]
     below = 2 * width * channels
     for row in range(begin, end, ROWS):
         rows, mask = rows_of(row, end, inside, ROWS)
-        at = _first_pixels(rows, width, by, by_shift)[:, None] * channels + column[None, :]
+        at = _first_pixels(rows, width, width_factor, width_shift)[:, None] * channels + column[None, :]
         x0, x1, x2, x3 = _four(x + at, mask, mean, channels, width)
         best, winner = _winners(x0, x1, x2, x3, factor, shift, x.dtype.element_ty)
         grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
         grad = tl.where(best > 0.0, grad, 0.0)
-        d0 = factor * (tl.where(winner == 0, grad, 0.0) - plain - x0 * slope)
-        d1 = factor * (tl.where(winner == 1, grad, 0.0) - plain - x1 * slope)
-        d2 = factor * (tl.where(winner == 2, grad, 0.0) - plain - x2 * slope)
-        d3 = factor * (tl.where(winner == 3, grad, 0.0) - plain - x3 * slope)
+        d0 = factor * (tl.where(winner == 0, grad, 0.0) - mean_gradient - x0 * mean_product)
+        d1 = factor * (tl.where(winner == 1, grad, 0.0) - mean_gradient - x1 * mean_product)
+        d2 = factor * (tl.where(winner == 2, grad, 0.0) - mean_gradient - x2 * mean_product)
+        d3 = factor * (tl.where(winner == 3, grad, 0.0) - mean_gradient - x3 * mean_product)
         to = out + at
         tl.store(to, d0.to(out.dtype.element_ty), mask=mask)
         tl.store(to + channels, d1.to(out.dtype.element_ty), mask=mask)

@@ -22,9 +22,9 @@ def chunk_statistics(x, means, deviations, table, channels, ROWS: tl.constexpr, 
     for row in range(begin, end, ROWS):
         rows, mask = rows_of(row, end, inside, ROWS)
         values = tl.load(x + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        apart = tl.where(mask, values - first[None, :], 0.0)
-        sums += apart
-        squares += apart * apart
+        centred = tl.where(mask, values - first[None, :], 0.0)
+        sums += centred
+        squares += centred * centred
     count = (end - begin).to(tl.float32)
     shift = tl.sum(sums, 0) / count
     deviation = tl.maximum(tl.sum(squares, 0) - shift * shift * count, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -59,10 +59,10 @@ def batch_statistics(
         squares += tl.load(deviations + at, mask=mask, other=0.0) + shift * shift * rows[:, None]
         counts += rows
     count = tl.sum(counts, 0)
-    apart = tl.sum(sums, 0) / count
-    total = tl.maximum(tl.sum(squares, 0) - apart * apart * count, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    centred = tl.sum(sums, 0) / count
+    total = tl.maximum(tl.sum(squares, 0) - centred * centred * count, 0.0, propagate_nan=tl.PropagateNan.ALL)
     place = batch * channels + column
-    tl.store(mean_out + place, one + apart, mask=inside)
+    tl.store(mean_out + place, one + centred, mask=inside)
     tl.store(scale_out + place, 1.0 / tl.sqrt(total / count + eps), mask=inside)
     tl.store(variance_out + place, total / tl.maximum(count - 1.0, 1.0), mask=inside)
 
