@@ -65,11 +65,11 @@ def _supports(x: Tensor, weight: Tensor, options: Options) -> bool:
     """Return whether there are kernels: for images of half precision and filters whose channels come last."""
     if not has_kernels(x) or x.dtype not in (torch.bfloat16, torch.float16):
         return False
-    _, padding, dilation, *_, groups = options
-    height, width = (size + 2 * pad for size, pad in zip(x.shape[2:], padding, strict=True))
-    reach = [step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[2:], strict=True)]
-    is_valid = groups == 1 and weight.shape[1] == x.shape[1] and height >= reach[0] and width >= reach[1]
-    is_small = len(x) * height * width * max(weight.shape[:2]) < MOST_NUMBERS
+    from spcl.engine.kernels.convolution import Geometry
+
+    geometry = Geometry.of(x, weight, options)
+    is_valid = options[-1] == 1 and weight.shape[1] == x.shape[1] and min(geometry.result) > 0
+    is_small = len(x) * geometry.pixels * geometry.filters < MOST_NUMBERS
     return is_valid and is_small and weight.is_contiguous(memory_format=torch.channels_last)
 
 
