@@ -42,12 +42,14 @@ class Server:
         self._http = settings.http
         self._standby = standby
         self._is_stopped = False
-        self._token = settings.http.token()
-        check_address(self._http.host, self._token)
+        token = settings.http.token()
+        check_address(self._http.host, token)
         history = History()
         self.service = Service(settings, on_event=history.add, make_predictor=Predictor.of, standby=standby)
         metrics = Metrics(history.totals, self.service.status)
         self._api = Api(self.service, settings.inputs.spec(), history, metrics)
+        # not in run, which several threads may call at once: FastAPI changes warning filters, which all threads share
+        self._app = make_app(self._api, token=token, max_bytes=self._http.max_bytes)
 
     def run(self, on_ready: Callable[[str], object] = lambda address: None) -> None:
         """Train in this thread and answer requests in another, until stopped; then save.
@@ -57,11 +59,10 @@ class Server:
         Args:
             on_ready: receives the address of the page once requests are accepted.
         """
-        app = make_app(self._api, token=self._token, max_bytes=self._http.max_bytes)
         with _stopped_by_signals(self.stop):
             listener = self._listen()
             if listener is not None:
-                with listener, _answering(app, listener, self._api.close):
+                with listener, _answering(self._app, listener, self._api.close):
                     on_ready(_address(listener))
                     self.service.run()
 
