@@ -103,6 +103,7 @@ ON_THE_SITE = {
     "../results/ps-emnist-held-out/table.md": "results.md#ps-emnist-held-out",
     "../results/ps-cifar100-plus/table.md": "results.md#ps-cifar-100-preset-plus",
     "../results/ps-tiny-imagenet/table.md": "results.md#ps-imagenet-tiny",
+    "../results/ps-tiny-imagenet-twenty/table.md": "results.md#ps-imagenet-tiny-twenty-tasks",
     "../results/ps-tiny-imagenet/stability.md": "results.md#stability-on-ps-imagenet-tiny",
     "../results/ps-emnist-search/table.md": "results.md#ps-emnist-search-of-defaults",
     "../results/ps-cifar100-search/table.md": "results.md#ps-cifar-100-search-of-defaults",

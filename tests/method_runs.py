@@ -70,5 +70,5 @@ def tensors(learner: Learner) -> list[Tensor]:
     heads = [task.head for task in learner.tasks.values() if task.head is not None]
     states = [module.state_dict().values() for module in (learner.model.backbone, *heads)]
     buffers = learner.memory.buffers.values() if learner.memory is not None else ()
-    stored = [[buffer.fields["x"][: buffer.size], buffer.fields["y"][: buffer.size]] for buffer in buffers]
+    stored = [[buffer.take("x"), buffer.take("y")] for buffer in buffers]
     return [tensor.detach() for group in (*states, *stored) for tensor in group]

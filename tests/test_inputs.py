@@ -288,7 +288,7 @@ def test_edits_of_different_shapes_depend_on_their_own_units() -> None:
             batches["long"] = unit * batches["long"][0], batches["long"][1]
             before = deepcopy(learner.memory)
             learner.step(batches)
-        short = learner.memory.buffers["short"].fields["x"], before.buffers["short"].fields["x"]
+        short = learner.memory.buffers["short"].take("x"), before.buffers["short"].take("x")
         assert int(learner.memory.buffers["short"].edits.sum()) > 0
         moved.append(float((short[0][:6] - short[1][:6]).abs().max()))
     assert 0.0 < moved[1] < 20 * moved[0]

@@ -157,8 +157,8 @@ def test_memory_stores_logits_of_the_average_when_a_task_finishes() -> None:
     stored = learner.memory.buffers["a"]
     network = learner.module("a").train()  # batch-norm takes the statistics of the batch
     with torch.no_grad():
-        torch.testing.assert_close(stored.fields["logits"], network(stored.fields["x"]))
-    assert not torch.allclose(stored.fields["logits"], learner.logits(stored.fields["x"], "a"), rtol=0.1)
+        torch.testing.assert_close(stored.take("logits"), network(stored.take("x")))
+    assert not torch.allclose(stored.take("logits"), learner.logits(stored.take("x"), "a"), rtol=0.1)
 
 
 def test_storing_logits_leaves_running_averages_alone_and_takes_one_sample() -> None:

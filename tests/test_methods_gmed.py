@@ -72,7 +72,7 @@ def test_gmed_edits_replays_and_writes_back(scenario: Scenario, policy: Any) -> 
         assert learner.memory is not None
         for part, x in zip(drawn, inputs, strict=True):
             buffer = learner.memory.buffers[part.task]
-            torch.testing.assert_close(buffer.fields["x"][part.slots], x)
+            torch.testing.assert_close(buffer.take("x")[part.slots], x)
             assert buffer.edits[part.slots.numpy()].tolist() == (part.edits + 1).tolist()
 
 
@@ -95,10 +95,10 @@ def test_gmed_edits_are_independent_of_units() -> None:
         learner.finish_task("a")
         assert learner.memory is not None
         buffer = learner.memory.buffers["a"]
-        before = buffer.fields["x"][: buffer.size].clone()
+        before = buffer.take("x").clone()
         learner.add_task("b", classes=2)
         learner.step({"b": (units * x, y)})
-        moved.append((buffer.fields["x"][: buffer.size] - before) / units)
+        moved.append((buffer.take("x") - before) / units)
     assert moved[0].abs().max() > 1e-3
     torch.testing.assert_close(moved[1], moved[0], rtol=1e-4, atol=1e-9)
 
@@ -122,7 +122,7 @@ def test_memory_counts_the_edits_of_every_sample_wherever_it_moves(policy: Any) 
             memory = policy(30)
             memory.load_state_dict(saved)
     counted = [buffer.edits for buffer in memory.buffers.values()]
-    expected = [(buffer.fields["x"][: buffer.size, 0] // 1000).tolist() for buffer in memory.buffers.values()]
+    expected = [(buffer.take("x")[:, 0] // 1000).tolist() for buffer in memory.buffers.values()]
     assert [edits.tolist() for edits in counted] == expected
     assert max(edits.max(initial=0) for edits in counted) > 1
 

@@ -138,6 +138,12 @@ class CudaGraphEngine(EagerEngine):
         row.zero_()  # the heads, where they have columns
 
     @override
+    def start_gramian(self, needed: bool) -> None:
+        columns = self.gradients.columns()
+        if needed and isinstance(columns, Tensor) and columns.is_cuda:
+            self._gramian.start(columns, self._known_health().view(-1))
+
+    @override
     def assign_grads(self) -> None:
         super().assign_grads()
         for parameter, gradient in self._classifiers.head_gradients():

@@ -75,6 +75,10 @@ class Engine(ABC):
     def penalty_gradient(self) -> None:
         """Compute the gradient of the orthogonality penalty, times α unless that is relative."""
 
+    def start_gramian(self, needed: bool) -> None:
+        """Queue the work of which :meth:`gramian` waits for the result, so that the host can do other work first."""
+        return
+
     @abstractmethod
     def gramian(self, needed: bool) -> tuple[Array | None, Array]:
         """Return the Gramian of the rows, if needed, and the health of every gradient, on the host.

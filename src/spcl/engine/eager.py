@@ -109,7 +109,7 @@ class EagerEngine(Engine):
 
     @override
     def gramian(self, needed: bool) -> tuple[Array | None, Array]:
-        health = self.gradients.health[: len(self.gradients.plan.names)]
+        health = self._known_health()
         if not needed:
             return None, health.cpu().numpy()
         products, numbers = self._measure(self.gradients.columns(), health.view(-1))
@@ -171,6 +171,10 @@ class EagerEngine(Engine):
     def _note_health(self, index: int, health: Tensor, add: bool) -> None:
         row = self.gradients.health[index]
         (row.add_ if add else row.copy_)(health)
+
+    def _known_health(self) -> Tensor:
+        """Return loss, norms and buffers' norm of every gradient of the step."""
+        return self.gradients.health[: len(self.gradients.plan.names)]
 
     def _measure(self, columns: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
         return gramian_and_numbers(columns, numbers)

@@ -35,6 +35,7 @@ class Admission:
         self._method = method
         self._memory = memory
         self._ranks = ranks
+        self._has_own_check = memory is not None and type(memory).check is not Memory.check
         self._trainable = {parameter: parameter.requires_grad for parameter in model.backbone.parameters()}
 
     def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
@@ -57,7 +58,9 @@ class Admission:
         check_all_labels((group.task, group.y) for group in samples)
         if self._memory is not None:
             for group in samples:
-                self._memory.check(group.task.name, group.x, group.y)
+                # labels have been looked at, but a policy may refuse other samples
+                check = self._memory.check if self._has_own_check else self._memory.check_kind
+                check(group.task.name, group.x, group.y)
         return samples
 
     def try_first_samples(self, new: Sequence[Samples]) -> int | None:

@@ -13,7 +13,7 @@ class Rollback:
     """The state that a step changes before its update is known to be finite.
 
     These are the buffers of backbone and heads (batch-norm's running averages), the random number generators of
-    dropout, the draws of the memory and the samples it is about to store, and the state of the method.
+    dropout, the draws and the samples of the memory, and the state of the method.
     """
 
     def __init__(self, engine: Engine, method: Method, memory: Memory | None, device: torch.device) -> None:
@@ -27,7 +27,8 @@ class Rollback:
         self._buffers = self._engine.snapshot()
         self._random = torch.get_rng_state()
         self._cuda_offset = 0 if self._cuda_generator is None else self._cuda_generator.get_offset()
-        self._draws = {} if self._memory is None else self._memory.draw_state()
+        if self._memory is not None:
+            self._memory.begin()
         self._method_state = self._method.state_dict()
 
     def restore(self, draws: bool = True) -> None:
@@ -37,10 +38,13 @@ class Rollback:
         if self._cuda_generator is not None:
             self._cuda_generator.set_offset(self._cuda_offset)
         if self._memory is not None:
-            self._memory.rollback()
-        if self._memory is not None and draws:
-            self._memory.restore_draws(self._draws)
+            self._memory.rollback(draws)
         self._method.load_state_dict(self._method_state)
+
+    def end(self) -> None:
+        """End the step: what memory has stored stays."""
+        if self._memory is not None:
+            self._memory.commit()
 
     def buffers_were_finite(self) -> bool:
         """Return whether the model's buffers were finite before the step."""

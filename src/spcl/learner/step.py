@@ -130,9 +130,12 @@ class Step:
         if alpha > 0.0 and self._gradients.length:
             with outcome.timed("orthogonality"):
                 engine.penalty_gradient()  # line 5: α ∇ℓ_orth, the same for every task
+        needed = self._needs_gramian()
+        with outcome.timed("weighting"):
+            engine.start_gramian(needed)
         meanwhile()
         with outcome.timed("weighting"):
-            gramian, health = engine.gramian(self._needs_gramian())  # the only host–device synchronisation
+            gramian, health = engine.gramian(needed)  # the only host–device synchronisation
             self._check_health(outcome, gramian, health)
             if not outcome.faults and self._gradients.length:
                 weights = self._weigh(outcome, gramian, known)  # line 9: Ĝ = G M, as the weights of G's columns

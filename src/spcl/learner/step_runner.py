@@ -22,7 +22,11 @@ WARN_AFTER = 3
 
 
 class StepRunner:
-    """Runs one step after another: computes and applies its updates, and shows them to method and memory."""
+    """Runs one step after another: computes and applies its updates, and shows them to method and memory.
+
+    Attributes:
+        draws_ahead: whether the samples that the next update replays are drawn while a device computes this one.
+    """
 
     def __init__(self, engine: Engine, model: SharedModel, method: Method, memory: Memory | None) -> None:
         self._engine = engine
@@ -32,6 +36,7 @@ class StepRunner:
         self._replay = Replay(model, method, memory)
         self._rollback = Rollback(engine, method, memory, model.device)
         self._step = Step(engine, method, self._replay, self._rollback)
+        self.draws_ahead = model.device.type != "cpu" and vars(type(memory)).get("draws_ahead", False)
         self._frozen_normalisations = frozen_normalisations(model.backbone)
         self._keep_statistics()
 
@@ -78,6 +83,7 @@ class StepRunner:
                 raised[group.task.name] = error
             finally:
                 self._undo(update)
+                self._rollback.end()
         return raised
 
     def _update(
@@ -103,9 +109,8 @@ class StepRunner:
         except BaseException:
             self._undo(update)
             raise
-        if self._memory is not None:
-            with outcome.timed("update"):
-                self._memory.commit()
+        finally:
+            self._rollback.end()
         return outcome, skipped
 
     def _computed(
@@ -123,6 +128,7 @@ class StepRunner:
         def while_computing() -> None:
             meanwhile()
             self._observe(healthy if is_last else [], outcome)
+            self._draw_ahead(replayed, outcome)
 
         while healthy:
             replayed = 0 if MEMORY in skipped else self._replay.size(healthy, options.memory_batch)
@@ -148,15 +154,21 @@ class StepRunner:
         update.optimizer.zero_grad(set_to_none=True)
 
     def _observe(self, samples: Sequence[Samples], outcome: Outcome) -> None:
-        """Show edited and new samples to memory, which stores them once the update has been made."""
+        """Show edited and new samples to memory, which forgets them again if the step is undone."""
         if self._memory is None:
             return
         with outcome.timed("memory"):
-            self._memory.begin()
             for batch, x in outcome.edits:
                 self._memory.replace(batch, x)
             for group in samples:
                 self._memory.observe(group.task.name, group.x, group.y, outcome.logits.get(group.task.name))
+
+    def _draw_ahead(self, replayed: int, outcome: Outcome) -> None:
+        """Draw the samples that the next update replays if it replays as many, while a GPU computes this one."""
+        if self._memory is not None and replayed and self.draws_ahead:
+            with outcome.timed("memory"):
+                for _ in range(self._method.draws):
+                    self._memory.draw_ahead(replayed)
 
 
 def _once(function: Meanwhile | None) -> Meanwhile:

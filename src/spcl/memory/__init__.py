@@ -7,9 +7,10 @@ other policies.
 """
 
 from spcl.memory.balanced import BalancedCoreset
-from spcl.memory.base import Memory, ReplayBatch
+from spcl.memory.base import Memory
 from spcl.memory.epochs import EpochCoreset
 from spcl.memory.registry import MEMORIES
+from spcl.memory.replay_batch import ReplayBatch
 from spcl.memory.reservoir import Reservoir
 from spcl.memory.task_buffer import TaskBuffer
 

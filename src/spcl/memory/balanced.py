@@ -41,6 +41,7 @@ class BalancedCoreset(Memory):
     [('digits', (4, 4)), ('letters', (6, 4))]
     """
 
+    draws_ahead = True
     _shared_by = 0  # number of finished classes at the last call of `choose`
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:

@@ -1,11 +1,10 @@
 """The base class of replay memories: storing, drawing and saving samples; subclasses choose which to keep."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,31 +14,10 @@ from torch import Tensor
 from spcl.batches import Inputs, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.memory.checks import check_labels, kind_of
+from spcl.memory.replay_batch import DrawAhead, ReplayBatch, replay_batches
 from spcl.memory.task_buffer import TaskBuffer, input_fields
 
-__all__ = ["Memory", "ReplayBatch"]
-
-
-@dataclass(frozen=True)
-class ReplayBatch:
-    """Samples of one task drawn from a memory.
-
-    Attributes:
-        task: the task's name.
-        x: inputs, in the form in which they were observed: a tensor, or a dict or tuple of tensors.
-        y: targets.
-        logits: the model's logits when the samples were stored, NaN for classes added later; ``None`` where the task's
-            samples have none.
-        slots: indices of the samples in the task's buffer, valid until the memory changes.
-        edits: how often the inputs of each sample were replaced.
-    """
-
-    task: str
-    x: Inputs
-    y: Tensor
-    logits: Tensor | None
-    slots: Tensor
-    edits: Tensor
+__all__ = ["Memory"]
 
 
 class Memory(ABC):
@@ -50,6 +28,9 @@ class Memory(ABC):
     the ``k`` lowest of ``n`` random ranks are a uniform sample of size ``k``, for any ``n`` and however often ``k``
     has shrunk. A policy implements :meth:`choose`; it may also override :meth:`rank`, :meth:`replayable` and
     :meth:`pick`.
+
+    With ``draws_ahead = True`` a class says of itself, not of its subclasses, that a learner on a GPU may make the next
+    draw before other calls and undo it: then draws depend on :meth:`draw_state` and the stored samples alone.
 
     >>> class NewestOfEachTask(Memory):
     ...     def rank(self, arrivals):
@@ -77,6 +58,8 @@ class Memory(ABC):
         seen: the number of samples observed.
     """
 
+    draws_ahead: ClassVar[bool] = False
+
     def __init__(
         self,
         budget: int,
@@ -93,8 +76,8 @@ class Memory(ABC):
         self.generator = np.random.default_rng(seed)
         self.buffers: dict[str, TaskBuffer] = {}
         self.seen = 0
-        self._before: dict[str, Any] | None = None
-        self._copies: list[Callable[[], None]] = []
+        self._before: tuple[int, Any] | None = None
+        self._ahead: deque[DrawAhead] = deque()
 
     @abstractmethod
     def choose(self) -> dict[str, NDArray[np.bool_]]:
@@ -125,6 +108,12 @@ class Memory(ABC):
 
     def check(self, task: str, x: Inputs, y: Tensor) -> None:
         """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
+        self.check_kind(task, x, y)
+        if self.buffers[task].labelled:
+            check_labels(task, y, self.buffers[task])
+
+    def check_kind(self, task: str, x: Inputs, y: Tensor) -> None:
+        """Raise :class:`~spcl.errors.TaskError` if samples are not of their task's kind; labels are not looked at."""
         buffer = self._running(task)
         if y.ndim == 0 or not number_of_samples(x) == y.shape[0] > 0:
             raise TaskError(
@@ -132,14 +121,13 @@ class Memory(ABC):
             )
         kind = sample_kind(x), sample_kind(y)
         if buffer.fields and kind != buffer.known_kind:
-            self._check_kind(task, x, y, buffer)
+            self._check_like_stored(task, x, y, buffer)
             buffer.known_kind = kind
-        if buffer.labelled:
-            check_labels(task, y, buffer)
 
-    def _check_kind(self, task: str, x: Inputs, y: Tensor, buffer: TaskBuffer) -> None:
+    def _check_like_stored(self, task: str, x: Inputs, y: Tensor, buffer: TaskBuffer) -> None:
         """Refuse samples of another kind than those that are stored."""
-        stored, targets = buffer.inputs_of(buffer.fields), buffer.fields["y"]
+        fields = {name: field[: buffer.size] for name, field in buffer.fields.items()}
+        stored, targets = buffer.inputs_of(fields), fields["y"]
         if sample_kind(stored) != self._stored_kind(x):
             raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
         if sample_kind(targets) != sample_kind(y):
@@ -152,19 +140,20 @@ class Memory(ABC):
             raise TaskError(
                 f"task {task!r}: {len(logits)} logits ({kind_of(logits)}) for {len(y)} samples; give one row per sample"
             )
+        self._cancel_draws()
         buffer = self.buffers[task]
-        if buffer.inputs() is None:
-            self._copies.append(partial(buffer.allocate, self._no_samples(x), y))
+        if not buffer.fields:
+            buffer.allocate(self._no_samples(x), y)
         buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), buffer.labels_of(y))
         self.seen += len(y)
         batch = input_fields(x) | {"y": y}
         self._evict(task, batch if logits is None else batch | {"logits": logits})
 
     def begin(self) -> None:
-        """Let :meth:`observe` and :meth:`replace` only plan what changes, until :meth:`commit` or :meth:`rollback`.
+        """Remember the samples, so that what changes can be undone, until :meth:`commit` or :meth:`rollback`.
 
-        A learner plans while a GPU computes the gradients, before it is known whether they are finite. In between
-        nothing can be drawn.
+        A learner stores new samples while a GPU computes the gradients, before it is known whether they are finite.
+        No task is finished in between.
 
         >>> from spcl.memory import Reservoir
         >>> memory = Reservoir(2)
@@ -175,29 +164,36 @@ class Memory(ABC):
         >>> len(memory), memory.seen
         (0, 0)
         """
-        metadata = {task: buffer.metadata for task, buffer in self.buffers.items()}
-        self._before = {"seen": self.seen, "metadata": metadata}
+        self._before = self.seen, self._ahead[0].before if self._ahead else self.draw_state()
+        for buffer in self.buffers.values():
+            buffer.begin()
 
     def commit(self) -> None:
-        """Copy the samples that were observed or replaced since :meth:`begin`."""
-        copies, self._copies, self._before = self._copies, [], None
-        for copy in copies:
-            copy()
+        """Keep what has changed since :meth:`begin`."""
+        self._before = None
+        for buffer in self.buffers.values():
+            buffer.commit()
 
-    def rollback(self) -> None:
-        """Forget what was observed and replaced since :meth:`begin`; the caller restores the random generator."""
+    def rollback(self, draws: bool = True) -> None:
+        """Undo what has changed since :meth:`begin`, from where it may change again.
+
+        If ``draws``, the same samples will be drawn as before, otherwise others.
+        """
+        self._cancel_draws()
         if self._before is None:
             return
-        self.seen = self._before["seen"]
-        for task, metadata in self._before["metadata"].items():
-            self.buffers[task].metadata = metadata
-        self._copies, self._before = [], None
+        self.seen, state = self._before
+        if draws:
+            self.restore_draws(state)
+        for buffer in self.buffers.values():
+            buffer.rollback()
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Stop adding samples of ``task``.
 
         Policies may store the logits that ``model`` gives for the task's inputs; the base class does not.
         """
+        self._cancel_draws()
         self._running(task).running = False
         self._evict(task, {})
 
@@ -206,6 +202,35 @@ class Memory(ABC):
 
         They are drawn uniformly without replacement, unless a policy overrides :meth:`pick`.
         """
+        if self._ahead and self._ahead[0].count == count:
+            return self._ahead.popleft().batches
+        self._cancel_draws()
+        return self._draw(count)
+
+    def draw_ahead(self, count: int) -> None:
+        """Make the next draw now, for :meth:`draw` to return, if it is of ``count`` samples and memory stays the same.
+
+        Otherwise it is undone. So a learner draws while a GPU computes.
+
+        >>> from spcl.memory import Reservoir
+        >>> one, other = Reservoir(9, seed=0), Reservoir(9, seed=0)
+        >>> for memory in (one, other):
+        ...     memory.start("a", classes=None)
+        ...     memory.observe("a", torch.arange(9), torch.arange(9))
+        >>> one.draw_ahead(4)
+        >>> torch.equal(one.draw(4)[0].x, other.draw(4)[0].x)
+        True
+        """
+        self._ahead.append(DrawAhead(count, self.draw_state(), self._draw(count)))
+
+    def _cancel_draws(self) -> None:
+        """Undo the draws that were made ahead."""
+        if self._ahead:
+            before = self._ahead[0].before
+            self._ahead.clear()
+            self.restore_draws(before)
+
+    def _draw(self, count: int) -> list[ReplayBatch]:
         buffers = {task: buffer for task, buffer in self.buffers.items() if self.draws_from(buffer)}
         if not buffers:
             return []
@@ -213,14 +238,18 @@ class Memory(ABC):
         chosen = np.sort(self.pick(starts[-1], count))
         bounds = np.searchsorted(chosen, starts).tolist()
         parts = zip(buffers, starts, bounds, bounds[1:], strict=False)
-        return self._replay_batches({task: chosen[a:b] - start for task, start, a, b in parts if a < b})
+        return replay_batches(buffers, {task: chosen[a:b] - start for task, start, a, b in parts if a < b})
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
-        """Return the positions of the samples of one draw among ``size`` replayable ones."""
+        """Return the positions of the samples of one draw among ``size`` replayable ones.
+
+        A policy that keeps more than the generator's state for it overrides :meth:`draw_state` and
+        :meth:`restore_draws`, too, since draws are undone.
+        """
         return self.generator.choice(size, min(count, size), replace=False, shuffle=False)
 
     def draw_state(self) -> Any:
-        """Return the state that drawing changes, for a step that is undone."""
+        """Return the state that drawing changes, for draws that are undone."""
         return self.generator.bit_generator.state
 
     def restore_draws(self, state: Any) -> None:
@@ -234,14 +263,8 @@ class Memory(ABC):
                 f"task {batch.task!r}: edited x ({kind_of(x)}) does not fit the memory's ({kind_of(batch.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
-        buffer, slots = self.buffers[batch.task], batch.slots.numpy()
-        for name, samples in input_fields(x).items():
-            self._copies.append(partial(buffer.overwrite, name, slots, samples))
-        edits = buffer.edits.copy()  # the old array remains for a rollback
-        edits[slots] += 1
-        buffer.edits = edits
-        if self._before is None:
-            self.commit()
+        self._cancel_draws()
+        self.buffers[batch.task].replace(batch.slots.numpy(), input_fields(x))
 
     def __len__(self) -> int:
         """Return the number of replayable samples."""
@@ -261,7 +284,8 @@ class Memory(ABC):
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain data; the tensors are views of the stored ones."""
+        """Return the state as plain data; the samples are copies."""
+        self._cancel_draws()
         return {
             "policy": type(self).__name__,
             "budget": self.budget,
@@ -277,6 +301,8 @@ class Memory(ABC):
                 f"the saved memory is a {state['policy']} of {state['budget']} samples, this one a "
                 f"{type(self).__name__} of {self.budget}; build the memory as it was saved"
             )
+        self._ahead.clear()
+        self._before = None
         self.seen = state["seen"]
         self.generator.bit_generator.state = state["generator"]
         self.buffers = {task["name"]: TaskBuffer.from_state_dict(task, self.device) for task in state["tasks"]}
@@ -307,29 +333,12 @@ class Memory(ABC):
         """Store the chosen samples of ``batch`` and evict all samples that the policy does not choose."""
         kept = self.choose()
         buffer, mask = self.buffers[task], kept.pop(task, None)
-        self._copies.append(buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch))
+        buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
         for name, mask in kept.items():
             if not mask.all():
-                self._copies.append(self.buffers[name].retain(mask, {}))
-        if self._before is None:
-            self.commit()
+                self.buffers[name].retain(mask, {})
         if len(self) > self.budget:
             raise SpclError(
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "
                 f"its masks must leave at most {self.budget} over all tasks"
             )
-
-    def _replay_batches(self, chosen: Mapping[str, NDArray[np.int64]]) -> list[ReplayBatch]:
-        """Return copies of the chosen slots of every task, whose numbers a GPU gets in one transfer."""
-        all_slots, sizes = torch.from_numpy(np.concatenate([*chosen.values()])), [*map(len, chosen.values())]
-        parts = all_slots.split_with_sizes(sizes)
-        on_devices, batches = {all_slots.device: parts}, []
-        for place, (task, slots) in enumerate(chosen.items()):
-            buffer, fields = self.buffers[task], {}
-            for name, field in buffer.fields.items():
-                if field.device not in on_devices:
-                    on_devices[field.device] = all_slots.to(field.device, non_blocking=True).split_with_sizes(sizes)
-                fields[name] = field.index_select(0, on_devices[field.device][place])
-            inputs, edits = buffer.inputs_of(fields), torch.from_numpy(buffer.edits[slots])
-            batches.append(ReplayBatch(task, inputs, fields["y"], fields.get("logits"), parts[place], edits))
-        return batches

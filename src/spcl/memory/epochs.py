@@ -29,6 +29,7 @@ class EpochCoreset(BalancedCoreset):
     ([4, 4, 2], 10)
     """
 
+    draws_ahead = True
     _epoch: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # the positions that are left to draw, in order
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
@@ -49,11 +50,12 @@ class EpochCoreset(BalancedCoreset):
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, and begin a new epoch."""
+        self._cancel_draws()
         self._epoch = self._epoch[:0]
         super().finish(task, model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain data; the tensors are views of the stored ones."""
+        """Return the state as plain data; the samples are copies."""
         return {**super().state_dict(), "epoch": self._epoch.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ class Reservoir(Memory):
     (100, {'camera': [75, 0], 'lidar': [25]})
     """
 
+    draws_ahead = True
+
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Keep the lowest ranks over all tasks."""
         ranks = np.concatenate([buffer.ranks for buffer in self.buffers.values()])
