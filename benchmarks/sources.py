@@ -4,15 +4,18 @@ Plain training is one pass over the joint batch with the same heads, the sum of 
 updates one tensor after the other by default; beside it stands the same with Adam's fused update, which the learner
 uses. The learner takes the same step, with one pass over all sources and, for comparison, with one pass per source. In
 every round all variants take some steps each, one after the other as in training, in one process; a ratio is the median
-of the ratios within a round. Times are processor time, which a busy machine disturbs less than that of the clock.
+of the ratios within a round. Where a process has its memory makes a difference of some per cent, so that rounds are
+made by several processes. Times are processor time, which a busy machine disturbs less than that of the clock.
 
-    python benchmarks/sources.py [--networks MLP transformer] [--rounds 25] [--steps 10] [--threads 1] [--figure FILE]
+    python benchmarks/sources.py [--networks MLP transformer] [--processes 5] [--threads 1] [--figure FILE]
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -34,7 +37,7 @@ Step = Callable[[Sequence[Batch]], object]
 
 @dataclass(frozen=True)
 class Network:
-    """A backbone, its inputs, how many samples a step has, and how many rounds of how many steps are measured."""
+    """A backbone, its inputs, how many samples a step has, and how many rounds of how many steps a process measures."""
 
     make: Callable[[], nn.Module]
     inputs: Callable[[int], Tensor]
@@ -44,12 +47,12 @@ class Network:
 
 
 NETWORKS = {
-    "MLP": Network(lambda: MLP(784), lambda count: torch.randn(count, 784), 512, 25, 10),
-    "CNN": Network(SmallCNN, lambda count: torch.randn(count, 3, 32, 32), 64, 5, 3),
+    "MLP": Network(lambda: MLP(784), lambda count: torch.randn(count, 784), 512, 12, 10),
+    "CNN": Network(SmallCNN, lambda count: torch.randn(count, 3, 32, 32), 64, 2, 3),
     "transformer": Network(
-        lambda: TextTransformer(1000, 16), lambda count: torch.randint(1, 1000, (count, 16)), 128, 5, 5
+        lambda: TextTransformer(1000, 16), lambda count: torch.randint(1, 1000, (count, 16)), 128, 2, 5
     ),
-    "ResNet-18": Network(ResNet18, lambda count: torch.randn(count, 3, 32, 32), 8, 3, 2),
+    "ResNet-18": Network(ResNet18, lambda count: torch.randn(count, 3, 32, 32), 8, 1, 2),
 }
 
 
@@ -100,15 +103,27 @@ def seconds(step: Step, given: Sequence[Batch], steps: int) -> float:
     return (process_time() - begin) / steps
 
 
-def measure(network: Network, sources: int, rounds: int, in_turn: int) -> dict[str, list[float]]:
+def measure(name: str, sources: int, threads: int) -> dict[str, list[float]]:
+    """Return the seconds of a step of every variant, by round."""
     torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    network = NETWORKS[name]
     size = network.samples // sources
     given = [(network.inputs(size), torch.randint(CLASSES, (size,))) for _ in range(sources)]
     steps = {name: make(network.make(), sources) for name, make in VARIANTS.items()}
     for step in steps.values():
         step(given)
-    taken = [{name: seconds(step, given, in_turn) for name, step in steps.items()} for _ in range(rounds)]
-    return {name: [one[name] for one in taken] for name in VARIANTS}
+    taken = [
+        {variant: seconds(step, given, network.steps) for variant, step in steps.items()} for _ in range(network.rounds)
+    ]
+    return {variant: [one[variant] for one in taken] for variant in VARIANTS}
+
+
+def measure_often(name: str, sources: int, threads: int, processes: int) -> dict[str, list[float]]:
+    """Return what several processes measure, one after the other."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        found = list(pool.map(measure, *zip(*[(name, sources, threads)] * processes, strict=True)))
+    return {variant: [each for one in found for each in one[variant]] for variant in VARIANTS}
 
 
 def ratio(found: Mapping[str, Sequence[float]], name: str) -> float:
@@ -134,7 +149,7 @@ def write_figure(path: Path, found: Mapping[str, Mapping[int, Mapping[str, Seque
 
     figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.2), squeeze=False, layout="constrained")
     for axis, (name, by_sources) in zip(axes[0], found.items(), strict=True):
-        for variant in VARIANTS:
+        for variant in next(iter(by_sources.values())):
             axis.plot(list(by_sources), [ratio(times, variant) for times in by_sources.values()], "o-", label=variant)
         axis.set(title=name, xscale="log", yscale="log", xlabel="sources", ylabel="time / joint batch")
         axis.set_xticks(list(by_sources), labels=map(str, by_sources))
@@ -146,18 +161,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of a training step over the number of sources.")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="networks to measure")
     parser.add_argument("--sources", nargs="+", type=int, default=[2**n for n in range(7)], help="numbers of sources")
-    parser.add_argument("--rounds", type=int, help="turns of each variant (default: 3 to 25, by network)")
-    parser.add_argument("--steps", type=int, help="steps of a turn (default: 2 to 10, by network)")
+    parser.add_argument("--processes", type=int, default=5, help="processes that measure, one after the other")
     parser.add_argument("--threads", type=int, default=1, help="processor threads")
     parser.add_argument("--figure", type=Path, help="file for a figure, e.g. sources.png")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     found: dict[str, dict[int, dict[str, list[float]]]] = {}
     for name in arguments.networks:
         network = NETWORKS[name]
         counts = [sources for sources in arguments.sources if sources <= network.samples]
-        size = arguments.rounds or network.rounds, arguments.steps or network.steps
-        found[name] = {sources: measure(network, sources, *size) for sources in counts}
+        options = arguments.threads, arguments.processes
+        found[name] = {sources: measure_often(name, sources, *options) for sources in counts}
         print_table(name, network, found[name], arguments.threads)
     if arguments.figure is not None:
         write_figure(arguments.figure, found)

@@ -50,7 +50,7 @@ def write_rows(rows: Tensor, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
         height, width = left.shape[1], right.shape[1]
         block = rows[:, start : start + height * width].unflatten(1, (height, width))
         lefts, rights = left.view(len(rows), -1, height), right.view(len(rows), -1, width)
-        torch.bmm(lefts.transpose(1, 2), rights, out=block)
+        block.zero_().baddbmm_(lefts.transpose(1, 2), rights)
         start += height * width
 
 

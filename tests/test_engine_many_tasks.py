@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from spcl.aggregation.gramians import eigenvectors
+from spcl.engine import segments
 from spcl.engine.classifier_stack import ClassifierStack
+from spcl.engine.gradients import GradientMatrix
 from spcl.engine.head_gradients import HeadGradients
 from spcl.engine.model import Samples
+from spcl.engine.reduction import ReductionPlan
 from spcl.errors import TaskError
 from spcl.methods.tasks import Task, check_all_labels
 
@@ -44,6 +47,20 @@ def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
         torch.testing.assert_close(gradient[own], features.grad[own])
         torch.testing.assert_close(group.task.head.weight.grad, head.weight.grad + 1)
         torch.testing.assert_close(group.task.head.bias.grad, head.bias.grad)
+
+
+@pytest.mark.parametrize("most_cleared", [0, segments.MOST_CLEARED])
+def test_products_of_segments_replace_what_rows_held(most_cleared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MOST_CLEARED", most_cleared)
+    weight, (left, right) = nn.Parameter(torch.zeros(3, 4)), (torch.randn(10, 3), torch.randn(10, 4))
+    gradients = GradientMatrix([nn.Parameter(torch.zeros(2)), weight])
+    gradients.begin(ReductionPlan.make(("a", "b"), "none", separate=False))
+    gradients.buffer.fill_(torch.nan)
+    target = segments.SegmentGradients(gradients, segments.Segments((5, 5), (0, 1)), fresh=True)
+    for times in (1, 2):  # a weight that is used twice
+        target.add_products(weight, left, right)
+        expected = [times * left[part].T @ right[part] for part in (slice(5), slice(5, 10))]
+        torch.testing.assert_close(gradients.blocks[weight], torch.stack(expected))
 
 
 @pytest.mark.parametrize(("tasks", "threads"), [(2, 1), (5, 1), (7, 2)])

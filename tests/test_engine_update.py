@@ -1,5 +1,6 @@
 """The update of all tensors of a group at once against that of one after the other."""
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -7,12 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from spcl.engine import fused_update
 from spcl.engine.update import Update
 from spcl.learner import Learner
 from spcl.methods import SORO
 from spcl.models import MLP
 
+DECOUPLED = (Adam, {"weight_decay": 0.5, "decoupled_weight_decay": True})
+STEP_ADAM = fused_update._step_adam
 KINDS: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (Adam, {}),
     (Adam, {"weight_decay": 0.1, "amsgrad": True}),
@@ -54,6 +59,92 @@ def test_tensors_get_the_same_update_at_once(kind: type[Optimizer], options: dic
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert (seen[0], seen[-1]) == (True, True)
     assert optimizer.param_groups[-1]["fused"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*KINDS[:4], (AdamW, {"amsgrad": True}), (Adam, {"fused": True, "weight_decay": 0.5}), DECOUPLED],
+)
+def test_adam_without_hooks_gives_what_its_fused_step_gives(
+    kind: type[Optimizer], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, expected = heads(40), heads(40)
+    direct, fused = kind(found, **options), kind(expected, **options | {"fused": True})
+    generator, were_direct = torch.Generator().manual_seed(1), []
+    monkeypatch.setattr(fused_update, "_step_adam", lambda each: were_direct.append(STEP_ADAM(each)) or were_direct[-1])
+    for step in range(9):
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            gradient = torch.randn(pair[0].shape, generator=generator)
+            is_new, is_absent = index == 39 and step < 5, step > 2 and (index + step // 2) % 5 == 0
+            for parameter in pair:  # all but one from the first step on; from the fourth on, some are without samples
+                parameter.grad = None if is_new or is_absent else gradient.clone()
+        Update(direct).apply()
+        fused.step()
+    assert were_direct == [step not in (0, 5) for step in range(9)]
+    assert all(map(torch.equal, found, expected))
+    for one, other in zip(found, expected, strict=True):
+        state = direct.state[one]
+        assert state.keys() == fused.state[other].keys()
+        assert all(torch.equal(value, fused.state[other][name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("options", [{"fused": False}, {"foreach": True}])
+def test_adam_is_not_called_directly_against_an_explicit_choice(options: dict[str, Any]) -> None:
+    (parameter,) = heads(1)
+    optimizer = Adam([parameter], **options)
+    for _ in range(3):
+        parameter.grad = torch.ones_like(parameter)
+        assert not STEP_ADAM(optimizer)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+def test_adam_with_scaled_gradients_is_left_to_pytorch(name: str) -> None:
+    (parameter,) = heads(1)
+    optimizer = Adam([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    setattr(optimizer, name, torch.ones(()))
+    assert not STEP_ADAM(optimizer)
+
+
+def test_adam_of_mixed_types_is_updated() -> None:
+    parameters = [torch.ones(3, requires_grad=True), torch.ones(3, dtype=torch.float64, requires_grad=True)]
+    optimizer = Adam(parameters, lr=0.25)
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        Update(optimizer).apply()
+    for parameter in parameters:
+        torch.testing.assert_close(parameter, torch.full_like(parameter, 0.25))
+
+
+def test_schedulers_see_the_steps() -> None:
+    (parameter,) = heads(1)
+    optimizer = Adam([parameter], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    assert not STEP_ADAM(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            parameter.grad = torch.ones_like(parameter)
+            Update(optimizer).apply()
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_hooks_on_all_optimisers_are_called() -> None:
+    parameters, seen = heads(2), list[int]()
+    optimizer = Adam(parameters)
+    hook = register_optimizer_step_post_hook(lambda *_: seen.append(1))
+    try:
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        for _ in range(3):
+            Update(optimizer).apply()
+    finally:
+        hook.remove()
+    assert len(seen) == 3
 
 
 def test_momentum_of_new_tensors_starts_beside_that_of_others() -> None:

@@ -191,6 +191,7 @@ def test_heads_follow_the_type_of_the_backbone(dtype: torch.dtype) -> None:
     assert {p.dtype for module in learner.model.modules() for p in module.parameters()} == {dtype}
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside the compiler
 def test_a_compiled_backbone_trains_as_the_plain_one(tmp_path: Path) -> None:
     torch.compiler.reset()
     backbone = TinyResNet()
@@ -250,8 +251,7 @@ def test_with_one_task_every_optimiser_trains_as_in_a_plain_loop(name: str, tmp_
     fresh.add_task("a", classes=3)
     fresh.step({"a": (images(3, 0) * torch.nan, torch.arange(3))})  # makes the head, trains nothing
     head = fresh.tasks["a"].head
-    optimizer = OPTIMISERS[name](list(backbone.parameters()))
-    optimizer.add_param_group({"params": list(head.parameters())})
+    optimizer = OPTIMISERS[name]([{"params": list(module.parameters())} for module in (backbone, head)])
     for seed in range(3):
         x, y = batch(6, 3, seed)
         optimizer.zero_grad()

@@ -283,9 +283,9 @@ class Nudge(Method):
 def test_edits_of_memory_are_made_once_and_stay_clean(kind: str, reduction: str) -> None:
     method = type("NudgeReduced", (Nudge,), {"reduction": reduction})()
     learner = make_learner(method)
-    before = learner.memory.buffers["old"].fields["x"].clone()
+    before = learner.memory.buffers["old"].take("x")
     learner.step({**good_batches(3), "touchy": BAD[kind][0]})
-    assert torch.equal(learner.memory.buffers["old"].fields["x"], before + 1)
+    assert torch.equal(learner.memory.buffers["old"].take("x"), before + 1)
 
 
 # -- a step that raises

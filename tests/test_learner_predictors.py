@@ -68,7 +68,7 @@ def new_learner(predict_by: Any, scenario: Scenario = "class", **options: Any) -
 def stored(learner: Learner) -> dict[str, tuple[Tensor, Tensor]]:
     assert learner.memory is not None
     buffers = learner.memory.buffers
-    return {name: (each.fields["x"][: each.size], each.fields["y"][: each.size]) for name, each in buffers.items()}
+    return {name: (each.take("x"), each.take("y")) for name, each in buffers.items()}
 
 
 def trained_logits(learner: Learner, x: torch.Tensor, task: str | None) -> torch.Tensor:
@@ -254,7 +254,7 @@ def test_memory_stores_the_logits_of_trained_heads() -> None:
     train(learner, 0, 5)
     assert learner.memory is not None
     buffer = learner.memory.buffers["a"]
-    x, logits = (buffer.fields[name][: buffer.size] for name in ("x", "logits"))
+    x, logits = (buffer.take(name) for name in ("x", "logits"))
     features = deepcopy(learner.model.backbone).train()(x)  # batch-norm takes the statistics of the batch
     expected = torch.cat([task.head(features) for task in learner.tasks.values()], dim=1)
     torch.testing.assert_close(logits, expected)

@@ -52,7 +52,7 @@ class ClassifierStack:
         """Return whether these tasks are plain classifiers alike."""
         if len(samples) < 2 or (shape := _shape(samples[0])) is None:
             return False
-        return all(_shape(group) == shape for group in samples)
+        return all(_shape(group) == shape for group in samples[1:])
 
     def __len__(self) -> int:
         return len(self._parameters[0])
@@ -73,7 +73,8 @@ class ClassifierStack:
         if len(self) < MANY:
             pairs = zip(self._log_softmax.unbind(), self._labels.unbind(), strict=True)
             return torch.stack([nll_loss(each, labels) for each, labels in pairs])
-        return self._log_softmax.gather(2, self._labels.unsqueeze(2)).mean(dim=1).neg_().view(-1)
+        sums = self._log_softmax.gather(2, self._labels.unsqueeze(2)).sum(dim=(1, 2))
+        return sums.div_(-self._labels.shape[1])
 
     def backward(self, shares: Sequence[float]) -> Tensor:
         """Compute the gradients of the losses, each times its share; return that of the features."""

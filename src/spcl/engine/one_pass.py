@@ -79,7 +79,7 @@ class OnePass:
         if losses.is_cpu:  # a few numbers, for which tensors take longer
             norm = sum(map(float, torch._foreach_norm(parts))) if parts else 0.0
             rows = health.numpy()
-            rows[:, 0], rows[:, 1:] = losses.double().numpy(), (norm, float(buffers))
+            rows[:, 0], rows[:, 1:] = losses.tolist(), (norm, float(buffers))
         else:
             norms = (norm.expand_as(losses) for norm in (total_norm(parts, losses[0]), buffers))
             health.copy_(torch.stack([losses, *norms], dim=1))

@@ -16,6 +16,9 @@ from spcl.engine.side_streams import SideStreams
 
 __all__ = ["SegmentGradients", "Segments", "UnsupportedError", "Work"]
 
+MOST_CLEARED = 1 << 21
+"""Numbers that stay in a CPU's cache once they are cleared; a product that overwrites them clears them more slowly."""
+
 Work = Callable[..., Tensor]
 """Computes the gradient of a parameter, or that of a slice of its first dimension if one is given."""
 
@@ -176,10 +179,10 @@ class SegmentGradients:
         elif is_direct and self._range is not None:
             rows = block[self._range]
             left, right = (each.reshape(len(lengths), -1, each.shape[1]) for each in (left, right))
-            if is_new:
+            if is_new and not (rows.is_cpu and rows.numel() <= MOST_CLEARED):
                 torch.bmm(left.transpose(1, 2), right, out=rows)
             else:
-                rows.baddbmm_(left.transpose(1, 2), right)
+                (rows.zero_() if is_new else rows).baddbmm_(left.transpose(1, 2), right)
         else:
             parts = zip(*(torch.split_with_sizes(each, lengths) for each in (left, right)), strict=True)
             self._add(block, (one.T @ other for one, other in parts), is_new)
