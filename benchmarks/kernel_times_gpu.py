@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from at_work_gpu import gpu_events, microseconds_at_work
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset
 from spcl.methods import ER, SORO, Method
@@ -69,17 +70,11 @@ def kernels(step: Callable[[], object]) -> tuple[Counter[str], Counter[str], flo
         for _ in range(STEPS):
             step()
         torch.cuda.synchronize()
-    spent, launches, spans = Counter[str](), Counter[str](), []
-    for event in profiler.events() or []:
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            spent[event.name] += event.device_time_total / STEPS
-            launches[event.name] += 1
-            spans.append((event.time_range.start, event.time_range.end))
-    busy, last = 0.0, 0.0
-    for start, end in sorted(spans):
-        busy += max(0.0, end - max(start, last))
-        last = max(last, end)
-    return spent, launches, busy / STEPS
+    spent, launches = Counter[str](), Counter[str]()
+    for event in gpu_events(profiler):
+        spent[event.name] += event.device_time_total / STEPS
+        launches[event.name] += 1
+    return spent, launches, microseconds_at_work(profiler) / STEPS
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """One PS-CIFAR-100 run on a GPU: SORO with CUDA graphs against our own eager loop, with DBT and habits, beside ER.
 
 All variants train the same configuration in one process, round by round; what is timed is the training loop, with the
-gathering of batches and all work of the GPU. The time that capturing graphs took is shown and subtracted. With a short
-last table: the shares of the phases of a step, as the learner reports them (a phase that waits for the GPU holds the
-time of the work it waits for).
+gathering of batches and all work of the GPU. The time that capturing graphs took is shown and subtracted. Two short
+tables follow: the shares of the phases of a step, as the learner reports them (a phase that waits for the GPU holds the
+time of the work it waits for); and how long the GPU is at work in a step of SORO, which a profile of one more run
+shows, and waits in the others.
 
     python benchmarks/run_gpu.py --data-dir DIR [--protocol ps-cifar100.json] [--rounds 3]
 """
@@ -17,7 +18,9 @@ from time import perf_counter
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
 
+from at_work_gpu import microseconds_at_work
 from spcl.runs import Problem, RunSettings, make_learner, make_problem, resolve_settings
 
 GPU = torch.device("cuda")
@@ -62,14 +65,22 @@ def train(settings: RunSettings, problem: Problem) -> Run:
     return Run(perf_counter() - begin, phases)
 
 
-def measure(arguments: argparse.Namespace) -> tuple[dict[str, list[Run]], int]:
-    """The runs of every variant, after a round that does not count, and the steps of a run."""
+def measure(arguments: argparse.Namespace) -> tuple[dict[str, list[Run]], float, int]:
+    """The runs of every variant, after a round that does not count, SORO's work in a step, the steps of a run."""
     base = {"benchmark": "ps-cifar100", "preset": "paper", "precision": "bfloat16", "device": "cuda", "config": 0}
     given = {"data_dir": arguments.data_dir, "protocol": arguments.protocol}
     settings = {name: resolve_settings(base, given, changes) for name, changes in VARIANTS.items()}
     problem = make_problem(settings[CAPTURED], GPU)
     rounds = [{name: train(chosen, problem) for name, chosen in settings.items()} for _ in range(arguments.rounds + 1)]
-    return {name: [one[name] for one in rounds[1:]] for name in settings}, len(problem.stream)
+    at_work = milliseconds_at_work(settings[CAPTURED], problem)
+    return {name: [one[name] for one in rounds[1:]] for name in settings}, at_work, len(problem.stream)
+
+
+def milliseconds_at_work(settings: RunSettings, problem: Problem) -> float:
+    """Return for how long the GPU is at work in a step."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        train(settings, problem)
+    return microseconds_at_work(profiler) / 1e3 / len(problem.stream)
 
 
 def ratio(runs: list[Run], others: list[Run]) -> float:
@@ -114,16 +125,26 @@ def shares(found: dict[str, list[Run]], steps: int) -> Table:
     return table
 
 
+def waits(runs: list[Run], at_work: float, steps: int) -> Table:
+    table = Table(title="Milliseconds a step, after capture, of the GPU")
+    for heading in ("", "in all", "at work", "waiting"):
+        table.add_column(heading, justify="right" if heading else "left")
+    whole = 1e3 * median(run.after_capture for run in runs) / steps
+    table.add_row(CAPTURED, *(f"{value:.2f}" for value in (whole, at_work, whole - at_work)))
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The time of one PS-CIFAR-100 run on a GPU.")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each variant")
     parser.add_argument("--data-dir", help="where the publishers' files are")
     parser.add_argument("--protocol", help="the published protocol; one is drawn if it is not given")
-    found, steps = measure(parser.parse_args())
+    found, at_work, steps = measure(parser.parse_args())
     console = Console(width=140)
     console.print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     console.print(results(found, steps))
     console.print(shares(found, steps))
+    console.print(waits(found[CAPTURED], at_work, steps))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ ONE_SEED = (
     "ps-cifar100-one-change",
     "ps-cifar100-penalty",
     "ps-cifar100-twenty",
+    "ps-tiny-imagenet-twenty",
     "ps-emnist-search",
     "ps-cifar100-search",
     "ps-cifar100-search-nine",
