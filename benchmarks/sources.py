@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from time import process_time
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -92,6 +93,16 @@ VARIANTS: dict[str, Callable[[nn.Module, int], Step]] = {
     "ER, a pass each": lambda backbone, sources: learner(backbone, sources, ER(), one_pass=False),
 }
 
+LINES = {
+    "joint": {"color": "0.3"},
+    "joint, fused Adam": {"color": "0.3", "linestyle": ":"},
+    "SORO": {"color": "tab:blue", "marker": "o"},
+    "SORO, a pass each": {"color": "tab:blue", "linestyle": "--"},
+    "ER": {"color": "tab:orange", "marker": "o"},
+    "ER, a pass each": {"color": "tab:orange", "linestyle": "--"},
+}
+"""How the figure draws them."""
+
 
 # -- the measurements
 
@@ -146,15 +157,23 @@ def print_table(name: str, network: Network, found: Mapping[int, Mapping[str, Se
 
 def write_figure(path: Path, found: Mapping[str, Mapping[int, Mapping[str, Sequence[float]]]]) -> None:
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
-    figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.2), squeeze=False, layout="constrained")
-    for axis, (name, by_sources) in zip(axes[0], found.items(), strict=True):
+    times = [0.5, 1, 2, 4, 8, 16]
+    figure, axes = plt.subplots(1, len(found), figsize=(3.4 * len(found), 3.4), sharey=True, layout="constrained")
+    for axis, (name, by_sources) in zip(np.atleast_1d(axes), found.items(), strict=True):
         for variant in next(iter(by_sources.values())):
-            axis.plot(list(by_sources), [ratio(times, variant) for times in by_sources.values()], "o-", label=variant)
-        axis.set(title=name, xscale="log", yscale="log", xlabel="sources", ylabel="time / joint batch")
+            ratios = [ratio(taken, variant) for taken in by_sources.values()]
+            axis.plot(list(by_sources), ratios, label=variant, **LINES[variant])
+        axis.set(title=name, xscale="log", yscale="log", xlabel="sources")
         axis.set_xticks(list(by_sources), labels=map(str, by_sources))
-    axes[0, 0].legend(fontsize="small")
-    figure.savefig(path)
+        axis.set_yticks(times, labels=[f"{number:g}×" for number in times])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.grid(alpha=0.3)
+    figure.supylabel("time of a step over the joint batch's", fontsize="medium")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=len(LINES), frameon=False)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
