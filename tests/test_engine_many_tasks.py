@@ -49,6 +49,18 @@ def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
         torch.testing.assert_close(group.task.head.bias.grad, head.bias.grad)
 
 
+def test_losses_in_half_precision_are_as_large_as_they_are() -> None:
+    tasks = [Task(str(place), 2, cross_entropy, nn.Linear(1, 2).half(), 0) for place in range(TASKS)]
+    count = 2048
+    samples = [Samples(task, torch.ones(count, 1), torch.zeros(count, dtype=torch.long)) for task in tasks]
+    with torch.no_grad():
+        for task in tasks:
+            task.head.weight.copy_(torch.tensor([[0.0], [100.0]]))
+            task.head.bias.zero_()
+    losses = ClassifierStack(samples, torch.device("cpu")).forward(torch.ones(count * TASKS, 1, dtype=torch.half))
+    assert losses.tolist() == [100.0] * TASKS  # their sums over samples are more than the type can hold
+
+
 @pytest.mark.parametrize("most_cleared", [0, segments.MOST_CLEARED])
 def test_products_of_segments_replace_what_rows_held(most_cleared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MOST_CLEARED", most_cleared)

@@ -108,6 +108,17 @@ def test_adam_with_scaled_gradients_is_left_to_pytorch(name: str) -> None:
     assert not STEP_ADAM(optimizer)
 
 
+def test_steps_that_are_views_of_anything_are_counted() -> None:
+    (parameter,) = heads(1)
+    optimizer = Adam([parameter])
+    for count in range(1, 4):
+        parameter.grad = torch.ones_like(parameter)
+        Update(optimizer).apply()
+        state = optimizer.state[parameter]
+        assert state["step"] == count
+        state["step"] = state["step"].clone().view(())
+
+
 def test_adam_of_mixed_types_is_updated() -> None:
     parameters = [torch.ones(3, requires_grad=True), torch.ones(3, dtype=torch.float64, requires_grad=True)]
     optimizer = Adam(parameters, lr=0.25)

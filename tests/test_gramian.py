@@ -9,6 +9,8 @@ from torch import Tensor
 
 from matrices import normal, relative_difference, with_condition
 from spcl.aggregation import gramian, host_gramian
+from spcl.aggregation.factors import FactoredGradients
+from spcl.aggregation.gramians import gramian_and_numbers
 from spcl.errors import SpclError
 
 CONDITIONS = pytest.mark.parametrize("condition", [1e1, 1e2, 1e3, 1e4, 1e6, 1e8])
@@ -126,6 +128,15 @@ def test_ill_conditioned_blocks_use_float64() -> None:
     rows = with_condition(4, LENGTH, 1e5).float()
     blocks = [block.reshape(4, -1, 5) for block in rows.split([10_000, 5, 39_995], dim=1)]
     assert error_of_smallest_eigenvalue(gramian(blocks), rows) <= 5e-3
+
+
+def test_products_of_samples_that_overflow_are_summed_in_float64() -> None:
+    """Samples of opposite signs cancel in the gradients, which are small enough."""
+    signs = torch.tensor([1.0, -1.0]).repeat(8)[:, None]
+    left, right = signs * torch.tensor([0.5, 0.5, -0.5, -0.5]), 7e18 * (1 + 1e-3 * torch.randn(16, 4))
+    factors = FactoredGradients(left, right, (8, 8))
+    found, _ = gramian_and_numbers([factors], torch.zeros(1, dtype=torch.float64))
+    torch.testing.assert_close(torch.from_numpy(found), reference(factors.dense().flatten(1)), rtol=1e-4, atol=0.0)
 
 
 def test_gradients_are_not_modified() -> None:

@@ -114,6 +114,39 @@ def test_draws_that_are_not_undone_are_followed_by_others() -> None:
     assert memory.draw(5)[0].x.tolist() == first.tolist()
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_task_that_would_finish_within_a_step_is_refused(policy: type[Memory]) -> None:
+    torch.manual_seed(0)
+    learner = Learner(torch.nn.Linear(3, 4), make_method("er"), memory=policy(8, seed=0))
+    batches = {}
+    for task in TASKS:
+        learner.add_task(task, classes=2)
+        batches[task] = torch.randn(6, 3), torch.arange(6) % 2
+        learner.step(batches)
+    learner.finish_task("a")
+    del batches["a"]
+    before = complete_state(learner)
+    with pytest.raises(TaskError, match="task 'b' cannot finish within a step; finish it when the step has returned"):
+        learner.step(batches, meanwhile=lambda: learner.finish_task("b"))
+    assert_same(before, complete_state(learner))
+    learner.step(batches)
+    learner.finish_task("b")
+    assert len(learner.memory) <= 8
+
+
+def test_samples_that_were_undone_do_not_tell_of_which_kind_others_are() -> None:
+    memory = Reservoir(8)
+    memory.start("a", None)
+    memory.begin()
+    for _ in range(2):
+        memory.observe("a", torch.ones(2, 3), torch.zeros(2))
+    memory.rollback()
+    memory.commit()
+    memory.observe("a", torch.ones(2, 3, dtype=torch.uint8), torch.zeros(2))
+    with pytest.raises(TaskError, match=r"x .*float32.* does not fit the memory's .*uint8"):
+        memory.observe("a", torch.ones(2, 3), torch.zeros(2))
+
+
 def test_a_sample_stays_in_its_row_and_evicted_rows_are_used_again() -> None:
     memory = Reservoir(20, seed=0)
     memory.start("a", None)

@@ -269,7 +269,7 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
     """Return whether the slices' rounding errors, taken as independent, change the smallest eigenvalue little."""
     if squared_traces < 0.0:
         return True
-    if not math.isfinite(squared_traces):
+    if not (math.isfinite(squared_traces) and math.isfinite(matrix.sum())):
         return False  # products that overflow in float32 may be finite in float64
     error = SLICE_ERROR * squared_traces**0.5 + UNDERFLOW
     shifted = matrix.copy()

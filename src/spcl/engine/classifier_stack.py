@@ -73,8 +73,7 @@ class ClassifierStack:
         if len(self) < MANY:
             pairs = zip(self._log_softmax.unbind(), self._labels.unbind(), strict=True)
             return torch.stack([nll_loss(each, labels) for each, labels in pairs])
-        sums = self._log_softmax.gather(2, self._labels.unsqueeze(2)).sum(dim=(1, 2))
-        return sums.div_(-self._labels.shape[1])
+        return self._log_softmax.gather(2, self._labels.unsqueeze(2)).mean(dim=(1, 2)).neg_()
 
     def backward(self, shares: Sequence[float]) -> Tensor:
         """Compute the gradients of the losses, each times its share; return that of the features."""

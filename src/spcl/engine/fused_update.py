@@ -82,7 +82,7 @@ def _update_adam(
 def _shared_steps(states: Sequence[Any]) -> Tensor:
     """Return the steps that the parameters have made as one tensor, of which those of every state are views."""
     shared: Tensor | None = states[0]["step"]._base
-    if shared is None or len(shared) != len(states) or any(state["step"]._base is not shared for state in states):
+    if shared is None or shared.shape != (len(states),) or any(state["step"]._base is not shared for state in states):
         shared = torch.stack([state["step"] for state in states])
         for state, step in zip(states, shared.unbind(), strict=True):
             state["step"] = step

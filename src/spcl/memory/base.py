@@ -150,10 +150,10 @@ class Memory(ABC):
         self._evict(task, batch if logits is None else batch | {"logits": logits})
 
     def begin(self) -> None:
-        """Remember the samples, so that what changes can be undone, until :meth:`commit` or :meth:`rollback`.
+        """Remember the samples, so that what changes can be undone by :meth:`rollback`, until :meth:`commit`.
 
         A learner stores new samples while a GPU computes the gradients, before it is known whether they are finite.
-        No task is finished in between.
+        No task finishes in between.
 
         >>> from spcl.memory import Reservoir
         >>> memory = Reservoir(2)
@@ -163,6 +163,7 @@ class Memory(ABC):
         >>> memory.rollback()
         >>> len(memory), memory.seen
         (0, 0)
+        >>> memory.commit()
         """
         self._before = self.seen, self._ahead[0].before if self._ahead else self.draw_state()
         for buffer in self.buffers.values():
@@ -193,9 +194,16 @@ class Memory(ABC):
 
         Policies may store the logits that ``model`` gives for the task's inputs; the base class does not.
         """
+        self.check_finish(task)
         self._cancel_draws()
-        self._running(task).running = False
+        self.buffers[task].running = False
         self._evict(task, {})
+
+    def check_finish(self, task: str) -> None:
+        """Raise :class:`~spcl.errors.TaskError` if ``task`` cannot finish now; change nothing."""
+        self._running(task)
+        if self._before is not None:
+            raise TaskError(f"task {task!r} cannot finish within a step; finish it when the step has returned")
 
     def draw(self, count: int) -> list[ReplayBatch]:
         """Draw ``count`` samples (or all, if there are fewer), grouped by task.

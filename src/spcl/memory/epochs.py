@@ -50,6 +50,7 @@ class EpochCoreset(BalancedCoreset):
 
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, and begin a new epoch."""
+        self.check_finish(task)
         self._cancel_draws()
         self._epoch = self._epoch[:0]
         super().finish(task, model)

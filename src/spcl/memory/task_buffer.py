@@ -21,8 +21,9 @@ class TaskBuffer:
 
     Inputs that are a dict or tuple of tensors have a field for each, e.g. ``x.tokens`` or ``x[0]``.
 
-    A sample stays in its row until it is evicted. New and edited samples get rows that hold none, neither now nor
-    before :meth:`begin`: what changes since then can be undone without copies, and copies can be made at once.
+    Samples are in any order there: read them by :meth:`take`, not from the fields. New and edited samples get rows that
+    hold none, neither now nor before :meth:`begin`: what changes since then can be undone without copies, and copies
+    can be made at once.
 
     The metadata used to choose samples is on the host, so that choosing does not synchronize with an accelerator:
     ``labels``, ``ranks`` and ``edits`` (how often a sample's inputs were replaced) have one entry per stored sample,
@@ -60,7 +61,8 @@ class TaskBuffer:
 
     def begin(self) -> None:
         """Remember the samples, for :meth:`rollback`, until :meth:`commit`."""
-        self._before = _Content(self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes)
+        content = self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind
+        self._before = _Content(*content)
 
     def commit(self) -> None:
         """Forget the samples that were evicted since :meth:`begin`."""
@@ -69,7 +71,7 @@ class TaskBuffer:
     def rollback(self) -> None:
         """Restore the samples of :meth:`begin`, from where they may change again."""
         if self._before is not None:
-            self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes = self._before
+            self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind = self._before
 
     # -- storing
 
@@ -235,6 +237,7 @@ class _Content(NamedTuple):
     edits: NDArray[np.int64]
     fields: dict[str, Tensor]
     nbytes: int
+    known_kind: object
 
 
 def input_fields(x: Inputs) -> dict[str, Tensor]:
