@@ -1,15 +1,16 @@
 """How far runs differ that were made again: python results/compare.py OLD_FOLDER NEW_FOLDER
 
-Both hold unpacked records of the same settings, configurations and seeds, by another machine or version. As nothing but
-rounding is different, this is how much of an accuracy means something: beside it stands how far seeds are apart.
+Both hold unpacked records of the same settings, configurations and seeds, made by another machine or version. Where
+nothing but rounding differs, this is what a difference between methods has to exceed; beside it stands how far two
+seeds are apart.
 """
 
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import groupby
-from math import pi
-from statistics import mean, stdev
+from itertools import combinations
+from math import isnan, nan
+from statistics import mean
 
 from rich.console import Console
 from rich.table import Table
@@ -44,23 +45,18 @@ def row(found: Sequence[Pair]) -> list[str]:
     """Return the number of runs, both means and the differences."""
     old, new = ([run.result.accuracy for run in runs] for runs in zip(*found, strict=True))
     differences = [abs(one - other) for one, other in zip(old, new, strict=True)]
-    numbers = [
-        mean(old),
-        mean(new),
-        abs(mean(old) - mean(new)),
-        mean(differences),
-        max(differences),
-        between_seeds(found),
-    ]
-    return [str(len(found)), *(f"{number:.2f}" for number in numbers)]
+    means = mean(old), mean(new)
+    numbers = [*means, abs(means[0] - means[1]), mean(differences), max(differences), between_seeds(found)]
+    return [str(len(found)), *("–" if isnan(number) else f"{number:.2f}" for number in numbers)]
 
 
 def between_seeds(found: Sequence[Pair]) -> float:
-    """Return the mean difference of two seeds of a configuration, estimated from their deviation; NaN for one seed."""
-    runs = sorted((run for _, run in found), key=lambda run: run.settings["config"])
-    groups = [[run.result.accuracy for run in group] for _, group in groupby(runs, lambda run: run.settings["config"])]
-    deviations = [stdev(group) for group in groups if len(group) > 1]
-    return 2 * mean(deviations) / pi**0.5 if deviations else float("nan")  # E|x − y| = 2σ/√π of a normal
+    """Return the mean difference of two seeds of a configuration; NaN if there is one seed."""
+    by_config = defaultdict(list)
+    for _, run in found:
+        by_config[run.settings["config"]].append(run.result.accuracy)
+    differences = [abs(one - other) for seeds in by_config.values() for one, other in combinations(seeds, 2)]
+    return mean(differences) if differences else nan
 
 
 if __name__ == "__main__":
