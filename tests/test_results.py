@@ -1,6 +1,8 @@
 """What is committed under results/ can be made again from the records beside it."""
 
 import re
+import subprocess
+import sys
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ VARIANTS = (
     "plus-ablation",
     "recipes",
     "rehearsal",
+    "rounding",
     "search",
     "search-nine",
     "sensitivity",
@@ -36,6 +39,7 @@ VARIANTS = (
 ONE_SEED = (
     "ps-tiny-imagenet",
     "ps-emnist-released",
+    "ps-emnist-rounding",
     "ps-emnist-one-change",
     "ps-cifar100-released",
     "ps-cifar100-held-out",
@@ -94,6 +98,15 @@ def test_the_overview_is_that_of_the_records(unpacked: Path, tmp_path: Path) -> 
     """``spcl figure overview --runs …`` for every folder but those of held-out data and of variants."""
     runs = read_runs(*(unpacked / name for name in FOLDERS if not name.endswith(VARIANTS)))
     assert_same_drawing(drawn("overview", runs, tmp_path), RESULTS / "overview.svg")
+
+
+def test_the_comparison_is_that_of_the_records(unpacked: Path) -> None:
+    folders = [str(unpacked / name) for name in ("ps-emnist", "ps-emnist-rounding")]
+    made = subprocess.run(
+        [sys.executable, RESULTS / "compare.py", *folders], capture_output=True, text=True, check=True
+    )
+    _, committed = (RESULTS / "ps-emnist-rounding" / "compared.txt").read_text(encoding="utf-8").split("\n", 1)
+    assert made.stdout == committed
 
 
 def drawn(name: str, runs: Sequence[RunRecord], folder: Path) -> Path:
