@@ -194,8 +194,7 @@ class Learner(TrainedModel):
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
                 it is. Replayed samples of different shapes take one pass through the backbone per shape.
-            meanwhile: called when a GPU's work is queued, before the host synchronises; e.g. to fetch more batches. It
-                finishes no task.
+            meanwhile: called when a GPU's work is queued, e.g. to fetch more batches; it finishes no task.
         """
         update, options = self._plan()
         samples = self._admitted(batches)

@@ -152,8 +152,7 @@ class Memory(ABC):
     def begin(self) -> None:
         """Remember the samples, so that what changes can be undone by :meth:`rollback`, until :meth:`commit`.
 
-        A learner stores new samples while a GPU computes the gradients, before it is known whether they are finite.
-        No task finishes in between.
+        A learner stores new samples while a GPU computes; no task finishes before it is known whether all is finite.
 
         >>> from spcl.memory import Reservoir
         >>> memory = Reservoir(2)
@@ -216,9 +215,7 @@ class Memory(ABC):
         return self._draw(count)
 
     def draw_ahead(self, count: int) -> None:
-        """Make the next draw now, for :meth:`draw` to return, if it is of ``count`` samples and memory stays the same.
-
-        Otherwise it is undone. So a learner draws while a GPU computes.
+        """Make the next draw now, for :meth:`draw` to return; undone if memory changes or another count is drawn.
 
         >>> from spcl.memory import Reservoir
         >>> one, other = Reservoir(9, seed=0), Reservoir(9, seed=0)
