@@ -29,7 +29,8 @@ def main() -> None:
         table.add_column(heading, justify="right")
     rows = defaultdict(list)
     for old, new in pairs(*sys.argv[1:3]):
-        rows[f"{new.scenario} {new.label}"].append((old, new))
+        for label in (new.label, "(all methods)"):
+            rows[f"{new.scenario} {label}"].append((old, new))
     for label, found in sorted(rows.items()):
         table.add_row(label, *row(found))
     Console(width=120).print(table)
@@ -52,10 +53,10 @@ def row(found: Sequence[Pair]) -> list[str]:
 
 def between_seeds(found: Sequence[Pair]) -> float:
     """Return the mean difference of two seeds of a configuration; NaN if there is one seed."""
-    by_config = defaultdict(list)
+    by_seed = defaultdict(list)
     for _, run in found:
-        by_config[run.settings["config"]].append(run.result.accuracy)
-    differences = [abs(one - other) for seeds in by_config.values() for one, other in combinations(seeds, 2)]
+        by_seed[run.label, run.settings["config"]].append(run.result.accuracy)
+    differences = [abs(one - other) for seeds in by_seed.values() for one, other in combinations(seeds, 2)]
     return mean(differences) if differences else nan
 
 
