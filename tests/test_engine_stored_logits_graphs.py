@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
 CASES = [(name, memory, {}, {}) for name in METHODS for memory in (BalancedCoreset, Reservoir)]
 CASES += [(name, BalancedCoreset, {"weigh_heads": True}, {}) for name in METHODS]
 CASES += [(name, Reservoir, {}, {"measure_stability": True}) for name in ("er", "der++")]  # a row for every gradient
+CASES += [(name, memory, {"loss_classes": "active"}, {}) for name in METHODS for memory in (BalancedCoreset, Reservoir)]
 CLASSES = {"a": 3, "b": 2, "c": 4, "d": 200}  # the last are more than there was room for
 SPANS = {"a": (0, 5), "b": (1, 18), "c": (2, 14), "d": (14, 18)}
 STEPS = 18
@@ -182,7 +183,7 @@ def test_losses_of_static_samples_are_those_of_every_sample_alone(
     for number, classes in enumerate(sizes):
         tasks.append(classifier_task(str(number), classes, offset))
         tasks[-1].head, offset = nn.Linear(3, classes, dtype=torch.float64), offset + classes
-    classifier = JointClassifier(3, joint, torch.empty(0, dtype=torch.float64))
+    classifier = JointClassifier(3, joint, lambda samples: None, torch.empty(0, dtype=torch.float64))
     classifier.include(tasks)
     samples = []
     for size, number, has_stored in drawn:

@@ -1,12 +1,13 @@
 """The linear heads of all classifiers in one matrix, and the gradient of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from spcl.engine.gradients import GradientMatrix, write_gradients
+from spcl.engine.model import Samples
 from spcl.methods.base import Task
 
 __all__ = ["JointClassifier", "JointGradient"]
@@ -18,13 +19,27 @@ class JointClassifier:
     """One matrix of which the linear heads of all classifiers are slices, so that one graph serves every task.
 
     A head keeps its own parameters: only their storage moves into the matrix. Its capacity doubles when it is full.
+
+    Args:
+        features: their number.
+        class_incremental: whether samples are told apart from the classes of all tasks.
+        covered: the classes that the loss of samples covers, where that is a part of these, else None.
+        like: a tensor on the device and of the type of the weights.
     """
 
-    def __init__(self, features: int, class_incremental: bool, like: Tensor) -> None:
+    def __init__(
+        self,
+        features: int,
+        class_incremental: bool,
+        covered: Callable[[Samples], tuple[int, ...] | None],
+        like: Tensor,
+    ) -> None:
         self._features = features
         self._class_incremental = class_incremental
+        self._covered = covered
         self._like = like
         self._included: list[Task] = []
+        self._part: tuple[int, ...] | None = None
         self.capacity = 0
 
     def include(self, tasks: Sequence[Task]) -> bool:
@@ -42,7 +57,8 @@ class JointClassifier:
     def _reserve(self, capacity: int) -> None:
         weight = nn.Parameter(self._like.new_zeros(capacity, self._features))
         bias = nn.Parameter(self._like.new_zeros(capacity))
-        self._outside = self._like.new_full((capacity, capacity), float("-inf"))
+        self._outside = self._like.new_full((capacity + 1, capacity), float("-inf"))
+        self._part = None
         self.weight, self.bias, self.capacity = (
             weight,
             bias,
@@ -57,17 +73,27 @@ class JointClassifier:
             part.data = whole.data[own]
         self._outside[0 if self._class_incremental else task.offset, own] = 0.0
 
-    def first_class(self, task: Task) -> int:
-        """Return the first class that the softmax of this task's samples covers; it identifies their range."""
-        return 0 if self._class_incremental else task.offset
+    def range_of(self, samples: Samples) -> int:
+        """Return what identifies the classes that the softmax of these samples covers.
+
+        It is the first of them, or the capacity for a part of the classes, which is the same for all samples of a step.
+        """
+        part = self._covered(samples)
+        if part is None:
+            return 0 if self._class_incremental else samples.task.offset
+        if part != self._part:
+            self._outside[self.capacity] = float("-inf")
+            self._outside[self.capacity, list(part)] = 0.0
+            self._part = part
+        return self.capacity
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of every class there is room for."""
         return linear(features, self.weight, self.bias)
 
-    def within(self, logits: Tensor, first: Tensor) -> Tensor:
-        """Return the logits, −∞ outside the range of classes that begins at each sample's ``first``."""
-        return logits + self._outside.index_select(0, first)
+    def within(self, logits: Tensor, ranges: Tensor) -> Tensor:
+        """Return the logits, −∞ outside the classes that each sample's range identifies."""
+        return logits + self._outside.index_select(0, ranges)
 
 
 class JointGradient:

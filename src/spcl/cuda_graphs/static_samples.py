@@ -22,8 +22,9 @@ Coefficients = tuple[float, float]
 class StaticSamples:
     r"""The samples of one or more batches on the tensors that a graph reads, and their losses.
 
-    Every sample names the range of classes that its softmax covers (those of its task, or all that were added), and in
-    which its stored logits begin, so that one graph serves all tasks and both scenarios. Its loss is
+    Every sample names the range of classes that its softmax covers (those of its task, or all that were added, or those
+    in training), and with whose first class its stored logits begin, so that one graph serves all tasks and both
+    scenarios. Its loss is
     :math:`\tfrac1n (a\, \ell + b\, d)` for a batch of n samples with the coefficients a of cross-entropy and b of the
     squared distance to stored logits.
 
@@ -76,19 +77,19 @@ class StaticSamples:
         """Return the loss of every sample; those of a batch add up to its loss."""
         if self.logits is not None:
             self.logits.copy_(logits.detach())
-        labels, first, widths = self._table
-        losses: Tensor = cross_entropy(self.joint.within(logits, first), labels, reduction="none") * self._of_label
+        labels, ranges, widths = self._table
+        losses: Tensor = cross_entropy(self.joint.within(logits, ranges), labels, reduction="none") * self._of_label
         if self._stored is not None:
-            stored = self._stored_logits(self._stored, first, widths)
+            stored = self._stored_logits(self._stored, ranges, widths)
             losses = losses + self._of_distance * squared_distances(logits, stored)
         return losses
 
     def _table_of(self, samples: Sequence[Samples]) -> NDArray[np.int64]:
-        """Return every sample's label among all classes, the first class of its range, the number of stored logits."""
+        """Return every sample's label among all classes, its range of classes, and the number of its stored logits."""
         sizes = [group.y.shape[0] for group in samples]
         widths = [0 if group.stored is None else group.stored.shape[1] for group in samples]
         tasks = [group.task for group in samples]
-        groups = [[task.offset for task in tasks], [self.joint.first_class(task) for task in tasks], widths]
+        groups = [[task.offset for task in tasks], [self.joint.range_of(group) for group in samples], widths]
         table = np.repeat(np.array(groups), sizes, axis=1)
         table[0] += np.concatenate([group.y.numpy(force=True) for group in samples])
         return table

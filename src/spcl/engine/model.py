@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_sa
 from spcl.engine.broadcasting import RefuseBroadcast
 from spcl.engine.head_gradients import HeadGradients
 from spcl.errors import SpclError, TaskError, is_out_of_memory
-from spcl.methods.tasks import Output, Task
+from spcl.methods.tasks import LossClasses, Output, Task
 
 __all__ = ["Samples", "Scenario", "SharedModel", "checked_loss"]
 
@@ -30,6 +31,7 @@ class Samples:
         x: the inputs.
         y: the targets.
         stored: the logits that memory has stored with the samples, or None.
+        replayed: whether they are from memory.
         share: which part of a batch these samples are, where ranks split it; the loss on them counts as much.
     """
 
@@ -37,6 +39,7 @@ class Samples:
     x: Inputs
     y: Tensor
     stored: Tensor | None = None
+    replayed: bool = False
     share: float = 1.0
 
     @property
@@ -50,7 +53,8 @@ class SharedModel:
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
     classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
-    task-incrementally.
+    task-incrementally. Of these, the loss of new samples covers all, or with ``loss_classes="active"`` those of the
+    tasks that are not finished.
 
     Attributes:
         head_gradients: those of the weights and of the biases of heads that are computed together.
@@ -64,6 +68,7 @@ class SharedModel:
         seed: int,
         autocast: torch.dtype | None,
         joint_logits: bool = False,
+        loss_classes: LossClasses = "seen",
     ) -> None:
         if scenario not in ("task", "class"):
             raise SpclError(f"scenario must be 'task' or 'class', but it is {scenario!r}")
@@ -74,6 +79,7 @@ class SharedModel:
         self.backbone = backbone
         self.scenario: Scenario = scenario
         self._joint = joint_logits or scenario == "class"
+        self._loss_classes = loss_classes
         self.tasks: dict[str, Task] = {}
         self.feature_dim: int | None = getattr(backbone, "feature_dim", None)
         self._make_head = make_head
@@ -271,7 +277,16 @@ class SharedModel:
                 targets = functional.pad(targets, (offset, logits.shape[1] - own.stop))
         else:
             targets = y + offset if self._joint else y
-        return Output(task, logits, targets, own, stored)
+        return Output(task, logits, targets, own, stored, self.covered_classes(group))
+
+    def covered_classes(self, group: Samples) -> tuple[int, ...] | None:
+        """Return the classes that the loss of samples covers among those of all tasks; None for all."""
+        if not self._joint or self._loss_classes == "seen" or group.replayed:
+            return None
+        active = [
+            range(task.offset, task.offset + (task.classes or 0)) for task in self.classifiers if not task.finished
+        ]
+        return tuple(chain.from_iterable(active)) if len(active) < len(self.classifiers) else None
 
     def _targets(self, group: Samples) -> tuple[Tensor, Tensor | None]:
         stored = None if group.stored is None else group.stored.to(self.device, non_blocking=True)

@@ -57,13 +57,12 @@ class Learner(TrainedModel):
         predict_by: what predicts classes, by name or by name and options: the trained ``"head"``, or without its bias
             towards recent classes ``"class-means"``, ``"adjusted"`` or ``"balanced-heads"``, all from memory.
         augment: transforms inputs of new and of replayed samples on the device before they enter the network, those of
-            all tasks with the same shape and type in one call, e.g. one of ``spcl.transforms``. Memory stores samples
-            as they came.
+            all tasks with the same shape and type in one call, e.g. ``spcl.transforms``. Memory stores what came in.
         updates: the number of updates in a step, all on the same batches, each with its own draws from memory and its
             own augmentation.
         memory: keeps samples of earlier tasks for replay; None replays nothing.
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
-            ``"class"``: it is not, and the loss covers the classes of every task added so far.
+            ``"class"``: it is not, and the loss covers the classes that the method's ``loss_classes`` says.
         memory_batch: how many samples to replay in a step; by default as many as the step's largest batch has.
         autocast: ``torch.bfloat16`` for mixed precision.
         measure_stability: report κ, conflicts and magnitude similarity also for methods that need no Gramian; every
@@ -120,7 +119,8 @@ class Learner(TrainedModel):
     ) -> None:
         check_arguments(backbone, method, memory, memory_batch)
         check_habits(schedule, clip_norm, average, augment, updates)
-        model = SharedModel(backbone, scenario, method.make_head, seed, autocast, method.joint_logits)
+        losses = method.joint_logits, method.settings.loss_classes
+        model = SharedModel(backbone, scenario, method.make_head, seed, autocast, *losses)
         parts: Any = {"optimizer": optimizer, "distributed": distributed, "low_memory": low_memory}
         super().__init__(model, method, memory, average=average, predict_by=predict_by, capture=capture, **parts)
         self.schedule = schedule

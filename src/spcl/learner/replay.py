@@ -49,7 +49,7 @@ class Replay:
         """Draw samples; ``engine`` has the gradients of the tasks, along which an editing method looks ahead."""
         assert self._memory is not None
         drawn = self._memory.draw(count)
-        samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits) for part in drawn]
+        samples = [Samples(self._model.tasks[part.task], part.x, part.y, part.logits, replayed=True) for part in drawn]
         if not self._method.edits_memory:
             return ReplayedSamples(samples)
         model = _LookAhead(self._model, self._method, samples, engine.mean_of_tasks())

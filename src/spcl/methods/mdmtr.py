@@ -88,6 +88,7 @@ class MDMTR(ER):
 
     def task_loss(self, output: Output) -> Tensor:
         """Return the two-level angular margin loss."""
+        output = output.narrowed()
         cosines = output.value
         probabilities = output.targets
         if not probabilities.is_floating_point():

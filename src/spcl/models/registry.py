@@ -51,6 +51,7 @@ def resnet18(
     norm_eps: float = 1e-5,
     stem_init: Initialisation = "he",
     residual_relu: bool = False,
+    width: int = 64,
 ) -> nn.Module:
     """ResNet-18 for small images; the network of PS-CIFAR-100 and PS-ImageNet-TINY."""
     return ResNet18(
@@ -59,6 +60,7 @@ def resnet18(
         norm_eps=norm_eps,
         stem_init=stem_init,
         residual_relu=residual_relu,
+        width=width,
     )
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from spcl.errors import SpclError
 from spcl.models.initialisation import Initialisation, initialise, initialise_he
 
 __all__ = ["ResNet18", "ResNet34"]
@@ -25,14 +26,16 @@ class ResNet18(nn.Module):
         stem_init: Initialisation of the first convolution, "glorot" in the published networks.
         residual_relu: Apply ReLU to F(x), too, before the shortcut is added, as the published networks do: a block can
             then only add to what it gets.
+        width: Channels of the first stage; the last has eight times as many. Time and parameters go with its square.
 
     >>> import torch
     >>> model = ResNet18()
     >>> model(torch.zeros(2, 3, 32, 32)).shape, model.feature_dim
     (torch.Size([2, 512]), 512)
+    >>> ResNet18(width=16).feature_dim
+    128
     """
 
-    feature_dim = 512
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
 
     def __init__(
@@ -43,20 +46,25 @@ class ResNet18(nn.Module):
         norm_eps: float = 1e-5,
         stem_init: Initialisation = "he",
         residual_relu: bool = False,
+        width: int = 64,
     ) -> None:
         super().__init__()
+        if width < 1:
+            raise SpclError(f"width of a residual network is {width}; give at least 1")
         norm = partial(nn.BatchNorm2d, eps=norm_eps, momentum=batch_norm_momentum)
         self.stem = nn.Sequential(
-            nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-            norm(64),
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            norm(width),
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
         self.stages = nn.Sequential()
-        for (inputs, outputs), blocks in zip(pairwise((64, 64, 128, 256, 512)), self.blocks, strict=True):
+        widths = width, width, 2 * width, 4 * width, 8 * width
+        for (inputs, outputs), blocks in zip(pairwise(widths), self.blocks, strict=True):
             self.stages.append(_Block(inputs, outputs, 1 if inputs == outputs else 2, norm, residual_relu))
             for _ in range(blocks - 1):
                 self.stages.append(_Block(outputs, outputs, 1, norm, residual_relu))
+        self.feature_dim = widths[-1]
         initialise_he(self)
         if stem_init != "he":
             initialise(self.stem, stem_init)
