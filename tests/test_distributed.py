@@ -60,7 +60,7 @@ def test_two_and_three_ranks_train_what_one_process_trains(ranks: Ranks, method:
         ("er", "class", {"alpha": 0.1, "decoupled": True}),
         ("soro", "task", {"alpha": 0.1, "adaptive": True}),
         ("graddrop", "task", {"alpha": 0.1}),
-        ("spcl", "class", {"loss_classes": "active"}),
+        ("spcl", "class", {"finished_weight": 0.2}),
     ],
 )
 def test_three_ranks_train_what_one_process_trains_with_other_settings(

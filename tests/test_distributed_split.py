@@ -52,7 +52,7 @@ def test_ranks_that_split_batches_train_what_one_process_trains(ranks: Ranks, me
         ("der++", "class", {}),
         ("gmed", "class", {}),
         ("graddrop", "task", {"alpha": 0.1}),
-        ("spcl", "class", {"loss_classes": "active"}),
+        ("spcl", "class", {"finished_weight": 0.2}),
     ],
 )
 def test_a_mesh_of_task_groups_trains_what_one_process_trains(

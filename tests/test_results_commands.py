@@ -83,7 +83,9 @@ def recorded_runs() -> Iterator[Run]:
 @cache
 def completed(recorded: str) -> str:
     """Add the defaults of settings that the version did not have that made the record."""
-    return as_text(resolve_settings(json.loads(recorded)).model_dump(mode="json"))
+    settings = json.loads(recorded)
+    settings["method"].setdefault("finished_weight", 1.0)
+    return as_text(resolve_settings(settings).model_dump(mode="json"))
 
 
 def series(folder: Path) -> str:

@@ -29,13 +29,13 @@ def changed_by_plus(benchmark: str, method: str) -> tuple[dict[str, Any], dict[s
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        ("spcl", {"memory_share": 0.5, "logit_weight": 0.2}),
+        ("spcl", {"memory_share": 0.5, "logit_weight": 0.2, "finished_weight": 1.0}),
         ("soro", {"memory_share": 0.5}),
         ("der++", {"logit_weight": 0.2}),
         ("er", {}),
     ],
 )
-def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expected: dict[str, float]) -> None:
+def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expected: dict[str, Any]) -> None:
     settings, of_method = changed_by_plus("ps-cifar100", method)
     assert settings == {
         "preset": "plus",
@@ -49,10 +49,11 @@ def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expe
     assert of_method == expected
 
 
-def test_samples_that_cannot_be_augmented_are_replayed_less() -> None:
-    assert changed_by_plus("ps-emnist", "spcl") == (
+@pytest.mark.parametrize(("method", "expected"), [("spcl", {"logit_weight": 2.0}), ("er", {"finished_weight": 0.01})])
+def test_samples_that_cannot_be_augmented_are_replayed_less(method: str, expected: dict[str, Any]) -> None:
+    assert changed_by_plus("ps-emnist", method) == (
         {"preset": "plus", "learning_rate": 0.001, "memory_batch": 128, "updates": 3, "average": 0.995},
-        {"logit_weight": 2.0},
+        expected,
     )
 
 

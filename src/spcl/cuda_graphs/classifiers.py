@@ -110,8 +110,8 @@ class ClassifierGraphs:
         """Return the joint classifier with the heads of all tasks in it; graphs of a smaller one are dropped."""
         if self._joint is None:
             features, like = int(self._model.feature_dim or 0), self._gradients.buffer.new_empty(0)
-            is_joint, covered = self._model.scenario == "class", self._model.covered_classes
-            self._joint = JointClassifier(features, is_joint, covered, like)
+            is_joint, offsets = self._model.scenario == "class", self._model.loss_offsets
+            self._joint = JointClassifier(features, is_joint, offsets, like)
         classifiers = self._model.classifiers
         if self._joint.include(classifiers):
             self.gradient = None

@@ -23,7 +23,7 @@ class JointClassifier:
     Args:
         features: their number.
         class_incremental: whether samples are told apart from the classes of all tasks.
-        covered: the classes that the loss of samples covers, where that is a part of these, else None.
+        offsets: what the loss of samples adds to their logits, or None.
         like: a tensor on the device and of the type of the weights.
     """
 
@@ -31,15 +31,15 @@ class JointClassifier:
         self,
         features: int,
         class_incremental: bool,
-        covered: Callable[[Samples], tuple[int, ...] | None],
+        offsets: Callable[[Samples], Tensor | None],
         like: Tensor,
     ) -> None:
         self._features = features
         self._class_incremental = class_incremental
-        self._covered = covered
+        self._offsets = offsets
         self._like = like
         self._included: list[Task] = []
-        self._part: tuple[int, ...] | None = None
+        self._written: Tensor | None = None
         self.capacity = 0
 
     def include(self, tasks: Sequence[Task]) -> bool:
@@ -58,7 +58,7 @@ class JointClassifier:
         weight = nn.Parameter(self._like.new_zeros(capacity, self._features))
         bias = nn.Parameter(self._like.new_zeros(capacity))
         self._outside = self._like.new_full((capacity + 1, capacity), float("-inf"))
-        self._part = None
+        self._written = None
         self.weight, self.bias, self.capacity = (
             weight,
             bias,
@@ -76,15 +76,14 @@ class JointClassifier:
     def range_of(self, samples: Samples) -> int:
         """Return what identifies the classes that the softmax of these samples covers.
 
-        It is the first of them, or the capacity for a part of the classes, which is the same for all samples of a step.
+        It is the first of them, or the capacity where their loss has offsets, the same for all samples of a step.
         """
-        part = self._covered(samples)
-        if part is None:
+        offsets = self._offsets(samples)
+        if offsets is None:
             return 0 if self._class_incremental else samples.task.offset
-        if part != self._part:
-            self._outside[self.capacity] = float("-inf")
-            self._outside[self.capacity, list(part)] = 0.0
-            self._part = part
+        if offsets is not self._written:
+            self._outside[self.capacity, : len(offsets)] = offsets
+            self._written = offsets
         return self.capacity
 
     def logits(self, features: Tensor) -> Tensor:
@@ -92,7 +91,7 @@ class JointClassifier:
         return linear(features, self.weight, self.bias)
 
     def within(self, logits: Tensor, ranges: Tensor) -> Tensor:
-        """Return the logits, −∞ outside the classes that each sample's range identifies."""
+        """Return the logits, with offsets, and −∞ outside the classes that each sample's range identifies."""
         return logits + self._outside.index_select(0, ranges)
 
 

@@ -22,9 +22,9 @@ Coefficients = tuple[float, float]
 class StaticSamples:
     r"""The samples of one or more batches on the tensors that a graph reads, and their losses.
 
-    Every sample names the range of classes that its softmax covers (those of its task, or all that were added, or those
-    in training), and with whose first class its stored logits begin, so that one graph serves all tasks and both
-    scenarios. Its loss is
+    Every sample names the range of classes that its softmax covers (those of its task, or all that were added,
+    perhaps with offsets), and with whose first class its stored logits begin, so that one graph serves all tasks and
+    both scenarios. Its loss is
     :math:`\tfrac1n (a\, \ell + b\, d)` for a batch of n samples with the coefficients a of cross-entropy and b of the
     squared distance to stored logits.
 

@@ -1,11 +1,12 @@
 """The shared backbone under a growing set of heads."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,7 +16,7 @@ from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_sa
 from spcl.engine.broadcasting import RefuseBroadcast
 from spcl.engine.head_gradients import HeadGradients
 from spcl.errors import SpclError, TaskError, is_out_of_memory
-from spcl.methods.tasks import LossClasses, Output, Task
+from spcl.methods.tasks import Output, Task
 
 __all__ = ["Samples", "Scenario", "SharedModel", "checked_loss"]
 
@@ -53,8 +54,7 @@ class SharedModel:
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
     classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
-    task-incrementally. Of these, the loss of new samples covers all, or with ``loss_classes="active"`` those of the
-    tasks that are not finished.
+    task-incrementally. In the loss of new samples, the classes of finished tasks then count by ``finished_weight``.
 
     Attributes:
         head_gradients: those of the weights and of the biases of heads that are computed together.
@@ -68,7 +68,7 @@ class SharedModel:
         seed: int,
         autocast: torch.dtype | None,
         joint_logits: bool = False,
-        loss_classes: LossClasses = "seen",
+        finished_weight: float = 1.0,
     ) -> None:
         if scenario not in ("task", "class"):
             raise SpclError(f"scenario must be 'task' or 'class', but it is {scenario!r}")
@@ -79,7 +79,9 @@ class SharedModel:
         self.backbone = backbone
         self.scenario: Scenario = scenario
         self._joint = joint_logits or scenario == "class"
-        self._loss_classes = loss_classes
+        self._finished_weight = finished_weight
+        self._finished: list[bool] = []
+        self._offsets: Tensor | None = None
         self.tasks: dict[str, Task] = {}
         self.feature_dim: int | None = getattr(backbone, "feature_dim", None)
         self._make_head = make_head
@@ -277,16 +279,22 @@ class SharedModel:
                 targets = functional.pad(targets, (offset, logits.shape[1] - own.stop))
         else:
             targets = y + offset if self._joint else y
-        return Output(task, logits, targets, own, stored, self.covered_classes(group))
+        return Output(task, logits, targets, own, stored, self.loss_offsets(group))
 
-    def covered_classes(self, group: Samples) -> tuple[int, ...] | None:
-        """Return the classes that the loss of samples covers among those of all tasks; None for all."""
-        if not self._joint or self._loss_classes == "seen" or group.replayed:
+    def loss_offsets(self, group: Samples) -> Tensor | None:
+        """Return what the loss of samples adds to the logits of all classes; None for nothing.
+
+        For new samples, it is the logarithm of ``finished_weight`` for the classes of finished tasks.
+        """
+        if not self._joint or self._finished_weight == 1.0 or group.replayed:
             return None
-        active = [
-            range(task.offset, task.offset + (task.classes or 0)) for task in self.classifiers if not task.finished
-        ]
-        return tuple(chain.from_iterable(active)) if len(active) < len(self.classifiers) else None
+        finished = [task.finished for task in self.classifiers]
+        if finished != self._finished:
+            steps = [task.finished * math.log(self._finished_weight) for task in self.classifiers]
+            offsets = np.repeat(steps, [task.classes or 0 for task in self.classifiers])
+            self._offsets = torch.from_numpy(offsets).to(self.device, self.dtype) if any(finished) else None
+            self._finished = finished
+        return self._offsets
 
     def _targets(self, group: Samples) -> tuple[Tensor, Tensor | None]:
         stored = None if group.stored is None else group.stored.to(self.device, non_blocking=True)

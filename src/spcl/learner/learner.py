@@ -62,7 +62,7 @@ class Learner(TrainedModel):
             own augmentation.
         memory: keeps samples of earlier tasks for replay; None replays nothing.
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
-            ``"class"``: it is not, and the loss covers the classes that the method's ``loss_classes`` says.
+            ``"class"``: it is not, and the loss covers the classes of every task added so far.
         memory_batch: how many samples to replay in a step; by default as many as the step's largest batch has.
         autocast: ``torch.bfloat16`` for mixed precision.
         measure_stability: report κ, conflicts and magnitude similarity also for methods that need no Gramian; every
@@ -119,7 +119,7 @@ class Learner(TrainedModel):
     ) -> None:
         check_arguments(backbone, method, memory, memory_batch)
         check_habits(schedule, clip_norm, average, augment, updates)
-        losses = method.joint_logits, method.settings.loss_classes
+        losses = method.joint_logits, method.settings.finished_weight
         model = SharedModel(backbone, scenario, method.make_head, seed, autocast, *losses)
         parts: Any = {"optimizer": optimizer, "distributed": distributed, "low_memory": low_memory}
         super().__init__(model, method, memory, average=average, predict_by=predict_by, capture=capture, **parts)

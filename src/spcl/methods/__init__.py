@@ -7,10 +7,10 @@ DERPP(label_weight=1.0)
 True
 
 A method defines how the gradients of tasks and memory are weighted. The loss on memory is a setting of every method,
-``replay_loss``, and so is the penalty ``alpha``, so that any can be combined. A method's state is saved with the
-learner. Settings are checked when the method is made; the error for an unknown name suggests the nearest
-known one. The defaults are those of the publication, or of the code its authors published, unless a method says
-otherwise. The tables of the SPCL paper compare these methods by code of its authors; where that code differs from the
+``replay_loss``, and so are the weight of finished classes in that of new samples, ``finished_weight``, and the penalty
+``alpha``, so that any can be combined. A method's state is saved with the learner. Settings are checked when the method
+is made; the error for an unknown name suggests the nearest known one. The defaults are those of the publication, or of
+the code its authors published, unless a method says otherwise. The tables of the SPCL paper compare these methods by code of its authors; where that code differs from the
 definition of a method, the definition is used here and the method says so.
 
 **Notation.** :math:`g_i` is the gradient of task i with respect to the shared parameters, :math:`\ell_i` its loss. For

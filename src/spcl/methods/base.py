@@ -15,7 +15,7 @@ from spcl.errors import SpclError
 from spcl.losses import Loss
 from spcl.memory import Memory, ReplayBatch
 from spcl.methods.replay import REPLAY_LOSSES, LookAhead, ReplayLoss, ReplayLossName, ReplayOptions
-from spcl.methods.tasks import LossClasses, Output, Task
+from spcl.methods.tasks import Output, Task
 from spcl.validation import validated
 
 __all__ = [
@@ -69,10 +69,12 @@ class MethodSettings(BaseModel):
     head_init: Literal["torch", "glorot"] = Field(
         "torch", description="initialisation of classifiers: PyTorch's of a linear layer, or Glorot's with biases of 0"
     )
-    loss_classes: LossClasses = Field(
-        "seen",
-        description="class-incrementally, the classes that new samples are told apart from: those of all tasks seen, "
-        "or of the tasks that are not finished; replayed samples are told apart from all",
+    finished_weight: float = Field(
+        1.0,
+        gt=0.0,
+        le=1.0,
+        description="class-incrementally, weight of the classes of finished tasks in the softmax of new samples: the "
+        "less, the less these push them down",
     )
     replay_loss: ReplayLossName = Field(
         "labels", description="loss on replayed samples, whose options are settings as well"

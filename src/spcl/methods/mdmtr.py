@@ -88,7 +88,6 @@ class MDMTR(ER):
 
     def task_loss(self, output: Output) -> Tensor:
         """Return the two-level angular margin loss."""
-        output = output.narrowed()
         cosines = output.value
         probabilities = output.targets
         if not probabilities.is_floating_point():
@@ -97,4 +96,4 @@ class MDMTR(ER):
         margins[:, output.own] += self.settings.task_margin
         sines = (1.0 - cosines.square()).clamp(min=SMALLEST_SQUARED_SINE).sqrt()  # finite slope where θ is 0 or π
         with_margins = cosines * margins.cos() - sines * margins.sin()
-        return cross_entropy(self.settings.scale * with_margins, output.targets)
+        return cross_entropy(output.with_offsets(self.settings.scale * with_margins), output.targets)

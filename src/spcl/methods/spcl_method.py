@@ -13,6 +13,12 @@ __all__ = ["SPCL"]
 class SPCLSettings(LogitOptions, PreferenceSettings):
     """Settings of :class:`SPCL`, chosen on held-out parts of PS-EMNIST and PS-CIFAR-100."""
 
+    finished_weight: float = Field(
+        0.01,
+        gt=0.0,
+        le=1.0,
+        description="class-incrementally, weight of the classes of finished tasks in the softmax of new samples",
+    )
     replay_loss: ReplayLossName = Field("logits", description="loss on replayed samples")
     kappa: float = Field(2.0, ge=1.0, description="κ_max, largest condition number of the adjusted unit gradients")
     scale: NormScale = Field(
@@ -36,6 +42,12 @@ class SPCL(PreferenceMethod):
     memory has a part of it that is given, or follows from its classes, samples or the slope of its loss
     (:class:`spcl.methods.preference.PreferenceMethod`). Replayed samples are trained towards their labels and towards
     the logits of the model that had just finished their task (``replay_loss="logits"``).
+
+    Class-incrementally, new samples push down the logits of all other classes, and for those of finished tasks memory
+    has few samples to hold against it. So these count by ``finished_weight`` w in the softmax of new samples, beside
+    the classes A of running tasks; replayed samples are told apart from all classes alike:
+
+    .. math:: \ell(x, y) = -\log \frac{e^{z_y}}{\sum_{c \in A} e^{z_c} + w \sum_{c \notin A} e^{z_c}}
 
     Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
 

@@ -1,8 +1,7 @@
 """Tasks, and the model's outputs for their samples."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,7 @@ from spcl.batches import Inputs, describe, number_of_samples, sample_kind
 from spcl.errors import TaskError
 from spcl.losses import CrossEntropy, Loss
 
-__all__ = ["LossClasses", "Output", "Task", "check_all_labels", "check_labels", "classifier_task", "describe_samples"]
-
-LossClasses = Literal["seen", "active"]
-"""The classes that the class-incremental loss of new samples covers: of all tasks, or of those not finished."""
+__all__ = ["Output", "Task", "check_all_labels", "check_labels", "classifier_task", "describe_samples"]
 
 PROBABILITY_TOLERANCE = 1e-4
 """By how much the sum of a target's probabilities may differ from 1."""
@@ -98,7 +94,7 @@ class Output:
         targets: the labels as indices into the logits, or their probabilities; else the targets as they came.
         own: the columns of ``value`` that are the task's own classes.
         stored: the logits stored in memory with these samples, NaN for classes added later; None if there are none.
-        covered: the columns of ``value`` that the loss covers, in their order, the task's own among them; None for all.
+        offsets: of the logits in the loss, one per class; None for none.
     """
 
     task: Task
@@ -106,32 +102,18 @@ class Output:
     targets: Tensor
     own: slice
     stored: Tensor | None = None
-    covered: tuple[int, ...] | None = None
+    offsets: Tensor | None = None
 
     def loss(self) -> Tensor:
-        """Return the task's loss on these samples, over the covered classes."""
-        output = self.narrowed()
+        """Return the task's loss on these samples."""
+        value = self.with_offsets(self.value)
         if isinstance(self.task.loss, CrossEntropy):
-            return self.task.loss(output.value, output.targets, output.own)
-        return self.task.loss(output.value, output.targets)
+            return self.task.loss(value, self.targets, self.own)
+        return self.task.loss(value, self.targets)
 
-    def narrowed(self) -> "Output":
-        """Return logits and targets of the covered classes alone.
-
-        >>> task = Task("b", 2, cross_entropy, None, offset=3)
-        >>> output = Output(task, torch.arange(5.0).view(1, 5), torch.tensor([4]), slice(3, 5), covered=(0, 3, 4))
-        >>> narrow = output.narrowed()
-        >>> narrow.value, narrow.targets, narrow.own
-        (tensor([[0., 3., 4.]]), tensor([2]), slice(1, 3, None))
-        """
-        if self.covered is None:
-            return self
-        columns = torch.tensor(self.covered, device=self.value.device)
-        removed = self.own.start - self.covered.index(self.own.start)
-        are_labels = not self.targets.is_floating_point()
-        targets = self.targets - removed if are_labels else self.targets.index_select(1, columns)
-        own = slice(self.own.start - removed, self.own.stop - removed)
-        return replace(self, value=self.value.index_select(1, columns), targets=targets, own=own, covered=None)
+    def with_offsets(self, logits: Tensor) -> Tensor:
+        """Return logits as the loss compares them."""
+        return logits if self.offsets is None else logits + self.offsets
 
 
 def check_all_labels(targets: Iterable[tuple[Task, Tensor]]) -> None:

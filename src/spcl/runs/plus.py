@@ -33,10 +33,24 @@ class Rehearsal:
     method: Mapping[str, float]
 
 
-AUGMENTED = Rehearsal(4, 8, 2.5, ("crop", "flip"), "class-means", {"memory_share": 0.5, "logit_weight": 0.2})
+AUGMENTED = Rehearsal(
+    batches=4,
+    updates=8,
+    rate=2.5,
+    augment=("crop", "flip"),
+    class_predictor="class-means",
+    method={"memory_share": 0.5, "logit_weight": 0.2, "finished_weight": 1.0},
+)
 """Samples of memory are new ones in every update, and stored logits, which are those of one view, count less."""
 
-REPEATED = Rehearsal(1, 3, 1 / 3, (), "head", {"logit_weight": 2.0})
+REPEATED = Rehearsal(
+    batches=1,
+    updates=3,
+    rate=1 / 3,
+    augment=(),
+    class_predictor="head",
+    method={"logit_weight": 2.0, "finished_weight": 0.01},
+)
 """The same few samples again and again are learned by heart: shorter updates and stored logits keep from that."""
 
 
@@ -48,7 +62,7 @@ def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> given = {"benchmark": "ps-emnist", "batch_size": 128, "memory_budget": 310, "scenario": "class"}
     >>> plus_settings(given | {"learning_rate": 0.003, "method": {"name": "spcl"}})
     {'memory_batch': 128, 'updates': 3, 'learning_rate': 0.001, 'average': 0.995, 'augment': [], 'predict_by': 'head',
-     'method': {'name': 'spcl', 'logit_weight': 2.0}}
+     'method': {'name': 'spcl', 'logit_weight': 2.0, 'finished_weight': 0.01}}
     """
     rehearsal = AUGMENTED if settings["benchmark"] in PHOTOGRAPHS else REPEATED
     by_class = settings.get("scenario") == "class" and settings["memory_budget"]

@@ -1,0 +1,144 @@
+"""The weight of finished classes in the class-incremental loss of new samples, against autograd and by properties."""
+
+import math
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import method_runs
+from replay_steps import (
+    BATCHES,
+    CLASSES,
+    batch,
+    labels,
+    learner_with,
+    logits,
+    policies,
+    replay_loss,
+    shared_gradient,
+    step_taken,
+)
+from spcl.engine.model import Samples
+from spcl.errors import SpclError
+from spcl.learner import Learner, Scenario
+from spcl.losses import CrossEntropy
+from spcl.memory import BalancedCoreset
+from spcl.methods import ER, MDMTR, METHODS, SORO, Method, make_method
+
+WEIGHT = 0.05
+
+
+def weighted_cross_entropy(values: Tensor, y: Tensor, finished: slice) -> Tensor:
+    """The definition: finished classes count by the weight in the denominator, and by 1 in the numerator."""
+    exponentials = values.exp()
+    denominator = exponentials.sum(dim=1) - (1.0 - WEIGHT) * exponentials[:, finished].sum(dim=1)
+    return (denominator.log() - values.gather(1, y.unsqueeze(1)).squeeze(1)).mean()
+
+
+def loss_of_new_samples(learner: Learner, task: str) -> Tensor:
+    x, y = BATCHES[task]
+    joint = logits(learner, task, x, joint=True)
+    return weighted_cross_entropy(joint, labels(learner, task, y, joint=True), slice(0, CLASSES["a"]))
+
+
+@pytest.mark.usefixtures("double")
+@policies
+def test_finished_classes_count_less_for_new_samples_and_fully_for_replayed_ones(policy: Any) -> None:
+    learner = learner_with(ER(finished_weight=WEIGHT), "class", policy(10))
+    learner.step(BATCHES)
+    drawn = deepcopy(learner.memory).draw(4)  # type: ignore[union-attr]
+    current = torch.stack([loss_of_new_samples(learner, task) for task in BATCHES]).mean()
+    expected = shared_gradient(learner, (current + replay_loss(learner, drawn, joint=True)) / 2)
+    torch.testing.assert_close(step_taken(learner, BATCHES), expected)
+
+
+@pytest.mark.usefixtures("double")
+def test_the_scaled_cosines_of_mdmtr_are_weighted_alike() -> None:
+    mdmtr = MDMTR(finished_weight=WEIGHT, task_margin=0.0, class_margin=0.0)
+    learner = learner_with(mdmtr, "class", BalancedCoreset(9))
+    learner.step(BATCHES)
+    x, y = BATCHES["b"]
+    cosines = logits(learner, "b", x, joint=True)
+    (output,) = learner.model.outputs([Samples(learner.tasks["b"], x, y)])
+    torch.testing.assert_close(mdmtr.task_loss(output), weighted_cross_entropy(20.0 * cosines, y + 2, slice(0, 2)))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_heads_of_finished_tasks_are_pushed_less_by_new_samples(name: str) -> None:
+    moved = [_change_of_finished_head(make_method(name, finished_weight=weight)) for weight in (1e-9, 0.1, 1.0)]
+    assert moved[0] < 1e-6 < moved[1] < moved[2]
+
+
+def _change_of_finished_head(method: Method) -> float:
+    torch.manual_seed(0)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    learner = Learner(nn.Linear(4, 3), method, optimizer=sgd, scenario="class")
+    learner.add_task("a", classes=2)
+    learner.step({"a": _single(batch("a", 0))})
+    learner.finish_task("a")
+    learner.add_task("b", classes=3)
+    before = deepcopy(learner.tasks["a"].head)
+    learner.step({"b": _single(batch("b", 1))})
+    assert before is not None
+    after = learner.model.head(learner.tasks["a"])
+    changes = [one - other for one, other in zip(before.parameters(), after.parameters(), strict=True)]
+    return float(torch.cat([change.detach().flatten() for change in changes]).norm())
+
+
+@pytest.mark.parametrize("method", [ER, SORO])
+def test_task_incrementally_nothing_changes(method: type[Method]) -> None:
+    assert _losses(method(finished_weight=WEIGHT), "task") == _losses(method(), "task")
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("name", ["er", "spcl", "mdmtr", "gmed", "torchjd:UPGrad"])
+def test_a_run_is_resumed_exactly(name: str, scenario: Scenario, tmp_path: Path) -> None:
+    make = partial(method_runs.new_learner, make_method(name, finished_weight=WEIGHT), scenario)
+    straight = make()
+    method_runs.run(straight, 0)
+    resumed = method_runs.paused(make, 5, tmp_path / "learner")
+    for mine, theirs in zip(resumed.model.modules(), straight.model.modules(), strict=True):
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+
+def test_before_a_task_is_finished_all_classes_count_alike() -> None:
+    weighted, plain = (_losses(ER(finished_weight=weight), "class") for weight in (WEIGHT, 1.0))
+    end = method_runs.SPANS["a"][1] + 1
+    assert weighted[:end] == plain[:end]
+    assert weighted[end]["b"] < plain[end]["b"]
+
+
+@pytest.mark.parametrize("class_weights", [None, (1.0, 5.0, 2.0)])
+def test_smoothed_and_weighted_losses_have_the_same_offsets(class_weights: tuple[float, ...] | None) -> None:
+    learner = Learner(nn.Linear(4, 3), ER(finished_weight=WEIGHT), scenario="class")
+    learner.add_task("a", classes=2)
+    learner.step({"a": _single(batch("a", 0))})
+    learner.finish_task("a")
+    learner.add_task("b", classes=3, loss=CrossEntropy(0.3, class_weights))
+    x, y = _single(batch("b", 1))
+    values = logits(learner, "b", x, joint=True).detach()
+    values[:, :2] += math.log(WEIGHT)
+    of_all_classes = None if class_weights is None else torch.tensor([1.0, 1.0, *class_weights])
+    expected = cross_entropy(values, y + 2, of_all_classes, label_smoothing=0.3)
+    assert learner.step({"b": (x, y)}).losses["b"] == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("weight", [0.0, -0.5, 1.5])
+def test_weights_outside_of_0_to_1_are_refused(weight: float) -> None:
+    with pytest.raises(SpclError, match=f"finished_weight = {weight}"):
+        ER(finished_weight=weight)
+
+
+def _losses(method: Method, scenario: Scenario) -> list[dict[str, float]]:
+    learner = method_runs.new_learner(method, scenario)
+    return [report.losses for report in method_runs.run(learner, 0)]
+
+
+def _single(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return samples[0].float(), samples[1]
