@@ -10,8 +10,9 @@ A method defines how the gradients of tasks and memory are weighted. The loss on
 ``replay_loss``, and so are the weight of finished classes in that of new samples, ``finished_weight``, and the penalty
 ``alpha``, so that any can be combined. A method's state is saved with the learner. Settings are checked when the method
 is made; the error for an unknown name suggests the nearest known one. The defaults are those of the publication, or of
-the code its authors published, unless a method says otherwise. The tables of the SPCL paper compare these methods by code of its authors; where that code differs from the
-definition of a method, the definition is used here and the method says so.
+the code its authors published, unless a method says otherwise. The tables of the SPCL paper compare these methods by
+code of its authors; where that code differs from the definition of a method, the definition is used here and the method
+says so.
 
 **Notation.** :math:`g_i` is the gradient of task i with respect to the shared parameters, :math:`\ell_i` its loss. For
 MTL and PCL methods memory, once it holds samples, is one more gradient among the T. For SCL methods :math:`g` is the
