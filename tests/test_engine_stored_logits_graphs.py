@@ -171,19 +171,23 @@ def test_a_loss_of_another_kind_runs_eagerly_with_the_reason(scenario: str, devi
 groups = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
 
 
-@given(groups, st.booleans(), st.integers(0, 2**16))
+@given(groups, st.booleans(), st.booleans(), st.integers(0, 2**16))
 @settings(max_examples=30, deadline=None)
 def test_losses_of_static_samples_are_those_of_every_sample_alone(
-    drawn: list[tuple[int, int, bool]], joint: bool, seed: int
+    drawn: list[tuple[int, int, bool]], joint: bool, has_offsets: bool, seed: int
 ) -> None:
-    """Each group has a size, a task, and perhaps stored logits: all of the task's, or of the first classes so far."""
+    """Each group has a size, a task, and if replayed stored logits: all of the task's, or of the first classes so far.
+
+    Offsets, which there may be class-incrementally, are those of new samples.
+    """
     generator = torch.Generator().manual_seed(seed)
     random = partial(torch.randn, generator=generator, dtype=torch.float64)
     sizes, tasks, offset = [2, 3, 1, 4], [], 0
     for number, classes in enumerate(sizes):
         tasks.append(classifier_task(str(number), classes, offset))
         tasks[-1].head, offset = nn.Linear(3, classes, dtype=torch.float64), offset + classes
-    classifier = JointClassifier(3, joint, lambda samples: None, torch.empty(0, dtype=torch.float64))
+    offsets = random(offset) if joint and has_offsets else None
+    classifier = JointClassifier(3, joint, lambda: offsets, torch.empty(0, dtype=torch.float64))
     classifier.include(tasks)
     samples = []
     for size, number, has_stored in drawn:
@@ -191,9 +195,8 @@ def test_losses_of_static_samples_are_those_of_every_sample_alone(
         if has_stored:
             stored = random(size, task.offset + sizes[number] if joint else sizes[number])
             stored[random(stored.shape) > 0.5] = torch.nan
-        samples.append(
-            Samples(task, random(size, 3), torch.randint(sizes[number], (size,), generator=generator), stored)
-        )
+        y = torch.randint(sizes[number], (size,), generator=generator)
+        samples.append(Samples(task, random(size, 3), y, stored, replayed=has_stored))
     static = StaticSamples(classifier, random(1, 3), [sum(len(group.y) for group in samples)], [(0.3, 0.6)], False)
     static.fill([group.x for group in samples], samples)
     expected = []
@@ -201,7 +204,8 @@ def test_losses_of_static_samples_are_those_of_every_sample_alone(
         own = slice(0, offset) if joint else slice(group.task.offset, group.task.offset + sizes[int(group.task.name)])
         for row, label in enumerate(group.y):
             logits = classifier.logits(group.x[row])[own]
-            loss = 0.3 * cross_entropy(logits, label + (group.task.offset if joint else 0))
+            compared = logits if group.replayed or offsets is None else logits + offsets
+            loss = 0.3 * cross_entropy(compared, label + (group.task.offset if joint else 0))
             if group.stored is not None and not group.stored[row].isnan().all():
                 known = ~group.stored[row].isnan()
                 loss = loss + 0.6 * (logits[: len(known)][known] - group.stored[row][known]).square().mean()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import mse_loss, one_hot
 
 import method_runs
 from replay_steps import (
@@ -77,29 +77,22 @@ def test_heads_of_finished_tasks_are_pushed_less_by_new_samples(name: str) -> No
 
 def _change_of_finished_head(method: Method) -> float:
     torch.manual_seed(0)
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    learner = Learner(nn.Linear(4, 3), method, optimizer=sgd, scenario="class")
-    learner.add_task("a", classes=2)
-    learner.step({"a": _single(batch("a", 0))})
-    learner.finish_task("a")
-    learner.add_task("b", classes=3)
-    before = deepcopy(learner.tasks["a"].head)
+    learner = learner_after_a(method)
+    before = deepcopy(learner.model.head(learner.tasks["a"]))
     learner.step({"b": _single(batch("b", 1))})
-    assert before is not None
     after = learner.model.head(learner.tasks["a"])
     changes = [one - other for one, other in zip(before.parameters(), after.parameters(), strict=True)]
     return float(torch.cat([change.detach().flatten() for change in changes]).norm())
 
 
-@pytest.mark.parametrize("method", [ER, SORO])
+@pytest.mark.parametrize("method", [ER, SORO, MDMTR])  # the last compares the classes of all tasks
 def test_task_incrementally_nothing_changes(method: type[Method]) -> None:
     assert _losses(method(finished_weight=WEIGHT), "task") == _losses(method(), "task")
 
 
-@pytest.mark.parametrize("scenario", ["task", "class"])
 @pytest.mark.parametrize("name", ["er", "spcl", "mdmtr", "gmed", "torchjd:UPGrad"])
-def test_a_run_is_resumed_exactly(name: str, scenario: Scenario, tmp_path: Path) -> None:
-    make = partial(method_runs.new_learner, make_method(name, finished_weight=WEIGHT), scenario)
+def test_a_run_is_resumed_exactly(name: str, tmp_path: Path) -> None:
+    make = partial(method_runs.new_learner, make_method(name, finished_weight=WEIGHT), "class")
     straight = make()
     method_runs.run(straight, 0)
     resumed = method_runs.paused(make, 5, tmp_path / "learner")
@@ -114,19 +107,56 @@ def test_before_a_task_is_finished_all_classes_count_alike() -> None:
     assert weighted[end]["b"] < plain[end]["b"]
 
 
-@pytest.mark.parametrize("class_weights", [None, (1.0, 5.0, 2.0)])
-def test_smoothed_and_weighted_losses_have_the_same_offsets(class_weights: tuple[float, ...] | None) -> None:
-    learner = Learner(nn.Linear(4, 3), ER(finished_weight=WEIGHT), scenario="class")
+def learner_after_a(method: Method, **options: Any) -> Learner:
+    """Return a learner that has finished task a and begins b, with these options of the task."""
+    learner = Learner(nn.Linear(4, 3), method, optimizer=partial(torch.optim.SGD, lr=0.1), scenario="class")
     learner.add_task("a", classes=2)
     learner.step({"a": _single(batch("a", 0))})
     learner.finish_task("a")
-    learner.add_task("b", classes=3, loss=CrossEntropy(0.3, class_weights))
+    learner.add_task("b", classes=3, **options)
+    return learner
+
+
+def test_losses_of_another_kind_get_the_logits_themselves() -> None:
+    def squares(values: Tensor, y: Tensor) -> Tensor:
+        return mse_loss(values, one_hot(y, values.shape[1]).float())
+
     x, y = _single(batch("b", 1))
-    values = logits(learner, "b", x, joint=True).detach()
-    values[:, :2] += math.log(WEIGHT)
-    of_all_classes = None if class_weights is None else torch.tensor([1.0, 1.0, *class_weights])
-    expected = cross_entropy(values, y + 2, of_all_classes, label_smoothing=0.3)
-    assert learner.step({"b": (x, y)}).losses["b"] == pytest.approx(float(expected))
+    learner = learner_after_a(ER(finished_weight=WEIGHT), loss=squares)
+    expected = squares(logits(learner, "b", x, joint=True), y + 2).item()
+    assert learner.step({"b": (x, y)}).losses["b"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weights", [None, (1.0, 5.0, 2.0)])
+@pytest.mark.parametrize("as_probabilities", [False, True])
+def test_smoothing_is_spread_by_the_weights_of_the_classes(
+    smoothing: float, weights: tuple[float, ...] | None, as_probabilities: bool
+) -> None:
+    """Against the definition of cross-entropy, sample by sample and class by class."""
+    torch.manual_seed(0)
+    values, y = torch.randn(8, 5, dtype=torch.float64), 2 + torch.arange(8) % 3
+    offsets = torch.tensor([math.log(WEIGHT), math.log(WEIGHT), 0.0, 0.0, 0.0], dtype=torch.float64)
+    targets = one_hot(y, 5).double() * 0.9 + 0.02 if as_probabilities else y
+    found = CrossEntropy(smoothing, weights)(values, targets, slice(2, 5), offsets)
+    of_classes, shares = [1.0, 1.0, *(weights or (1.0, 1.0, 1.0))], [WEIGHT, WEIGHT, 1.0, 1.0, 1.0]
+    total, counted = 0.0, 0.0
+    for row, label, target in zip(values, y, targets, strict=True):
+        denominator = sum(share * math.exp(value) for share, value in zip(shares, row, strict=True))
+        for place in range(5):
+            wanted = float(target[place]) if as_probabilities else float(place == label)
+            wanted = (1.0 - smoothing) * wanted + smoothing * shares[place] / sum(shares)
+            total -= of_classes[place] * wanted * math.log(shares[place] * math.exp(row[place]) / denominator)
+        counted += 1.0 if as_probabilities else of_classes[label]
+    assert float(found) == pytest.approx(total / counted)
+
+
+def test_with_smoothing_new_samples_do_not_raise_the_logits_of_finished_classes() -> None:
+    learner = learner_after_a(ER(finished_weight=0.01), loss=CrossEntropy(0.1))
+    x, y = _single(batch("b", 1, 30))
+    for _ in range(300):
+        learner.step({"b": (x + 6.0 * one_hot(y, 4), y)})
+    assert (learner.predict(x + 6.0 * one_hot(y, 4)) == y + 2).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("weight", [0.0, -0.5, 1.5])

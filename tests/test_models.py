@@ -38,6 +38,17 @@ def test_parameter_counts() -> None:
     assert parameters(VisionTransformer()) == dense(3 * 4 * 4, 192) + 64 * 192 + 6 * block + norm * 192
 
 
+def test_a_narrow_network_has_every_layer_in_proportion() -> None:
+    wide, narrow = ResNet18(), ResNet18(width=16)
+    for (name, weight), (_, other) in zip(wide.named_parameters(), narrow.named_parameters(), strict=True):
+        inputs = weight.shape[1:2] if "stem" not in name else ()
+        assert other.shape[0] * 4 == weight.shape[0]
+        assert [size // 4 for size in inputs] == list(other.shape[1:2])[: len(inputs)]
+    assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, narrow.feature_dim) == (2, 128)
+    with pytest.raises(SpclError, match="width of a residual network is 0; give at least 1"):
+        ResNet18(width=0)
+
+
 def test_attention_is_that_of_torch() -> None:
     torch.manual_seed(0)
     model = VisionTransformer(depth=1, width=8, heads=2)

@@ -15,6 +15,7 @@ import typer
 
 from spcl.cli.app import app
 from spcl.grids import parse_methods, parse_numbers, parse_sweep, plan_grid
+from spcl.methods import recorded_settings
 from spcl.runs import resolve_settings
 from spcl.runs.settings import parse_assignments
 
@@ -84,7 +85,7 @@ def recorded_runs() -> Iterator[Run]:
 def completed(recorded: str) -> str:
     """Add the defaults of settings that the version did not have that made the record."""
     settings = json.loads(recorded)
-    settings["method"].setdefault("finished_weight", 1.0)
+    settings["method"] = recorded_settings(settings["method"])
     return as_text(resolve_settings(settings).model_dump(mode="json"))
 
 

@@ -15,7 +15,7 @@ from spcl.errors import SpclError
 from spcl.losses import CrossEntropy
 from spcl.plugins import load_plugins
 from spcl.results import read_runs
-from spcl.runs import FolderError, InterruptedRunError, RunFolder, execute, load_run, resolve_settings
+from spcl.runs import FolderError, InterruptedRunError, RunFolder, execute, load_run, resolve_settings, resume_settings
 from spcl.runs.build import make_learner
 from spcl.runs.problem import make_problem
 from spcl.transforms import Compose, Crop, Flip
@@ -216,3 +216,21 @@ def test_settings_that_an_earlier_version_did_not_record_have_their_defaults(ben
         execute(small_settings(benchmark, epochs=2), out)
     execute(small_settings(benchmark, epochs=2), tmp_path / "twice")
     assert [run.variant for run in read_runs(tmp_path)] == [{"epochs": 1}, {"epochs": 2}]
+
+
+def test_a_method_has_the_settings_that_it_had_before_they_were_recorded(benchmark: Path, tmp_path: Path) -> None:
+    out, now = tmp_path / "run", small_settings(benchmark, method="spcl", scenario="class")
+    before = small_settings(benchmark, method={"name": "spcl", "finished_weight": 1.0}, scenario="class")
+    with pytest.raises(InterruptedRunError):
+        execute(before, out, view=StopAtStep(3))
+    recorded = json.loads((out / "settings.json").read_text())
+    del recorded["method"]["finished_weight"]
+    (out / "settings.json").write_text(json.dumps(recorded))
+    with pytest.raises(FolderError, match=r"holds a run with method.finished_weight = 1.0, not 0.01"):
+        execute(now, out, resume=True)
+    result = execute(resume_settings(out), out, resume=True)
+    assert result.tasks == execute(before, tmp_path / "uninterrupted").tasks
+    assert load_run(out).method.settings.finished_weight == 1.0
+    execute(now, tmp_path / "now")
+    weights = {run.path.name: run.variant.get("method.finished_weight") for run in read_runs(tmp_path)}
+    assert weights["run"] == weights["uninterrupted"] != weights["now"]

@@ -35,7 +35,7 @@ def changed_by_plus(benchmark: str, method: str) -> tuple[dict[str, Any], dict[s
         ("er", {}),
     ],
 )
-def test_plus_changes_how_memory_is_rehearsed_and_nothing_else(method: str, expected: dict[str, Any]) -> None:
+def test_plus_sets_how_photographs_are_rehearsed_and_nothing_else(method: str, expected: dict[str, Any]) -> None:
     settings, of_method = changed_by_plus("ps-cifar100", method)
     assert settings == {
         "preset": "plus",

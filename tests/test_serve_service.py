@@ -16,7 +16,7 @@ from torch import nn
 from list_hub import ListHub, batch, damaged
 from redis_process import RedisProcess, needs_redis
 from serving import HUB, knows, list_of_tests, publish, running, settings_of, task, until
-from spcl.checkpoint import read_checkpoint
+from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.models import BACKBONES
 from spcl.serve import (
@@ -332,6 +332,21 @@ def test_another_learner_is_refused(hub: ListHub, make: Callable[..., ServeSetti
         until(lambda: service.status().uptime > 0)
     with pytest.raises(CheckpointError, match="has seed = 0, and the settings say 1; put the setting back"):
         Service(make(learner={"seed": 1})).run()
+
+
+def test_a_learner_of_an_earlier_version_goes_on_with_the_settings_that_it_had(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    before = {"method": {"name": "spcl", "finished_weight": 1.0}, "scenario": "class"}
+    with running(settings := make(learner=before)) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    state = saved(settings)
+    del state["sources"]["service"]["learner"]["method"]["finished_weight"]
+    write_checkpoint(settings.state / "learner.safetensors", state)
+    with running(make(learner=before)) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    with pytest.raises(CheckpointError, match=r"has method = .*'finished_weight': 1\.0.* settings say .*0\.01"):
+        Service(make(learner=before | {"method": "spcl"})).run()
 
 
 def test_other_inputs_than_those_of_the_tasks_are_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:

@@ -72,13 +72,31 @@ class CrossEntropy:
         if self.class_weights is not None:
             object.__setattr__(self, "class_weights", _non_negative("class_weights", self.class_weights))
 
-    def __call__(self, logits: Tensor, targets: Tensor, own: slice | None = None) -> Tensor:
-        """Return the loss; ``own`` are the columns of the task's own classes, by default all."""
+    def __call__(
+        self, logits: Tensor, targets: Tensor, own: slice | None = None, offsets: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss.
+
+        Args:
+            logits: of shape (samples, classes).
+            targets: labels, or probabilities of the same shape as the logits.
+            own: the columns of the task's own classes, by default all.
+            offsets: added to the logits; a class whose offset is the logarithm of w gets w times as much of what label
+                smoothing spreads, or smoothing would raise what offsets lower.
+        """
         weights = None
         if self.class_weights is not None:
             start = 0 if own is None else own.start
             weights = _vector(tuple(self.class_weights), start, logits.shape[1], logits.device, logits.dtype)
-        return functional.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
+        if offsets is None:
+            return functional.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
+        plain = functional.cross_entropy(logits + offsets, targets, weights)
+        if not self.label_smoothing:
+            return plain
+        spread = offsets.softmax(dim=0) if weights is None else offsets.softmax(dim=0) * weights
+        counted = len(targets) if weights is None or targets.is_floating_point() else weights[targets].sum()
+        smooth = -((logits + offsets).log_softmax(dim=1) @ spread).sum() / counted
+        return torch.lerp(plain, smooth, self.label_smoothing)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class JointClassifier:
     Args:
         features: their number.
         class_incremental: whether samples are told apart from the classes of all tasks.
-        offsets: what the loss of samples adds to their logits, or None.
+        offsets: returns what the loss of new samples adds to their logits, or None.
         like: a tensor on the device and of the type of the weights.
     """
 
@@ -31,7 +31,7 @@ class JointClassifier:
         self,
         features: int,
         class_incremental: bool,
-        offsets: Callable[[Samples], Tensor | None],
+        offsets: Callable[[], Tensor | None],
         like: Tensor,
     ) -> None:
         self._features = features
@@ -73,18 +73,18 @@ class JointClassifier:
             part.data = whole.data[own]
         self._outside[0 if self._class_incremental else task.offset, own] = 0.0
 
-    def range_of(self, samples: Samples) -> int:
-        """Return what identifies the classes that the softmax of these samples covers.
+    def ranges_of(self, samples: Sequence[Samples]) -> list[int]:
+        """Return for every batch what identifies the classes that its softmax covers.
 
-        It is the first of them, or the capacity where their loss has offsets, the same for all samples of a step.
+        It is the first of them, or the capacity for new samples whose loss has offsets.
         """
-        offsets = self._offsets(samples)
-        if offsets is None:
-            return 0 if self._class_incremental else samples.task.offset
-        if offsets is not self._written:
+        offsets = self._offsets()
+        if offsets is not None and offsets is not self._written:
             self._outside[self.capacity, : len(offsets)] = offsets
             self._written = offsets
-        return self.capacity
+        has_offsets = [offsets is not None and not group.replayed for group in samples]
+        firsts = [0 if self._class_incremental else group.task.offset for group in samples]
+        return [self.capacity if flag else first for flag, first in zip(has_offsets, firsts, strict=True)]
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of every class there is room for."""

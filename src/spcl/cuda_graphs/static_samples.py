@@ -89,7 +89,7 @@ class StaticSamples:
         sizes = [group.y.shape[0] for group in samples]
         widths = [0 if group.stored is None else group.stored.shape[1] for group in samples]
         tasks = [group.task for group in samples]
-        groups = [[task.offset for task in tasks], [self.joint.range_of(group) for group in samples], widths]
+        groups = [[task.offset for task in tasks], self.joint.ranges_of(samples), widths]
         table = np.repeat(np.array(groups), sizes, axis=1)
         table[0] += np.concatenate([group.y.numpy(force=True) for group in samples])
         return table

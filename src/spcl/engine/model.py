@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -54,7 +54,8 @@ class SharedModel:
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
     classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
-    task-incrementally. In the loss of new samples, the classes of finished tasks then count by ``finished_weight``.
+    task-incrementally. In the class-incremental loss of new samples, the classes of finished tasks count by
+    ``finished_weight``.
 
     Attributes:
         head_gradients: those of the weights and of the biases of heads that are computed together.
@@ -149,7 +150,12 @@ class SharedModel:
         joints: Sequence[Tensor | None] = [None] * len(samples)
         if self._is_joint(samples):
             joints = torch.split_with_sizes(self._joint_logits(features), sizes)
-        return [self._output(*each) for each in zip(samples, parts, joints, strict=True)]
+        offsets = self.loss_offsets()
+        outputs = [self._output(*each) for each in zip(samples, parts, joints, strict=True)]
+        return [
+            output if group.replayed or offsets is None else replace(output, offsets=offsets)
+            for group, output in zip(samples, outputs, strict=True)
+        ]
 
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""
@@ -279,14 +285,14 @@ class SharedModel:
                 targets = functional.pad(targets, (offset, logits.shape[1] - own.stop))
         else:
             targets = y + offset if self._joint else y
-        return Output(task, logits, targets, own, stored, self.loss_offsets(group))
+        return Output(task, logits, targets, own, stored)
 
-    def loss_offsets(self, group: Samples) -> Tensor | None:
-        """Return what the loss of samples adds to the logits of all classes; None for nothing.
+    def loss_offsets(self) -> Tensor | None:
+        """Return what the cross-entropy of new samples adds to the logits of all classes; None for nothing.
 
-        For new samples, it is the logarithm of ``finished_weight`` for the classes of finished tasks.
+        It is the logarithm of ``finished_weight`` for the classes of finished tasks.
         """
-        if not self._joint or self._finished_weight == 1.0 or group.replayed:
+        if self.scenario == "task" or self._finished_weight == 1.0:
             return None
         finished = [task.finished for task in self.classifiers]
         if finished != self._finished:

@@ -30,7 +30,7 @@ from spcl.learner.predictors import PredictionHeads
 from spcl.learner.random_state import random_state, set_random_state
 from spcl.learner.task_state import Heads, Losses, restore_heads, restore_tasks, task_state
 from spcl.memory import Memory
-from spcl.methods import make_method
+from spcl.methods import make_method, recorded_settings
 from spcl.methods.base import Method
 
 __all__ = [
@@ -264,7 +264,7 @@ def _saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
     if method is not None and method.name != saved["name"]:
         raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
     try:
-        return method or make_method(saved["name"], **saved["settings"])
+        return method or make_method(saved["name"], **recorded_settings(saved["settings"]))
     except SpclError as error:
         raise CheckpointError(f"the checkpoint's method cannot be recreated: {error}; pass method=") from error
 

@@ -50,7 +50,7 @@ from spcl.methods.base import (
     Weights,
 )
 from spcl.methods.costs import Cost, cost_of
-from spcl.methods.registry import METHODS, make_method, method_modules
+from spcl.methods.registry import METHODS, make_method, method_modules, recorded_settings
 from spcl.methods.replay import REPLAY_LOSSES, ReplayLoss
 from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
@@ -75,6 +75,7 @@ __all__ = [
     "aggregators",
     "cost_of",
     "make_method",
+    "recorded_settings",
     "torchjd_method",
 ]
 

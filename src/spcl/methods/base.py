@@ -73,8 +73,8 @@ class MethodSettings(BaseModel):
         1.0,
         gt=0.0,
         le=1.0,
-        description="class-incrementally, weight of the classes of finished tasks in the softmax of new samples: the "
-        "less, the less these push them down",
+        description="class-incrementally, weight of the classes of finished tasks in the cross-entropy of new samples: "
+        "the smaller, the less new samples lower their logits; a loss of another kind does not know it",
     )
     replay_loss: ReplayLossName = Field(
         "labels", description="loss on replayed samples, whose options are settings as well"
@@ -134,10 +134,11 @@ class Weights:
 class Method:
     """A method for parallel continual learning.
 
-    A method is three choices. The loss on memory is a setting, ``replay_loss``, one of ``replay_losses`` by name. The
-    penalty is a setting, ``alpha``. The weighting of the gradients is what a subclass says: it declares its name and
-    settings and overrides as little as it needs, often only :meth:`weigh`. A rule that is not a weighted sum overrides
-    :meth:`combine` instead. State that lasts from step to step goes through :meth:`state_dict`.
+    A method is four choices. Three are settings: the loss on memory, ``replay_loss``, one of ``replay_losses`` by name;
+    the weight of finished classes in the loss of new samples, ``finished_weight``; the penalty, ``alpha``. The
+    weighting of the gradients is what a subclass says: it declares its name and settings and overrides as little as it
+    needs, often only :meth:`weigh`. A rule that is not a weighted sum overrides :meth:`combine` instead. State that
+    lasts from step to step goes through :meth:`state_dict`.
 
     ``reduction`` says what becomes of the gradients before they are weighed:
 
@@ -146,7 +147,8 @@ class Method:
     - ``"sum"``: the weights are known before the gradients are (``weigh`` gets no Gramian and no losses), so that the
       weighted sum is accumulated and no gradient matrix is held.
 
-    A subclass may also override the losses (:meth:`task_loss`, :meth:`memory_loss`) and declare: ``uses_gramian =
+    A subclass may also override the losses (:meth:`task_loss`, :meth:`memory_loss`; one that reads ``output.value``
+    passes its logits through ``output.with_offsets`` to honour ``finished_weight``) and declare: ``uses_gramian =
     False`` if ``weigh`` reads only the losses; ``draws``, the number of replay batches in a step; ``stores_logits`` if
     memory must store the logits of its samples; ``edits_memory`` if :meth:`edit` changes them; ``joint_logits`` if
     losses cover the classes of all tasks, also task-incrementally; ``order``, its place among the methods of its family

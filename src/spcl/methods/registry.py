@@ -14,7 +14,7 @@ from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
 from spcl.registry import PLUGIN_HINT, load_installed, on_plugin, path, same_definition
 from spcl.suggestions import did_you_mean
 
-__all__ = ["METHODS", "make_method", "method_class", "method_modules", "usual_replay_loss"]
+__all__ = ["METHODS", "make_method", "method_class", "method_modules", "recorded_settings", "usual_replay_loss"]
 
 DECLARED = ("name", "family", "summary", "reference")
 
@@ -75,6 +75,15 @@ def make_method(name: str, **settings: Any) -> Method:
     spcl.errors.SpclError: there is no method 'sorro'; did you mean 'soro'?
     """
     return method_class(name)(**settings)
+
+
+def recorded_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a method from a record, with those that an earlier version did not have as they were then.
+
+    >>> recorded_settings({"name": "spcl", "kappa": 2.0})["finished_weight"]
+    1.0
+    """
+    return {"finished_weight": 1.0, **settings}
 
 
 def method_class(name: str) -> type[Method]:

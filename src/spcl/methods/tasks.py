@@ -94,7 +94,7 @@ class Output:
         targets: the labels as indices into the logits, or their probabilities; else the targets as they came.
         own: the columns of ``value`` that are the task's own classes.
         stored: the logits stored in memory with these samples, NaN for classes added later; None if there are none.
-        offsets: of the logits in the loss, one per class; None for none.
+        offsets: added to the logits in cross-entropy, one per class; None for none.
     """
 
     task: Task
@@ -106,13 +106,13 @@ class Output:
 
     def loss(self) -> Tensor:
         """Return the task's loss on these samples."""
-        value = self.with_offsets(self.value)
-        if isinstance(self.task.loss, CrossEntropy):
-            return self.task.loss(value, self.targets, self.own)
-        return self.task.loss(value, self.targets)
+        loss = self.task.loss
+        if isinstance(loss, CrossEntropy):
+            return loss(self.value, self.targets, self.own, self.offsets)
+        return loss(self.with_offsets(self.value) if loss is cross_entropy else self.value, self.targets)
 
     def with_offsets(self, logits: Tensor) -> Tensor:
-        """Return logits as the loss compares them."""
+        """Return logits as cross-entropy compares them."""
         return logits if self.offsets is None else logits + self.offsets
 
 

@@ -65,9 +65,9 @@ def resnet18(
 
 
 @BACKBONES.register("resnet34")
-def resnet34(inputs: InputSpec, batch_norm_momentum: float = 0.1) -> nn.Module:
+def resnet34(inputs: InputSpec, batch_norm_momentum: float = 0.1, width: int = 64) -> nn.Module:
     """ResNet-34 for small images."""
-    return ResNet34(_image_shape("resnet34", inputs)[0], batch_norm_momentum)
+    return ResNet34(_image_shape("resnet34", inputs)[0], batch_norm_momentum, width=width)
 
 
 @BACKBONES.register("vit")

@@ -11,6 +11,7 @@ import torch
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError
 from spcl.learner import Learner
+from spcl.methods import recorded_settings
 from spcl.models import InputSpec
 from spcl.plugins import load_plugins
 from spcl.runs.build import learner_parts
@@ -89,6 +90,7 @@ def read_run(path: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
     if result is None:
         raise UnfinishedRunError(f"the run in {folder.path} is not complete; resume it first")
     content = load_settings_file(folder.settings)
+    content["method"] = recorded_settings(content["method"])
     settings = validated(RunSettings, content, f"the settings of the run in {folder.path}")
     _load_plugins(settings, plugins)
     if not folder.model.exists():

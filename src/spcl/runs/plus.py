@@ -41,7 +41,10 @@ AUGMENTED = Rehearsal(
     class_predictor="class-means",
     method={"memory_share": 0.5, "logit_weight": 0.2, "finished_weight": 1.0},
 )
-"""Samples of memory are new ones in every update, and stored logits, which are those of one view, count less."""
+"""Samples of memory are new ones in every update, and stored logits, which are those of one view, count less.
+
+It was searched before ``finished_weight`` was there.
+"""
 
 REPEATED = Rehearsal(
     batches=1,
@@ -51,7 +54,8 @@ REPEATED = Rehearsal(
     class_predictor="head",
     method={"logit_weight": 2.0, "finished_weight": 0.01},
 )
-"""The same few samples again and again are learned by heart: shorter updates and stored logits keep from that."""
+"""The same few samples again and again are learned by heart: shorter updates and stored logits keep from that, and new
+samples push their classes down less."""
 
 
 def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from spcl.data import PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
-from spcl.methods import make_method
+from spcl.methods import make_method, recorded_settings
 from spcl.plugins import load_plugins
 from spcl.registry import named_options
 from spcl.runs.build import make_optimizer
@@ -68,6 +68,7 @@ def resume_settings(out: str | Path, data: ImageData | SourceData | None = None)
     if not folder.settings.exists():
         raise FolderError(f"there is no run in {out} to resume; start one first")
     recorded = load_settings_file(folder.settings)
+    recorded["method"] = recorded_settings(recorded["method"])
     load_plugins(recorded.get("plugins", ()))
     benchmark = str(recorded.get("benchmark"))
     if data is None and not is_named_data(benchmark):

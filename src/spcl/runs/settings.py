@@ -15,6 +15,7 @@ from spcl.learner import Scenario
 from spcl.learner.predictors import PREDICTORS
 from spcl.losses import LOSSES
 from spcl.memory import MEMORIES
+from spcl.methods import recorded_settings
 from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
 from spcl.plugins import Plugin
@@ -167,7 +168,8 @@ def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields = RunSettings.model_fields.items()
     defaults = {name: field.default for name, field in fields if name not in Preset.model_fields}
-    return {**defaults, **recorded}
+    method = {"method": recorded_settings(recorded["method"])} if "method" in recorded else {}
+    return {**defaults, **recorded, **method}
 
 
 def merge_settings(*layers: Mapping[str, Any]) -> dict[str, Any]:

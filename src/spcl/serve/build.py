@@ -9,6 +9,7 @@ from spcl.batches import describe
 from spcl.checkpoint import read_newest
 from spcl.errors import CheckpointError
 from spcl.learner import Learner
+from spcl.methods import recorded_settings
 from spcl.models import InputSpec
 from spcl.runs import RunSettings
 from spcl.runs.build import learner_options, learner_parts
@@ -52,6 +53,7 @@ def _identity(settings: RunSettings) -> dict[str, Any]:
 
 
 def _check_same(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
+    recorded = {**recorded, "method": recorded_settings(recorded["method"])}
     for name, value in now.items():
         if name in recorded and recorded[name] != value:
             raise CheckpointError(

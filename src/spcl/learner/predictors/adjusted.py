@@ -39,7 +39,8 @@ class AdjustedLogits(ClassPredictor):
 
     The frequency :math:`\pi_c` is the share of a class among the samples of a step, new ones and those to be expected
     from memory, averaged over steps by :math:`\pi \leftarrow d\, \pi + (1 - d)\, \pi_{step}` with the decay d. So
-    classes that were trained rarely of late are not predicted rarely for that.
+    classes that were trained rarely of late are not predicted rarely for that. A method whose ``finished_weight`` is
+    below 1 corrects that bias in training already; both together overcorrect.
 
     Menon et al., *Long-tail Learning via Logit Adjustment*, ICLR 2021, eq. 9.
 

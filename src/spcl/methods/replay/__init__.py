@@ -1,4 +1,4 @@
-"""Losses on replayed samples, by name: the first of the three choices that make a method."""
+"""Losses on replayed samples, by name: the first of the choices that make a method."""
 
 from typing import Literal
 
