@@ -49,7 +49,7 @@ def test_plus_sets_how_photographs_are_rehearsed_and_nothing_else(method: str, e
     assert of_method == expected
 
 
-@pytest.mark.parametrize(("method", "expected"), [("spcl", {"logit_weight": 2.0}), ("er", {"finished_weight": 0.01})])
+@pytest.mark.parametrize(("method", "expected"), [("spcl", {"logit_weight": 2.0}), ("er", {})])
 def test_samples_that_cannot_be_augmented_are_replayed_less(method: str, expected: dict[str, Any]) -> None:
     assert changed_by_plus("ps-emnist", method) == (
         {"preset": "plus", "learning_rate": 0.001, "memory_batch": 128, "updates": 3, "average": 0.995},

@@ -52,10 +52,9 @@ REPEATED = Rehearsal(
     rate=1 / 3,
     augment=(),
     class_predictor="head",
-    method={"logit_weight": 2.0, "finished_weight": 0.01},
+    method={"logit_weight": 2.0},
 )
-"""The same few samples again and again are learned by heart: shorter updates and stored logits keep from that, and new
-samples push their classes down less."""
+"""The same few samples again and again are learned by heart: shorter updates and stored logits keep from that."""
 
 
 def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> given = {"benchmark": "ps-emnist", "batch_size": 128, "memory_budget": 310, "scenario": "class"}
     >>> plus_settings(given | {"learning_rate": 0.003, "method": {"name": "spcl"}})
     {'memory_batch': 128, 'updates': 3, 'learning_rate': 0.001, 'average': 0.995, 'augment': [], 'predict_by': 'head',
-     'method': {'name': 'spcl', 'logit_weight': 2.0, 'finished_weight': 0.01}}
+     'method': {'name': 'spcl', 'logit_weight': 2.0}}
     """
     rehearsal = AUGMENTED if settings["benchmark"] in PHOTOGRAPHS else REPEATED
     by_class = settings.get("scenario") == "class" and settings["memory_budget"]
