@@ -18,10 +18,9 @@ def main() -> None:
     """Print a row for every variant of a method, in per cent."""
     rows = defaultdict(list)
     for run in complete_runs(read_runs(*sys.argv[1:])):
-        variant = ", ".join(f"{name.removeprefix('method.')}={value}" for name, value in run.variant.items())
         by_order = sorted(run.result.tasks.items(), key=lambda item: int(item[0].rpartition("-")[2]))
-        rows[run.scenario, run.label, variant].append([accuracy.final for _, accuracy in by_order])
-    table = Table("scenario", "method", "variant", "runs", title="Final accuracy by task")
+        rows[run.scenario, run.label].append([accuracy.final for _, accuracy in by_order])
+    table = Table("scenario", "method", "runs", title="Final accuracy by task")
     for number in range(len(next(iter(rows.values()))[0])):
         table.add_column(f"task {number}", justify="right")
     for names, runs in sorted(rows.items()):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss, one_hot
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import method_runs
 from replay_steps import (
@@ -125,6 +125,14 @@ def test_losses_of_another_kind_get_the_logits_themselves() -> None:
     learner = learner_after_a(ER(finished_weight=WEIGHT), loss=squares)
     expected = squares(logits(learner, "b", x, joint=True), y + 2).item()
     assert learner.step({"b": (x, y)}).losses["b"] == pytest.approx(expected)
+
+
+def test_a_head_of_a_tasks_own_is_trained_by_its_own_classes() -> None:
+    learner = learner_after_a(ER(finished_weight=WEIGHT))
+    (x, y), head = _single(batch("b", 1)), nn.Linear(3, 3)
+    learner.add_task("c", head=head, loss=cross_entropy)
+    expected = cross_entropy(head(learner.model.backbone(x)), y).item()
+    assert learner.step({"b": (x, y), "c": (x, y)}).losses["c"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -151,11 +151,7 @@ class SharedModel:
         if self._is_joint(samples):
             joints = torch.split_with_sizes(self._joint_logits(features), sizes)
         offsets = self.loss_offsets()
-        outputs = [self._output(*each) for each in zip(samples, parts, joints, strict=True)]
-        return [
-            output if group.replayed or offsets is None else replace(output, offsets=offsets)
-            for group, output in zip(samples, outputs, strict=True)
-        ]
+        return [self._output(*each, offsets) for each in zip(samples, parts, joints, strict=True)]
 
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""
@@ -267,13 +263,14 @@ class SharedModel:
         value: Tensor = self.head(task)(features)
         return value.float() if value.dtype == self.autocast else value  # losses are computed in full precision
 
-    def _output(self, group: Samples, features: Tensor, joint: Tensor | None) -> Output:
+    def _output(self, group: Samples, features: Tensor, joint: Tensor | None, offsets: Tensor | None = None) -> Output:
         if group.task.classes is not None:
-            return self._classifier_output(group, self._head_output(group.task, features) if joint is None else joint)
+            logits = self._head_output(group.task, features) if joint is None else joint
+            return self._classifier_output(group, logits, offsets)
         y, stored = self._targets(group)
         return Output(group.task, self._head_output(group.task, features), y, slice(0, None), stored)
 
-    def _classifier_output(self, group: Samples, logits: Tensor) -> Output:
+    def _classifier_output(self, group: Samples, logits: Tensor, offsets: Tensor | None = None) -> Output:
         """Return the output of a classifier, with targets that fit the logits: its own or those of all classes."""
         task, (y, stored) = group.task, self._targets(group)
         classes = task.classes or 0
@@ -285,7 +282,7 @@ class SharedModel:
                 targets = functional.pad(targets, (offset, logits.shape[1] - own.stop))
         else:
             targets = y + offset if self._joint else y
-        return Output(task, logits, targets, own, stored)
+        return Output(task, logits, targets, own, stored, None if group.replayed else offsets)
 
     def loss_offsets(self) -> Tensor | None:
         """Return what the cross-entropy of new samples adds to the logits of all classes; None for nothing.
@@ -296,9 +293,10 @@ class SharedModel:
             return None
         finished = [task.finished for task in self.classifiers]
         if finished != self._finished:
-            steps = [task.finished * math.log(self._finished_weight) for task in self.classifiers]
-            offsets = np.repeat(steps, [task.classes or 0 for task in self.classifiers])
-            self._offsets = torch.from_numpy(offsets).to(self.device, self.dtype) if any(finished) else None
+            logarithms = [task.finished * math.log(self._finished_weight) for task in self.classifiers]
+            offsets = np.repeat(logarithms, [task.classes or 0 for task in self.classifiers])
+            moved = torch.from_numpy(offsets).to(self.device, self.dtype, non_blocking=True)
+            self._offsets = moved if any(finished) else None
             self._finished = finished
         return self._offsets
 
