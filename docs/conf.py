@@ -112,6 +112,12 @@ ON_THE_SITE = {
     "../results/ps-emnist-plus/table.md": "results.md#ps-emnist-preset-plus",
     "../results/ps-emnist-plus-ablation/table.md": "results.md#ps-emnist-preset-plus-without-one-part",
     "../results/ps-emnist-plus-search/table.md": "results.md#ps-emnist-search-of-plus",
+    "../results/ps-emnist-plus-finished/table.md": "results.md#ps-emnist-preset-plus-rivals-with-the-weight-of-spcl",
+    "../results/ps-emnist-finished-weight/table.md": "results.md#ps-emnist-weight-of-finished-classes-held-out",
+    "../results/ps-cifar100-finished-weight/table.md": (
+        "results.md#ps-cifar-100-spcl-with-its-default-weight-of-finished-classes"
+    ),
+    "../results/ps-cifar100-narrow-search/table.md": "results.md#ps-cifar-100-weight-of-finished-classes-held-out",
     "../results/ps-cifar100-plus-search/table.md": "results.md#ps-cifar-100-search-of-plus",
     "../results/ps-cifar100-search-nine/table.md": "results.md#ps-cifar-100-defaults-over-nine-configurations",
 }
