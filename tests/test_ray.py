@@ -38,8 +38,8 @@ from spcl.runs.identity import first_difference
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 
-SMALL = {"tasks": 3, "batch_size": 6, "memory_budget": 24, "threads": 1, "device": "cpu"}
-LONGER = SMALL | {"batch_size": 1, "epochs": 2}
+SMALL = {"tasks": 3, "batch_size": 6, "epochs": 8, "memory_budget": 24, "threads": 1, "device": "cpu"}
+LONGER = SMALL | {"batch_size": 1}
 ER = {"methods": ["er"], "scenarios": ["task", "class"], "configs": [0], "seeds": [0]}
 METHODS, CONFIGS = ("er", "soro"), (0, 1, 2)
 PLUGIN = '''

@@ -57,7 +57,7 @@ def method_settings(name: str) -> list[Setting]:
     """Return the settings of a method, named as on the command line.
 
     >>> [setting.name for setting in method_settings("er")][5:8]
-    ['method.head_init', 'method.replay_loss', 'method.logit_weight']
+    ['method.head_init', 'method.finished_weight', 'method.replay_loss']
     """
     method = method_class(name)
     fields = method.Settings.model_fields
