@@ -6,7 +6,9 @@ MAKEFLAGS += --jobs=2
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-BENCHMARKS := $(filter-out %_gpu.py,$(wildcard benchmarks/*.py))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)# one more than cores, since some tests mostly wait
+BENCHMARKS := $(filter-out %_gpu.py %/chaos.py,$(wildcard benchmarks/*.py))
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST)
@@ -18,10 +20,10 @@ serve-demo: $(READY) ## a service on five simulated sensors, and its page; make 
 	$(BIN)/python examples/serve_demo.py $(if $(REDIS),--redis)
 
 test: lint docs ## everything that must hold before a commit
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
 
 coverage: $(READY) ## the tests, and which lines they reach
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-fail-under=90
+	$(PYTEST) --cov --cov-fail-under=90
 
 lint: $(READY) ## style and types alone
 	$(BIN)/ruff check .
@@ -41,7 +43,7 @@ dist: $(READY) ## wheel and source archive in dist, checked
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
 
-bench: $(READY) ## every benchmark that needs no GPU (those that do are named *_gpu.py)
+bench: $(READY) ## every benchmark that needs no GPU (those that do are named *_gpu.py); not chaos.py, which runs for an hour
 	@for benchmark in $(BENCHMARKS); do $(BIN)/python $$benchmark || exit 1; done
 
 CIFAR = $(if $(DATA),--data-dir $(DATA)) $(if $(PROTOCOL),--protocol $(PROTOCOL))

@@ -23,7 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import spcl.runs.training
+import spcl.runs.run
+from spcl.learner import MomentLike, StepReport
 from spcl.runs import (
     LiveView,
     Problem,
@@ -36,7 +37,7 @@ from spcl.runs import (
     parse_assignments,
     resolve_settings,
 )
-from spcl.runs.devices import pick_device
+from spcl.runs.build import pick_device
 
 TARGET = 1.03
 PLAIN = "training and evaluation alone"
@@ -45,23 +46,21 @@ PLAIN = "training and evaluation alone"
 def plain(settings: RunSettings, problem: Problem) -> None:
     stream = problem.stream
     learner = make_learner(settings, problem.data, pick_device(settings.device), len(stream))
-    for moment in stream:
-        for name in moment.started:
-            learner.add_task(name, classes=stream.classes[name])
-        learner.step(moment.batches, meanwhile=stream.prefetch)
-        for name in moment.ended:
-            learner.finish_task(name)
+
+    def evaluate(moment: MomentLike, report: StepReport | None) -> None:
         if moment.ended:
             for name, task in learner.tasks.items():
                 x, y = problem.tests[name]
                 known, offset = (name, 0) if settings.scenario == "task" else (None, task.offset)
                 float((learner.predict(x, task=known).cpu() == y + offset).double().mean())
 
+    learner.fit(stream, on_moment=evaluate)
+
 
 def recorded(settings: RunSettings, problem: Problem, view: Callable[[], View]) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(spcl.runs.training, "make_problem", lambda *_: problem),
+        patch.object(spcl.runs.run, "make_problem", lambda *_: problem),
     ):
         execute(settings, Path(folder), view=view())
 

@@ -55,12 +55,7 @@ def train(settings: RunSettings, problem: Problem) -> Run:
     stream.load_state_dict({"position": 0, "moments": len(stream)})
     torch.cuda.synchronize()
     begin = perf_counter()
-    for moment in stream:
-        for name in moment.started:
-            learner.add_task(name, classes=stream.classes[name])
-        phases.update(learner.step(moment.batches, meanwhile=stream.prefetch).seconds)
-        for name in moment.ended:
-            learner.finish_task(name)
+    learner.fit(stream, on_step=lambda report: phases.update(report.seconds))
     torch.cuda.synchronize()
     return Run(perf_counter() - begin, phases)
 

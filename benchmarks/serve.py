@@ -36,11 +36,9 @@ from rich.table import Table
 from torch import Tensor
 
 from spcl.serve import Event, ServeSettings, StepEvent
-from spcl.serve.build import new_learner
-from spcl.serve.history import History
-from spcl.serve.predictor import Predictor
-from spcl.serve.records import Records
+from spcl.serve.events import History
 from spcl.serve.service import Service
+from spcl.serve.state import Records, new_learner
 from spcl.sources import FolderHub, Publisher
 
 CLASSES, BATCH, WARM_UP = 10, 8, 5
@@ -115,7 +113,7 @@ def time_service(backbone: str, moments: list[Moment]) -> Times:
                     service.stop()
 
         given = ServeSettings.of(settings(Path(name), backbone, together=True))
-        service = Service(given, on_event=on_event, make_predictor=Predictor.of)
+        service = Service(given, on_event=on_event, predicts=True)
         service.run()
     return clock.per_step()
 
@@ -123,7 +121,7 @@ def time_service(backbone: str, moments: list[Moment]) -> Times:
 def time_learner(backbone: str, moments: list[Moment]) -> Times:
     with tempfile.TemporaryDirectory() as name:
         given = ServeSettings.of(settings(Path(name), backbone))
-    learner = new_learner(given.run_settings(), given.inputs.spec(), Records())
+    learner = new_learner(given.run_settings(), given.inputs, Records())
     for task in moments[0]:
         learner.add_task(task, classes=CLASSES)
     clock = Clock()

@@ -17,8 +17,7 @@ import torch
 from spcl.aggregation import SOROSettings, solve_soro
 from spcl.learner import StepReport
 from spcl.runs import resolve_settings
-from spcl.runs.build import make_learner
-from spcl.runs.devices import pick_device
+from spcl.runs.build import make_learner, pick_device
 from spcl.runs.problem import make_problem
 from spcl.runs.settings import RunSettings, parse_assignments
 
@@ -50,7 +49,7 @@ def training_gramians(settings: RunSettings) -> list[torch.Tensor]:
     learner = make_learner(settings, problem.data, device, 0)
     for moment in problem.stream:
         for task in moment.started:
-            learner.add_task(task, classes=problem.tasks[task].outputs)
+            learner.add_task(task, classes=problem.tasks[task].classes)
         reports.append(learner.step(moment.batches))
         for task in moment.ended:
             learner.finish_task(task)

@@ -51,7 +51,7 @@ def joint(backbone: nn.Module, given: Sequence[Batch], autocast: bool) -> Step:
 def learner(backbone: nn.Module, given: Sequence[Batch], autocast: bool, method: Method, one_pass: bool) -> Step:
     trained = Learner(backbone, method, optimizer=adam, autocast=torch.bfloat16 if autocast else None)
     if not one_pass:
-        trained._engine._one_pass.run = lambda batches: None
+        trained._engine._one_pass.find = lambda batches: None
     for source in range(len(given)):
         trained.add_task(str(source), classes=CLASSES)
     batches = {str(source): batch for source, batch in enumerate(given)}

@@ -70,6 +70,7 @@ PACKAGES = {
     "schedules": "Schedules",
     "transforms": "Transforms",
     "plugins": "Plug-ins",
+    "testing": "Checks of plug-ins",
     "data": "Data",
     "trackers": "Trackers",
     "runs": "Runs",
@@ -193,6 +194,8 @@ def _first_line(package: str) -> str:
 def reference(package: str, title: str) -> str:
     """Return the page of a package: all that it exports."""
     module = import_module(f"spcl.{package}")
+    for name in module.__all__:  # autodoc does not see what a package imports when it is asked for
+        setattr(module, name, getattr(module, name))
     inherited = "\n   :inherited-members: object" if package == "learner" else ""
     return f"""# {title}
 

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from spcl.learner import Learner
-from spcl.memory import Reservoir
-from spcl.methods import SORO
+import spcl
 from spcl.models import FeatureExtractor
 
 WORDS, LENGTH = 40, 8
@@ -44,7 +42,7 @@ sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 config = BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **sizes)
 backbone = FeatureExtractor(BertModel(config, add_pooling_layer=False))
 adamw = partial(torch.optim.AdamW, lr=5e-3)
-learner = Learner(backbone, SORO(), optimizer=adamw, memory=Reservoir(200), clip_norm=1.0)
+learner = spcl.Learner(backbone, spcl.SORO(), optimizer=adamw, memory=spcl.Reservoir(200), clip_norm=1.0)
 learner.add_task("length", classes=("short", "long"))
 learner.add_task("rarity", head=nn.Linear(32, 1), loss=nn.functional.mse_loss)
 for step in range(150):

@@ -29,11 +29,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from spcl.learner import Learner, StepReport
-from spcl.memory import Reservoir
-from spcl.methods import SORO
+import spcl
+from spcl.learner import StepReport
 from spcl.stability import Stability
-from spcl.streams import Failure, LiveStream
+from spcl.streams import Failure
 
 WINDOW, BATCH = 64, 16
 Batch = tuple[Tensor, Tensor]
@@ -88,7 +87,7 @@ def driver(name: str, seed: int, fails_after: int | None = None) -> Iterator[Bat
 # -- the run
 
 
-def make_learner() -> Learner:
+def make_learner() -> spcl.Learner:
     torch.manual_seed(0)
     backbone = nn.Sequential(
         nn.Conv1d(1, 16, 9, stride=2, padding=4),
@@ -100,10 +99,10 @@ def make_learner() -> Learner:
         nn.AdaptiveAvgPool1d(4),
         nn.Flatten(),
     )
-    return Learner(backbone, SORO(), optimizer=partial(torch.optim.Adam, lr=1e-3), memory=Reservoir(300))
+    return spcl.Learner(backbone, spcl.SORO(), optimizer=partial(torch.optim.Adam, lr=1e-3), memory=spcl.Reservoir(300))
 
 
-def add_task(learner: Learner, name: str) -> None:
+def add_task(learner: spcl.Learner, name: str) -> None:
     if name == "load":
         learner.add_task(name, head=nn.Linear(128, 1), loss=mse_loss)
     else:
@@ -121,7 +120,7 @@ class History:
         self.events.append((len(self.reports), event))
 
 
-def run(steps: int, console: Console) -> tuple[Learner, LiveStream, History]:
+def run(steps: int, console: Console) -> tuple[spcl.Learner, spcl.LiveStream, History]:
     learner, history = make_learner(), History()
 
     def on_failure(name: str, failure: Failure) -> None:
@@ -130,7 +129,7 @@ def run(steps: int, console: Console) -> tuple[Learner, LiveStream, History]:
 
     first = {"vibration": driver("vibration", 1), "load": driver("load", 2, fails_after=max(steps // 20, 1))}
     bars = Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console)
-    with bars, LiveStream(first, on_failure=on_failure) as stream:
+    with bars, spcl.LiveStream(first, on_failure=on_failure) as stream:
         bar = bars.add_task("waiting", total=steps)
         for moment in stream:
             for name in moment.started:
@@ -161,7 +160,7 @@ def describe(report: StepReport) -> str:
 # -- the results
 
 
-def show_table(learner: Learner, stream: LiveStream, console: Console) -> None:
+def show_table(learner: spcl.Learner, stream: spcl.LiveStream, console: Console) -> None:
     table = Table("source", "batches", "failures", "score on new data", "last batch")
     for name, task in learner.tasks.items():
         generator = torch.Generator().manual_seed(99)

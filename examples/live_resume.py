@@ -16,11 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import spcl
 from spcl.checkpoint import read_checkpoint
-from spcl.learner import Learner, StepReport
-from spcl.memory import Reservoir
-from spcl.methods import SORO
-from spcl.streams import LiveStream
+from spcl.learner import StepReport
 
 BATCHES = {"left": 150, "upper": 100}
 
@@ -36,12 +34,12 @@ def recording(task: str) -> Iterator[tuple[Tensor, Tensor]]:
 def run(path: Path, on_step: Callable[[StepReport], None] | None = None) -> None:
     saved = read_checkpoint(path)["sources"]["stream"]["delivered"] if path.exists() else {}
     sources = {task: islice(recording(task), saved.get(task, 0), None) for task in BATCHES}
-    with LiveStream(sources) as stream:
+    with spcl.LiveStream(sources) as stream:
         if path.exists():
-            learner = Learner.load(path, backbone=nn.Linear(2, 32), stream=stream)
+            learner = spcl.Learner.load(path, backbone=nn.Linear(2, 32), stream=stream)
             print(f"resumed after {learner.steps} steps and these batches: {saved}")
         else:
-            learner = Learner(nn.Linear(2, 32), SORO(), memory=Reservoir(100))
+            learner = spcl.Learner(nn.Linear(2, 32), spcl.SORO(), memory=spcl.Reservoir(100))
         learner.fit(stream, checkpoint=path, every=0.05, on_start=partial(learner.add_task, classes=2), on_step=on_step)
     print(f"finished after {learner.steps} steps and these batches: {stream.delivered}")
 

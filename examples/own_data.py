@@ -10,10 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spcl.learner import Learner
-from spcl.memory import Reservoir
-from spcl.methods import SORO
-from spcl.streams import LiveStream
+import spcl
 
 torch.manual_seed(0)
 x = torch.randn(6000, 2)
@@ -24,9 +21,9 @@ labels = {
 seen = {"direction": x[:5000], "distance": x[:2500]}
 
 backbone = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-learner = Learner(backbone, SORO(), memory=Reservoir(500))
+learner = spcl.Learner(backbone, spcl.SORO(), memory=spcl.Reservoir(500))
 data = {name: TensorDataset(inputs, labels[name][: len(inputs)]) for name, inputs in seen.items()}
-for moment in LiveStream({name: DataLoader(pairs, batch_size=32, shuffle=True) for name, pairs in data.items()}):
+for moment in spcl.LiveStream({name: DataLoader(pairs, batch_size=32, shuffle=True) for name, pairs in data.items()}):
     for name in moment.started:
         learner.add_task(name, classes=int(labels[name].max()) + 1)
     if moment.batches:

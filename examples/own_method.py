@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from spcl.learner import Learner
-from spcl.memory import Reservoir
+import spcl
 from spcl.methods import ER, Gradients, Method, MethodSettings, Weights
+from spcl.testing import check_method
 
 
 class BalancedSettings(MethodSettings):
@@ -37,9 +37,9 @@ class Balanced(Method):
         return Weights((norms.mean() / norms) ** self.settings.power / len(norms))
 
 
-def train(method: Method) -> Learner:
+def train(method: Method) -> spcl.Learner:
     torch.manual_seed(0)
-    learner = Learner(nn.Sequential(nn.Linear(2, 32), nn.ReLU()), method, memory=Reservoir(100))
+    learner = spcl.Learner(nn.Sequential(nn.Linear(2, 32), nn.ReLU()), method, memory=spcl.Reservoir(100))
     learner.add_task("side", classes=2)
     learner.add_task("height", head=nn.Linear(32, 1), loss=nn.functional.mse_loss)
     for _ in range(200):
@@ -49,6 +49,9 @@ def train(method: Method) -> Learner:
 
 
 if __name__ == "__main__":
+    check_method(
+        Balanced, scaling=0
+    )  # settings, resuming, faults, engines; its weights do not depend on a common scale
     x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
     for method in (ER(), Balanced(power=0.9)):
         accuracy = train(method).evaluate([(x, (x[:, 0] > 0).long())], task="side")

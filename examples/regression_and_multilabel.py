@@ -12,10 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
-from spcl.learner import Learner
-from spcl.memory import BalancedCoreset
-from spcl.methods import SORO
-from spcl.streams import LiveStream
+import spcl
 
 TARGETS = {
     "quadrant": lambda x: (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long(),
@@ -33,11 +30,11 @@ def source(task: str, batches: int, seed: int) -> Iterator[tuple[Tensor, Tensor]
 
 torch.manual_seed(0)
 backbone = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-learner = Learner(backbone, SORO(), memory=BalancedCoreset(200))
+learner = spcl.Learner(backbone, spcl.SORO(), memory=spcl.BalancedCoreset(200))
 learner.add_task("quadrant", classes=4)
 learner.add_task("radius", head=nn.Linear(64, 1), loss=mse_loss)
 learner.add_task("tags", head=nn.Linear(64, 3), loss=binary_cross_entropy_with_logits)
-with LiveStream({name: source(name, 400, seed) for seed, name in enumerate(TARGETS)}) as stream:
+with spcl.LiveStream({name: source(name, 400, seed) for seed, name in enumerate(TARGETS)}) as stream:
     learner.fit(stream)
 
 x = torch.randn(2000, 2)

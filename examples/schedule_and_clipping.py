@@ -13,15 +13,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from spcl.learner import Learner
-from spcl.methods import SORO
+import spcl
 from spcl.schedules import Cosine
 
 STEPS = 200
 SCHEDULE = Cosine(STEPS, warmup=0.1)
 
 
-def train(learner: Learner, steps: range) -> None:
+def train(learner: spcl.Learner, steps: range) -> None:
     for step in steps:
         x = torch.randn(32, 2, generator=torch.Generator().manual_seed(step))
         learner.step({"side": (x, (x[:, 0] > 0).long()), "sum": (x, (x.sum(dim=1) > 0).long())})
@@ -29,13 +28,13 @@ def train(learner: Learner, steps: range) -> None:
 
 torch.manual_seed(0)
 sgd = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
-learner = Learner(nn.Linear(2, 8), SORO(), optimizer=sgd, schedule=SCHEDULE, clip_norm=0.5, average=0.95)
+learner = spcl.Learner(nn.Linear(2, 8), spcl.SORO(), optimizer=sgd, schedule=SCHEDULE, clip_norm=0.5, average=0.95)
 learner.add_task("side", classes=2)
 learner.add_task("sum", classes=2)
 train(learner, range(STEPS // 2))
 with tempfile.TemporaryDirectory() as folder:
     learner.save(path := Path(folder) / "checkpoint")
-    loaded = Learner.load(path, backbone=nn.Linear(2, 8), schedule=SCHEDULE)
+    loaded = spcl.Learner.load(path, backbone=nn.Linear(2, 8), schedule=SCHEDULE)
 for each in (learner, loaded):
     train(each, range(STEPS // 2, STEPS))
 x = torch.randn(1000, 2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-import spcl.registry
+import spcl._util.registry
 from small_benchmark import write_benchmark
 from spcl.grids import WorkerPool
 
@@ -16,6 +16,8 @@ settings.load_profile("reproducible")
 
 STATE = ("_factories", "_others")
 """The attributes in which registries hold what plug-ins add."""
+
+spcl._util.registry.load_installed()  # our own plug-in belongs to the package; tests forget those of others
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels then run on the CPU
@@ -29,9 +31,9 @@ def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_benchmark(tmp_path_factory.mktemp("data") / "clusters.npz")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    """Worker processes that the tests of a file share."""
+    """Worker processes that all tests share."""
     with WorkerPool(2) as pool:
         yield pool
 
@@ -47,7 +49,7 @@ def double() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_plugins_of_other_tests() -> Iterator[None]:
     """Forget the plug-ins that a test loads, so that the next one sees the package's own things only."""
-    registries = [listener.__self__ for listener in spcl.registry._listeners]
+    registries = [listener.__self__ for listener in spcl._util.registry._listeners]
     before = [{name: dict(value) for name, value in vars(each).items() if name in STATE} for each in registries]
     yield
     for each, state in zip(registries, before, strict=True):

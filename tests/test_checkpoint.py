@@ -2,13 +2,12 @@ import json
 import math
 import os
 import pickle
-import resource
 import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 
+from disk import largest_file
 from spcl import checkpoint
 from spcl.checkpoint import DTYPES, read_checkpoint, read_newest, write_checkpoint
 from spcl.errors import CheckpointError
@@ -261,17 +262,6 @@ def test_partial_files_of_killed_writers_are_removed_and_others_kept(tmp_path: P
     assert others.exists()
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Limit files to ``size`` bytes, to simulate a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_full_disk_is_reported_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "c"
     write_checkpoint(path, SMALL)
@@ -401,6 +391,74 @@ def test_writing_over_a_damaged_checkpoint_makes_it_valid(tmp_path: Path) -> Non
     damage(path)
     write_checkpoint(path, {"version": 3})
     assert read_newest(path) == {"version": 3}
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        "not JSON",
+        "[1, 2]",
+        "null",
+        '{"w": {"$tensor": "absent"}}',
+        '{"w": {"$tensor": ["w"]}}',
+        '{"w": {"$float": "text"}}',
+        '{"$five": 5}',
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_wrong_structure_with_a_right_checksum_is_refused(tmp_path: Path, structure: str) -> None:
+    checkpoint._write_file(tmp_path / "c", structure, {"w": torch.zeros(2)})
+    with pytest.raises(CheckpointError, match=r"c (has a right checksum but wrong content|holds a \w+, but)"):
+        read_checkpoint(tmp_path / "c")
+
+
+def test_a_damaged_checkpoint_never_replaces_a_good_one(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    for version in range(2):
+        write_checkpoint(path, {"version": version})
+    damage(path)
+    with pytest.warns(RuntimeWarning, match="going back to"):
+        assert read_newest(path) == {"version": 0}
+    write_checkpoint(path, {"version": 2})  # a service that fell back has started and stopped once
+    damage(path)
+    with pytest.warns(RuntimeWarning, match="going back to"):
+        assert read_newest(path) == {"version": 0}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4])
+def test_several_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "c"
+    for version in range(6):
+        write_checkpoint(path, {"version": version}, keep=keep)
+    names = ["c", "c.previous", "c.previous-2", "c.previous-3"][:keep]
+    assert sorted(file.name for file in tmp_path.iterdir()) == names
+    assert [read_checkpoint(tmp_path / name)["version"] for name in names] == [5, 4, 3, 2][:keep]
+    for age, name in enumerate(names[:-1]):
+        damage(tmp_path / name)
+        with pytest.warns(RuntimeWarning, match=rf"going back to .*{names[age + 1]}$"):
+            assert read_newest(path) == {"version": 4 - age}
+    write_checkpoint(path, {"version": 6}, keep=keep)
+    assert read_checkpoint(path) == {"version": 6}
+    assert read_checkpoint(tmp_path / names[-1])["version"] == (6 if keep == 1 else 6 - keep)
+    write_checkpoint(path, {"version": 7}, keep=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["c"]
+
+
+def test_checkpoints_of_another_process_are_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "c", list[str]()
+
+    def open_and_note(path: Path, framework: str) -> Any:
+        read.append(path.name)
+        return safe_open(path, framework)
+
+    for version in range(2):
+        write_checkpoint(path, {"version": version}, keep=3)
+    monkeypatch.setattr(checkpoint, "_KNOWN", deque())
+    monkeypatch.setattr(checkpoint, "safe_open", open_and_note)
+    for version in range(2, 5):
+        write_checkpoint(path, {"version": version}, keep=3)
+    assert read == ["c", "c.previous"]
 
 
 KILLS = 40

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from _learning import assert_same, complete_state
 from spcl.checkpoint import read_checkpoint, write_checkpoint
-from spcl.cuda_graphs import CudaGraphEngine
+from spcl.engine.graphs import CudaGraphEngine
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.losses import LOSSES, BinaryCrossEntropy, CrossEntropy, TaskDescription

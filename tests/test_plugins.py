@@ -1,23 +1,24 @@
 """Plug-ins: files and modules that add things by name, in commands, workers and when a run is resumed."""
 
 import json
+import py_compile
 import re
-import subprocess
-import sys
+from hashlib import sha256
+from importlib.util import cache_from_source
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 import pytest
 import torch
 from torch import nn
 
+import _runs
 from small_benchmark import StopAtStep, small_settings, write_benchmark
 from spcl.errors import SpclError
 from spcl.models import BACKBONES, InputSpec
 from spcl.optimizers import OPTIMIZERS
-from spcl.plugins import PluginError, load_plugins
+from spcl.plugins import Plugin, PluginError, load_plugins
 from spcl.runs import FolderError, InterruptedRunError, execute, resolve_settings, resume_settings
-
-SPCL = [sys.executable, "-W", "error", "-c", "from spcl.cli import main; main()"]
 
 PLUGIN = '''
 """Things of my own."""
@@ -107,8 +108,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def spcl(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SPCL, *map(str, arguments)], cwd=folder, capture_output=True, text=True)
+def spcl(folder: Path, *arguments: object) -> _runs.Done:
+    return _runs.spcl(*arguments, folder=folder)
 
 
 def test_everything_a_file_defines_works_by_name_and_resumes(folder: Path, tmp_path: Path) -> None:
@@ -250,3 +251,64 @@ def test_a_package_is_a_plugin_with_the_checksum_of_all_its_files(
     (package / "small.py").write_text(source + "# changed\n")
     with pytest.raises(PluginError, match="has changed since it was recorded"):
         load_plugins([first])
+
+
+# -- what runs is what was checked
+
+RECORDED = (
+    "from torch import nn\nfrom spcl.plugins import backbone\n"
+    "@backbone('{name}')\ndef make(inputs): return nn.Flatten()\n"
+)
+LEAVES_A_MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"
+
+
+def test_a_changed_plugin_does_not_run_before_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    mark = tmp_path / "mark"
+    for name in ("reviewed.py", "reviewed_module"):
+        file = tmp_path / f"{Path(name).stem}.py"
+        file.write_text(RECORDED.format(name=f"unchanged {name}"))
+        recorded = Plugin(
+            name=str(file) if name.endswith(".py") else name, sha256=sha256(file.read_bytes()).hexdigest()
+        )
+        file.write_text(LEAVES_A_MARK.format(mark=str(mark)) + RECORDED.format(name=f"changed {name}"))
+        with pytest.raises(PluginError, match="has changed since it was recorded"):
+            load_plugins([recorded])
+        assert not mark.exists(), name
+
+
+def test_a_record_without_a_checksum_runs_nothing(folder: Path, tmp_path: Path) -> None:
+    mark, plugin = tmp_path / "mark", tmp_path / "things.py"
+    plugin.write_text(LEAVES_A_MARK.format(mark=str(mark)) + RECORDED.format(name="unchecked"))
+    settings = small_settings(folder / "data.npz").model_dump(mode="json") | {"plugins": [str(plugin)]}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(PluginError, match=r"settings\.json records the plug-in .*things\.py without a checksum"):
+        resume_settings(tmp_path / "run")
+    assert not mark.exists()
+
+
+def test_compiled_code_beside_a_plugin_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    mark, other = tmp_path / "mark", tmp_path / "other.py"
+    other.write_text(LEAVES_A_MARK.format(mark=str(mark)))
+    package = tmp_path / "reviewed_package"
+    package.mkdir()
+    plugins = tmp_path / "plain.py", package / "__init__.py", package / "networks.py"
+    for plugin in plugins:
+        plugin.write_text(RECORDED.format(name=f"compiled {plugin.name}"))
+        planted = Path(cache_from_source(plugin))
+        py_compile.compile(str(other), cfile=str(planted), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    (package / "__init__.py").write_text("import reviewed_package.networks\n")
+    load_plugins([str(plugins[0]), "reviewed_package"])
+    assert {"compiled plain.py", "compiled networks.py"} <= set(BACKBONES)
+    assert not mark.exists()
+
+
+def test_a_plugin_file_that_was_edited_is_used_as_it_is_now(tmp_path: Path) -> None:
+    plugin = tmp_path / "edited.py"
+    for width in (4, 5):
+        plugin.write_text(RECORDED.format(name="edited").replace("nn.Flatten()", f"nn.Linear(8, {width})"))
+        (loaded,) = load_plugins([str(plugin)])
+        assert loaded.sha256 == sha256(plugin.read_bytes()).hexdigest()
+        assert BACKBONES.make("edited", InputSpec((8,), torch.float32)).out_features == width

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from spcl._util.registry import Named
 from spcl.errors import SpclError
-from spcl.registry import Named
 from spcl.schedules import SCHEDULES
 
 PYTORCH: dict[str, tuple[Named, Callable[[torch.optim.Optimizer], Any]]] = {

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from spcl._util.registry import Named
 from spcl.errors import SpclError
-from spcl.registry import Named
 from spcl.transforms import TRANSFORMS, Crop, Flip, compose
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")

@@ -121,7 +121,7 @@ def as_inputs(x: object) -> Inputs:
 
 
 def leaves(x: Inputs) -> dict[str, Tensor]:
-    """Return the tensors by name: ``""`` for a tensor, ``".key"`` for parts of a dict, ``"[0]"`` for those of a tuple.
+    """Return the tensors by name: ``""`` for a tensor, ``".key"`` for parts of a dict, ``"[0]"`` for parts of a tuple.
 
     >>> leaves((torch.tensor([1]), torch.tensor([2])))
     {'[0]': tensor([1]), '[1]': tensor([2])}
@@ -202,6 +202,15 @@ def sample_kind(x: Inputs) -> Hashable:
     if isinstance(x, Tensor):
         return x.dtype, x.shape[1:]
     return frozenset((name, leaf.dtype, leaf.shape[1:]) for name, leaf in leaves(x).items())
+
+
+def kind_of_pair(x: Inputs, y: Tensor) -> tuple[int, Hashable]:
+    """Return the number of inputs, and the :func:`sample_kind` of inputs and targets together.
+
+    >>> kind_of_pair(torch.zeros(3, 2), torch.zeros(3)) == kind_of_pair(torch.ones(3, 2), torch.ones(3))
+    True
+    """
+    return number_of_samples(x), (sample_kind(x), sample_kind(y))
 
 
 def describe(x: Inputs, skipped: int = 0) -> str:

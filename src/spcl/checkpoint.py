@@ -10,9 +10,13 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +24,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from spcl.errors import CheckpointError
-from spcl.files import PARTIAL, scratch_path
+from spcl._util.files import remove_partial_files, scratch_path, sync_folder
+from spcl.errors import CheckpointError, SpclError, is_out_of_memory
 
 __all__ = ["has_checkpoint", "read_checkpoint", "read_newest", "remove_checkpoint", "write_checkpoint"]
 
 FORMAT = "spcl-checkpoint"
 VERSION = 1
+KEPT = 2  # checkpoints, the newest included
 NO_DIGEST = "0" * 64  # placeholder in the header until every byte is hashed
 
 DTYPES = {
@@ -43,8 +48,11 @@ DTYPES = {
 }
 
 
-def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write ``state`` to ``path``, keeping the checkpoint that was there as ``<path>.previous``.
+def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], keep: int = KEPT) -> None:
+    """Write ``state`` to ``path`` and keep the ``keep`` newest checkpoints, the one written included.
+
+    The checkpoint that was at ``path`` becomes ``<path>.previous``, the one before ``<path>.previous-2``, and so on. A
+    damaged checkpoint is overwritten and never takes the place of a valid one.
 
     A state is nested dicts (with ``str`` or ``int`` keys) and lists of ``None``, ``bool``, ``int``, ``float``, ``str``
     and tensors. Everything is restored bit for bit, except that tuples are read as lists, other mappings as dicts,
@@ -66,19 +74,29 @@ def write_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> 
         CheckpointError: if the state holds anything else, the disk is full, read-only or absent, or ``path`` exists
             and is not a regular file. Existing checkpoints stay unchanged.
     """
+    if keep < 1:
+        raise CheckpointError(f"cannot keep {keep} checkpoints; keep at least 1")
     path = _resolved(Path(path))
+    places = [path, *(_previous(path, age) for age in range(1, keep))]
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_pack(state, "state", tensors))
     try:
-        _check_replaceable(path)
-        _remove_partial_files(path)
+        _check_replaceable(places)
+        remove_partial_files(path.parent, glob.escape(path.name))
         with scratch_path(path) as new, scratch_path(path) as old:
             _write_file(new, structure, tensors)
-            kept = _link_or_copy(path, old)
+            _remember(new)
+            valid = list(takewhile(_is_valid, places[:-1]))  # what is damaged is overwritten
+            if valid:
+                _link_or_copy(path, old)
             new.replace(path)
-            if kept:  # last: where `path` was damaged, `.previous` must stay until `path` is valid again
-                old.replace(_previous(path))
-            _sync_folder(path.parent)
+            for age in range(len(valid) - 1, 0, -1):
+                places[age].replace(places[age + 1])
+            if valid:
+                old.replace(places[1])
+            for surplus in set(_previous_ones(path)) - set(places):
+                surplus.unlink()
+            sync_folder(path.parent)
     except OSError as error:
         raise CheckpointError(
             f"cannot write checkpoint {path}: {error.strerror or error}; earlier checkpoints are unchanged"
@@ -105,9 +123,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_newest(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read ``path`` or, where that is missing or damaged, ``<path>.previous``.
+    """Read ``path`` or, where that is missing or damaged, the newest valid one of ``<path>.previous``, ….
 
-    Falling back to the previous checkpoint gives a :class:`RuntimeWarning` with the reason.
+    Falling back to a previous checkpoint gives a :class:`RuntimeWarning` with the reason.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
@@ -116,30 +134,32 @@ def read_newest(path: str | os.PathLike[str]) -> dict[str, Any]:
     {'step': 1}
 
     Raises:
-        CheckpointError: if neither is a valid checkpoint.
+        CheckpointError: if no checkpoint is valid.
     """
     path = Path(path)
     try:
         return _read_file(path)
     except CheckpointError as newest:
-        previous = _previous(path)
-        try:
-            state = _read_file(previous)
-        except CheckpointError:
-            raise CheckpointError(f"{newest}; {_fallback(path)}") from newest
-        warnings.warn(f"{newest}; going back to {previous}", RuntimeWarning, stacklevel=2)
-        return state
+        for previous in _previous_ones(path):
+            try:
+                state = _read_file(previous)
+            except CheckpointError:
+                continue
+            warnings.warn(f"{newest}; going back to {previous}", RuntimeWarning, stacklevel=2)
+            return state
+        raise CheckpointError(f"{newest}; {_fallback(path)}") from newest
 
 
 def has_checkpoint(path: Path) -> bool:
     """Return whether there is a file for :func:`read_newest`, valid or not."""
-    return path.exists() or _previous(path).exists()
+    return path.exists() or bool(_previous_ones(path))
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove the checkpoint, the previous one, and what writers left that were killed."""
-    _remove_partial_files(_resolved(path))
-    for file in (_resolved(path), _previous(path), path):
+    """Remove the checkpoint, the previous ones, and what killed writers left."""
+    real = _resolved(path)
+    remove_partial_files(real.parent, glob.escape(real.name))
+    for file in (real, *_previous_ones(path), path):
         file.unlink(missing_ok=True)
 
 
@@ -147,21 +167,58 @@ def _resolved(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def _previous(path: Path) -> Path:
+def _previous(path: Path, age: int = 1) -> Path:
     path = _resolved(path)
-    return path.with_name(f"{path.name}.previous")
+    return path.with_name(f"{path.name}.previous" + (f"-{age}" if age > 1 else ""))
+
+
+def _previous_ones(path: Path) -> list[Path]:
+    """Return the previous checkpoints that exist, the newest first."""
+    path = _resolved(path)
+    numbered = re.compile(re.escape(path.name) + r"\.previous(?:-(\d+))?")
+    names = ((each, numbered.fullmatch(each.name)) for each in path.parent.glob(f"{glob.escape(path.name)}.previous*"))
+    ages = {each: int(match[1] or 1) for each, match in names if match}
+    return sorted(ages, key=ages.__getitem__)
 
 
 def _fallback(path: Path) -> str:
-    """Describe whether the previous checkpoint can be used instead."""
-    previous = _previous(path)
-    if not previous.exists():
-        return f"there is no {previous} to go back to"
+    """Describe whether a previous checkpoint can be used instead."""
+    errors = []
+    for previous in _previous_ones(path):
+        try:
+            _read_file(previous)
+        except CheckpointError as error:
+            errors.append(str(error))
+        else:
+            return f"the previous checkpoint is valid: load {previous}, or copy it to {path}"
+    if errors:
+        return f"nor can the previous checkpoint be used: {'; '.join(errors)}"
+    return f"there is no {_previous(path)} to go back to"
+
+
+# -- which files are known to be valid
+
+_KNOWN: deque[tuple[int, ...]] = deque(maxlen=256)
+"""Identity, size and time of files that this process has written, or read and found valid."""
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _remember(path: Path) -> None:
+    _KNOWN.append(_identity(path))
+
+
+def _is_valid(path: Path) -> bool:
+    """Return whether there is a valid checkpoint; a file is read once, and again only after it has changed."""
     try:
-        _read_file(previous)
-    except CheckpointError as error:
-        return f"nor can the previous checkpoint be used: {error}"
-    return f"the previous checkpoint is valid: load {previous}, or copy it to {path}"
+        if _identity(path) not in _KNOWN:
+            _read_file(path)
+    except (OSError, CheckpointError):
+        return False
+    return True
 
 
 def _pack(value: Any, where: str, tensors: dict[str, Tensor], name: str = "") -> Any:
@@ -272,43 +329,27 @@ def _write_file(path: Path, structure: str, tensors: Mapping[str, Tensor]) -> No
         os.fsync(file.fileno())
 
 
-def _check_replaceable(path: Path) -> None:
-    for target in path, _previous(path):
+def _check_replaceable(places: Sequence[Path]) -> None:
+    for target in places:
         if os.path.lexists(target) and not target.is_file():
             raise CheckpointError(
-                f"cannot write checkpoint {path}: {target} exists and is not a regular file; choose another path"
+                f"cannot write checkpoint {places[0]}: {target} exists and is not a regular file; choose another path"
             )
 
 
-def _remove_partial_files(path: Path) -> None:
-    for partial in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
-        partial.unlink(missing_ok=True)
-
-
-def _link_or_copy(path: Path, target: Path) -> bool:
-    """Give the file at ``path`` the second name ``target``; return whether there is a file."""
-    if not path.exists():
-        return False
+def _link_or_copy(path: Path, target: Path) -> None:
+    """Give the valid checkpoint at ``path`` the second name ``target``."""
     try:
         target.hardlink_to(path)
     except OSError:  # this file system has no hard links
         shutil.copyfile(path, target)
-    return True
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # other systems cannot open a folder
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        _remember(target)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Read and verify one file; tensors are copied before the check, so later changes of the file do not matter."""
     try:
+        identity = _identity(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             _check_format(path, metadata)
@@ -325,8 +366,33 @@ def _read_file(path: Path) -> dict[str, Any]:
             digest.update(part)
     if digest.hexdigest() != metadata["sha256"]:
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
-    state: dict[str, Any] = _unpack(json.loads(metadata["state"]), tensors)
+    with checked_content(path):
+        state = _unpack(json.loads(metadata["state"]), tensors)
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path} holds a {type(state).__name__}, but a checkpoint holds a dict; use another")
+    _KNOWN.append(identity)
     return state
+
+
+@contextmanager
+def checked_content(origin: object) -> Iterator[None]:
+    """Raise whatever content of a wrong type, shape or structure raises in the block as a :class:`CheckpointError`.
+
+    >>> with checked_content("run.ckpt"):
+    ...     {"step": 1}["steps"]
+    Traceback (most recent call last):
+    ...
+    spcl.errors.CheckpointError: run.ckpt has a right checksum but wrong content (KeyError: 'steps'); use another ...
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SpclError) or is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{origin} has a right checksum but wrong content ({type(error).__name__}: {error}); use another "
+            f"checkpoint, or the version of spcl that wrote this one"
+        ) from error
 
 
 def _check_format(path: Path, metadata: Mapping[str, str]) -> None:

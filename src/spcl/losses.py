@@ -3,39 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from spcl._util.registry import Registry
 from spcl.errors import SpclError
-from spcl.registry import Registry
+from spcl.tasks import Kind, TaskDescription
 
-__all__ = ["LOSSES", "BinaryCrossEntropy", "CrossEntropy", "Loss", "TaskDescription", "TaskKind"]
+__all__ = ["LOSSES", "BinaryCrossEntropy", "CrossEntropy", "Loss", "TaskDescription"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-TaskKind = Literal["classification", "regression", "multilabel"]
-
-
-@dataclass(frozen=True)
-class TaskDescription:
-    """What a loss may depend on.
-
-    Attributes:
-        name: the task's name, for errors.
-        kind: what its targets are: classes, numbers, or any number of labels per sample.
-        classes: the number of classes or of labels; None for a regression.
-        class_counts: the number of training samples of every class; None where they are not known.
-        class_names: the names of the classes; None where they are not known.
-    """
-
-    name: str
-    kind: TaskKind = "classification"
-    classes: int | None = None
-    class_counts: tuple[int, ...] | None = None
-    class_names: tuple[str, ...] | None = None
-
 
 LOSSES: Registry[Callable[..., Loss]] = Registry("loss", positional=1)
 """Losses by name: factory(:class:`TaskDescription`, \\*\\*options) → loss.
@@ -50,7 +30,7 @@ tensor(0.1250)
 class CrossEntropy:
     r"""Cross-entropy of a classifier with label smoothing and class weights, against labels or probabilities.
 
-    It is :func:`torch.nn.functional.cross_entropy` over all logits given. The class weights are those of the task's own
+    It is :func:`torch.nn.functional.cross_entropy` over all logits given. Class weights belong to the task's own
     classes; the classes of other tasks, which class-incremental logits cover as well, have weight 1.
 
     Args:
@@ -101,7 +81,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """Mean binary cross-entropy of labels of which a sample may have any number; targets are 0 or 1, of any type.
+    """Mean binary cross-entropy for samples with any number of labels; targets are 0 or 1, of any type.
 
     Args:
         pos_weight: factor of the loss of labels that are present, one or one per label.
@@ -171,7 +151,7 @@ def _binary_cross_entropy(task: TaskDescription, *, pos_weight: float | Sequence
     return BinaryCrossEntropy(pos_weight)
 
 
-def _check_kind(task: TaskDescription, loss: str, kind: TaskKind) -> None:
+def _check_kind(task: TaskDescription, loss: str, kind: Kind) -> None:
     if task.kind != kind:
         raise SpclError(f"task {task.name!r} is a {task.kind} task, but the loss {loss!r} is for {kind}")
 

@@ -1,4 +1,4 @@
-"""Optimisers by name: those of torch.optim in lower case, and those of plug-ins."""
+"""Optimisers by name: torch.optim's in lower case, and plug-ins'."""
 
 import inspect
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spcl.registry import Registry
+from spcl._util.registry import Registry
 
 __all__ = ["OPTIMIZERS"]
 
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer", Optimizer, positional=1, keywords=("lr",))
-"""Functions ``make(parameters, lr=…, **options)`` of an optimiser: those of torch.optim in lower case, and plug-ins'.
+"""Functions ``make(parameters, lr=…, **options)`` of an optimiser: torch.optim's in lower case, and plug-ins'.
 
 >>> weight = nn.Parameter(torch.zeros(1))
 >>> OPTIMIZERS.make({"name": "sgd", "momentum": 0.9}, [weight], lr=0.1).defaults["momentum"]

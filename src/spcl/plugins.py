@@ -16,28 +16,30 @@ An installed package adds its plug-ins by entry points of the group ``spcl.plugi
 import hashlib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from spcl.data import DATA
+from spcl._util.registry import add_plugin
+from spcl._util.validation import validated
+from spcl.data import DATA, PRESET_SETTINGS, PROTOCOL_FORMATS
 from spcl.errors import SpclError
 from spcl.losses import LOSSES
 from spcl.memory import MEMORIES
 from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
-from spcl.registry import add_plugin
 from spcl.schedules import SCHEDULES
 from spcl.sources import HUBS
 from spcl.trackers import TRACKERS
 from spcl.transforms import TRANSFORMS
-from spcl.validation import validated
 
 __all__ = [
     "Plugin",
@@ -46,9 +48,12 @@ __all__ = [
     "data_set",
     "hub",
     "load_plugins",
+    "load_recorded_plugins",
     "loss",
     "memory",
     "optimizer",
+    "preset",
+    "protocol_format",
     "schedule",
     "tracker",
     "transform",
@@ -60,6 +65,8 @@ hub = HUBS.register
 loss = LOSSES.register
 memory = MEMORIES.register
 optimizer = OPTIMIZERS.register
+preset = PRESET_SETTINGS.register
+protocol_format = PROTOCOL_FORMATS.register
 schedule = SCHEDULES.register
 tracker = TRACKERS.register
 transform = TRANSFORMS.register
@@ -86,10 +93,30 @@ class Plugin(BaseModel):
 def load_plugins(plugins: Iterable[str | Mapping[str, Any] | Plugin]) -> tuple[Plugin, ...]:
     """Import plug-ins, given by name or as recorded, and return them with their checksums.
 
+    The source is read once and compared with the recorded checksum before any of it runs; what runs is compiled from
+    these bytes, not from a ``.pyc`` file.
+
     Raises:
         PluginError: if one is missing, cannot be imported, defines nothing, or is not the recorded one.
     """
     return tuple(_load(plugin) for plugin in plugins)
+
+
+def load_recorded_plugins(record: Any, owner: object) -> tuple[Plugin, ...]:
+    """Import the plug-ins that a record lists; each must be there with its checksum.
+
+    Raises:
+        PluginError: if a plug-in is recorded without a checksum, or :func:`load_plugins` refuses one.
+    """
+    if not isinstance(record, list | tuple):
+        raise PluginError(f"{owner} records the plug-ins {record!r:.80}; expected a list of names with their checksums")
+    for plugin in record:
+        if isinstance(plugin, str | Path):
+            raise PluginError(
+                f"{owner} records the plug-in {plugin} without a checksum; if you trust that file, name it yourself "
+                f"when you start the run again in another folder"
+            )
+    return load_plugins(record)
 
 
 def _load(given: str | Mapping[str, Any] | Plugin) -> Plugin:
@@ -98,45 +125,115 @@ def _load(given: str | Mapping[str, Any] | Plugin) -> Plugin:
     else:
         plugin = given if isinstance(given, Plugin) else validated(Plugin, given, f"the plug-in {given!r:.80}")
         name, recorded = plugin.name, plugin.sha256
-    is_file = name.endswith(".py")
-    path = Path(name).expanduser().resolve() if is_file else None
+    path = Path(name).expanduser().resolve() if name.endswith(".py") else None
     if path is not None and not path.is_file():
         raise PluginError(f"the plug-in {name} does not exist; give a Python file or the name of a module")
-    module = _import_file(path) if path is not None else _import_module(name)
-    found = Plugin(name=str(path or name), sha256=_checksum(module))
+    files = {"": path} if path is not None else _module_files(name)
+    sources = _read_sources(files, name)
+    found = Plugin(name=str(path or name), sha256=hashlib.sha256(b"".join(sources.values())).hexdigest())
     if recorded not in (None, found.sha256):
         raise PluginError(
             f"the plug-in {name} has changed since it was recorded (its checksum is {found.sha256[:12]}…, and was "
             f"{str(recorded)[:12]}…); put it back, or start again in another folder"
         )
-    with _import_errors(name):
+    with _import_errors(found.name):
+        module = _import_file(path, sources[""]) if path is not None else _import_module(found, files, sources)
         add_plugin(module)
+    _LOADED[found.name] = found.sha256
     return found
 
 
-def _import_file(path: Path) -> ModuleType:
-    """Import a file once, under a name of its own; modules beside it can be imported too."""
+_LOADED: dict[str, str] = {}
+"""The checksum of every plug-in that this process has loaded, by name."""
+
+
+def _module_files(name: str) -> dict[str, Path]:
+    """Find the source of a module, or all Python files of a package by the modules' names; import nothing."""
+    first, *rest = name.split(".")
+    with _import_errors(name):
+        spec = find_spec(first)  # of a name without dots, this imports nothing
+        fullname = first
+        for part in rest:
+            fullname = f"{fullname}.{part}"
+            parent = None if spec is None else spec.submodule_search_locations
+            spec = None if parent is None else PathFinder.find_spec(fullname, parent)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=first)
+    places = map(Path, spec.submodule_search_locations or ())
+    found = {
+        ".".join([name, *path.relative_to(place).with_suffix("").parts]).removesuffix(".__init__"): path
+        for path, place in sorted((path, place) for place in places for path in place.rglob("*.py"))
+    }
+    if not found and (spec.origin is None or not spec.origin.endswith(".py")):
+        raise PluginError(f"the plug-in {name} has no Python source; give a Python file or the name of a module")
+    return found or {name: Path(str(spec.origin))}
+
+
+def _read_sources(files: Mapping[str, Path], name: str) -> dict[str, bytes]:
+    try:
+        return {module: file.read_bytes() for module, file in files.items()}
+    except OSError as error:
+        raise PluginError(f"the plug-in {name} cannot be read: {error.strerror or error}") from error
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compile a module from bytes that were checked; no ``.pyc`` file is read or written."""
+
+    def __init__(self, fullname: str, path: str, source: bytes) -> None:
+        super().__init__(fullname, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the checked source."""
+        return compile(self._source, self.path, "exec", dont_inherit=True)
+
+
+class _SourceFinder(MetaPathFinder):
+    """Find the modules of plug-ins among checked sources, before anything else that has their name."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[str, _SourceLoader] = {}
+
+    def add(self, files: Mapping[str, Path], sources: Mapping[str, bytes]) -> None:
+        """Add modules by name."""
+        self._loaders |= {name: _SourceLoader(name, str(file), sources[name]) for name, file in files.items()}
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the module, if its source was checked."""
+        loader = self._loaders.get(fullname)
+        return None if loader is None else spec_from_file_location(fullname, loader.path, loader=loader)
+
+
+_FINDER = _SourceFinder()
+
+
+def _import_file(path: Path, source: bytes) -> ModuleType:
+    """Import a file under a name of its own, again if it has changed; modules beside it can be imported too."""
     name = f"spcl_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
+    if name in sys.modules and _LOADED.get(str(path)) == hashlib.sha256(source).hexdigest():
         return sys.modules[name]
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path, loader=(loader := _SourceLoader(name, str(path), source)))
     assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:
-        with _import_errors(str(path)):
-            spec.loader.exec_module(module)
-    except SpclError:
+        loader.exec_module(module)
+    except BaseException:
         del sys.modules[name]
         raise
     return module
 
 
-def _import_module(name: str) -> ModuleType:
-    with _import_errors(name):
-        return import_module(name)
+def _import_module(plugin: Plugin, files: Mapping[str, Path], sources: Mapping[str, bytes]) -> ModuleType:
+    if _LOADED.get(plugin.name, plugin.sha256) != plugin.sha256:
+        raise PluginError("it has changed since this process imported it; use it in a new process")
+    _FINDER.add(files, sources)
+    return import_module(plugin.name)
 
 
 @contextmanager
@@ -153,14 +250,3 @@ def _import_errors(name: str) -> Iterator[None]:
         line = next((f" in line {frame.lineno}" for frame in reversed(frames) if frame.filename == name), "")
         kind = "" if isinstance(error, SpclError) else f"{type(error).__name__}: "
         raise PluginError(f"the plug-in {name} cannot be used{line}: {kind}{error}") from error
-
-
-def _checksum(module: ModuleType) -> str:
-    """Compute the SHA-256 of a module's source, or of all Python files of a package in the order of their paths."""
-    spec = module.__spec__ or find_spec(module.__name__)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    files = sorted(path for place in places for path in Path(place).rglob("*.py")) or [Path(str(module.__file__))]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from spcl._util.registry import Registry
 from spcl.errors import SpclError
-from spcl.registry import Registry
 
 __all__ = ["SCHEDULES", "Constant", "Cosine", "Linear", "Schedule", "Steps"]
 
@@ -60,7 +60,7 @@ class _Decay:
         return self.final + (1.0 - self.final) * self.remaining(progress)
 
     def remaining(self, progress: float) -> float:
-        """Return how much of the decay is left, from 1 to 0, after a part of it."""
+        """Return the share of the decay that is left, from 1 to 0, after a part of the run."""
         raise NotImplementedError
 
 
@@ -85,7 +85,7 @@ class Cosine(_Decay):
     """
 
     def remaining(self, progress: float) -> float:
-        """Return how much of the decay is left, from 1 to 0, after a part of it."""
+        """Return the share of the decay that is left, from 1 to 0, after a part of the run."""
         return (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
@@ -109,7 +109,7 @@ class Linear(_Decay):
     """
 
     def remaining(self, progress: float) -> float:
-        """Return how much of the decay is left, from 1 to 0, after a part of it."""
+        """Return the share of the decay that is left, from 1 to 0, after a part of the run."""
         return 1.0 - progress
 
 

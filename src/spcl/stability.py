@@ -30,9 +30,9 @@ def condition_number(gramian: Tensor) -> float:
 
 
 def cosines(gramian: Tensor) -> Tensor:
-    r"""Return the pairwise cosines :math:`g_i \cdot g_j / (\|g_i\| \|g_j\|)` (paper, eq. 2); negative ones conflict.
+    r"""Return the pairwise cosines :math:`g_i \cdot g_j / (\|g_i\| \|g_j\|)` (paper, eq. 2).
 
-    A zero gradient has cosine 0 with every other.
+    Gradients with a negative cosine conflict. A zero gradient has cosine 0 with every other.
 
     >>> import torch
     >>> cosines(torch.tensor([[4.0, -1.0], [-1.0, 1.0]]))

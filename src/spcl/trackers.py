@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from spcl._util.registry import Registry
 from spcl.errors import SpclError
-from spcl.registry import Registry
 
 __all__ = [
     "TRACKERS",
@@ -44,8 +44,8 @@ class Tracker(Protocol):
 TRACKERS: Registry[Callable[..., Tracker]] = Registry("tracker", positional=2)
 """Classes of trackers, or functions ``make(folder, settings, **options)`` of one.
 
-``folder`` is that of the run, ``settings`` are its settings by dotted name. An attribute ``requires`` names the library
-that must be installed, with an extra of the same name.
+``folder`` is the folder of the run, ``settings`` are its settings by dotted name. An attribute ``requires`` names the
+library that must be installed, with an extra of the same name.
 """
 
 

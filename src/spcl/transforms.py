@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from spcl._util.registry import Named, Registry
 from spcl.errors import SpclError
-from spcl.registry import Named, Registry
 
 __all__ = ["TRANSFORMS", "Compose", "Crop", "Flip", "Transform", "compose"]
 
@@ -44,7 +44,7 @@ class Flip:
             raise SpclError(f"p is {self.p!r}; give the probability of a flip, from 0 to 1")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the images, of which some are flipped."""
+        """Return the images, some of them flipped."""
         _check_images(x, "flip")
         is_flipped = torch.rand(len(x), 1, 1, 1, device=x.device) < self.p
         return torch.where(is_flipped, x.flip(-1), x)

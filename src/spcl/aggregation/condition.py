@@ -1,6 +1,9 @@
-"""Gradients of bounded condition number: the paper's eq. 7, and the nearest matrix of a given condition number."""
+"""Gradients of bounded condition number κ: those nearest to G, and those whose directions are nearest to G's."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -8,12 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.aggregation.gramians import host_gramian
-from spcl.aggregation.soro_solver import checked_preference, right_singular
+from spcl.aggregation.soro import checked_preference, right_singular
 from spcl.errors import SpclError
 
-__all__ = ["ConditionSolution", "nearest_interval", "penalised_interval", "solve_condition"]
-
 Array = NDArray[np.float64]
+NormScale = Literal["unit", "min", "median", "mean", "norm"]
+
+ROUNDING = 1e-10
+"""Squared singular values of unit gradients up to this are rounding errors of gradients in float32."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +49,18 @@ def solve_condition(
     .. math:: \min_{\hat G} \|G - \hat G\|_F^2 \quad\text{subject to}\quad \kappa(\hat G) \le \kappa_{max},
         \qquad\text{or}\qquad \min_{\hat G} \|G - \hat G\|_F^2 + \lambda\, \kappa(\hat G)
 
-    The second is the paper's eq. 7. Of all matrices with given singular values the nearest to :math:`G = U S V^\top`
-    has its singular vectors (von Neumann's trace inequality), and of all values in [a, b] the nearest to S are S
-    clipped to it: :math:`\hat G = U\, \mathrm{clip}(S, a, b)\, V^\top = G M`, with a T×T matrix M. The best a and b are
-    those of :func:`nearest_interval` or :func:`penalised_interval`. Singular values of zero stay; κ leaves them out.
+    The second problem is the paper's eq. 7. Of all matrices with given singular values, the one nearest to
+    :math:`G = U S V^\top` has the singular vectors of G (von Neumann's trace inequality); of all values in [a, b], the
+    nearest to S are S clipped to it. So :math:`\hat G = U\, \mathrm{clip}(S, a, b)\, V^\top = G M` with a T×T matrix
+    M; :func:`nearest_interval` or :func:`penalised_interval` finds the best a and b. Singular values of zero stay zero
+    and do not count in κ.
 
     Args:
         gramian: C, T×T, symmetric and finite.
         max_condition: κ_max, at least 1; give this or ``lambda_``.
         lambda_: λ, positive.
         cutoff: eigenvalues of C up to this times T times the largest count as zero.
-        preference: W, one number per task; all ones by default, so that the update is the sum of Ĝ's columns.
+        preference: W, one number per task; all ones by default: the update is the sum of the adjusted gradients.
 
     >>> C = torch.tensor([[16.0, 0.0], [0.0, 1.0]])       # norms 4 and 1, so that κ is 4
     >>> solution = solve_condition(C, max_condition=2.0)
@@ -82,7 +88,7 @@ def _interval(S: Array, max_condition: float | None, lambda_: float | None) -> t
 def nearest_interval(singular: Array, max_condition: float) -> tuple[float, float]:
     r"""Return the interval [a, κa] clipping to which changes positive singular values :math:`s_i` least.
 
-    If none need be changed, it is that of the values themselves.
+    If no value needs to change, it is the interval from the smallest to the largest value.
 
     The squared change :math:`\sum_i (a - s_i)_+^2 + (s_i - \kappa a)_+^2` is convex in a and quadratic between the
     breakpoints :math:`s_i` and :math:`s_i/\kappa`, with its minimum :math:`(\sum_{low} s_i + \kappa \sum_{high} s_i) /
@@ -148,3 +154,72 @@ def _stationary(S: Array, lambda_: float) -> Array:
         b = above[:, None] - lambda_ / (2.0 * q[:, None] * a)
     valid = (np.abs(roots.imag) <= 1e-7 * np.abs(a)) & (a > 0.0) & (b >= a)
     return np.stack([a[valid], b[valid]], axis=1)
+
+
+def solve_scale_free(
+    gramian: Tensor, *, max_condition: float, scale: NormScale = "median", preference: Tensor | None = None
+) -> ConditionSolution:
+    r"""Return the unit gradients of bounded condition number, times a typical norm, from :math:`C = G^\top G`.
+
+    .. math:: \hat G = s\, \hat E, \qquad \hat E = \arg\min_{\kappa(\hat E) \le \kappa_{max}} \|E - \hat E\|_F^2,
+        \qquad E = \left(\frac{g_1}{\|g_1\|}, …, \frac{g_T}{\|g_T\|}\right)
+
+    Where a gradient is multiplied by a positive number, E does not change, nor does the direction of the update
+    :math:`\hat G W`. Its length does, by the scale s:
+
+    - ``"unit"``: s = 1. Nothing changes at all, but the update does not shrink as the gradients do;
+    - ``"min"``: the smallest norm;
+    - ``"median"``: the (lower) median of the norms, which no single gradient decides if there are three or more;
+    - ``"mean"``: the geometric mean of the norms, by which a factor c of one of T gradients becomes
+      :math:`c^{1/T}`;
+    - ``"norm"``: such that the update is as long as :math:`G W`, which the longest gradient decides.
+
+    Gradients of zeros are skipped: their weights are 0. If gradients depend linearly on one another, κ is the condition
+    number on the range of E, as in :func:`solve_condition`. A single gradient changes only with ``"unit"``.
+
+    Args:
+        gramian: C, T×T, symmetric and finite.
+        max_condition: κ_max, at least 1: 1 makes unit gradients orthogonal, a large number leaves them as they are.
+        scale: the scale s.
+        preference: W, one number per task; all ones by default.
+
+    >>> C = torch.tensor([[1.0, 0.0], [0.0, 1e-6]])       # orthogonal gradients with norms of 1 and 0.001
+    >>> solve_scale_free(C, max_condition=2.0, scale="mean").weights
+    tensor([3.1623e-02, 3.1623e+01], dtype=torch.float64)
+    """
+    C = host_gramian(gramian)
+    W = checked_preference(preference, len(C))
+    kept = np.flatnonzero(C.diagonal() > 0.0)
+    weights, adjusted, interval = np.zeros(len(C)), np.zeros_like(C), (0.0, 0.0)
+    if len(kept):
+        weights[kept], adjusted[np.ix_(kept, kept)], interval = _solve(
+            C[np.ix_(kept, kept)], W[kept], max_condition, scale
+        )
+    return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), interval)
+
+
+def _solve(C: Array, W: Array, max_condition: float, scale: NormScale) -> tuple[Array, Array, tuple[float, float]]:
+    """Return weights, Gramian and interval of the adjusted gradients, for gradients that are not zero."""
+    norms = np.sqrt(C.diagonal())
+    cosines = C / np.outer(norms, norms)
+    solution = solve_condition(
+        torch.from_numpy(cosines), max_condition=max_condition, cutoff=ROUNDING, preference=torch.from_numpy(W)
+    )
+    unit: Array = solution.weights.numpy()
+    factor = _preserving(cosines, unit, norms * W) if scale == "norm" else SCALES[scale](norms)
+    low, high = solution.interval
+    return factor * unit / norms, factor**2 * solution.adjusted.numpy(), (factor * low, factor * high)
+
+
+SCALES: Mapping[str, Callable[[Array], float]] = {
+    "unit": lambda norms: 1.0,
+    "min": lambda norms: float(norms.min()),
+    "median": lambda norms: float(np.sort(norms)[(len(norms) - 1) // 2]),
+    "mean": lambda norms: float(np.exp(np.log(norms).mean())),
+}
+
+
+def _preserving(cosines: Array, weights: Array, wanted: Array) -> float:
+    """Return c such that c·Σ wᵢ gᵢ/‖gᵢ‖, with the given weights w, is as long as Σ Wᵢ gᵢ/‖gᵢ‖, with the wanted ones."""
+    length, norm = (math.sqrt(max(float(each @ cosines @ each), 0.0)) for each in (wanted, weights))
+    return length / norm if norm > 0.0 else 0.0

@@ -7,8 +7,6 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-__all__ = ["FactoredGradients", "doubled", "factored_products"]
-
 CHUNKS = 6  # of the symmetric products of samples; the triangle of chunks is 7/12 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
 LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
@@ -17,10 +15,10 @@ LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
 class FactoredGradients:
     r"""T gradients :math:`G_t = L_t^\top R_t`, where L and R have one row per sample and t is a segment of the samples.
 
-    So is the gradient of a linear layer's weight, with the inputs R and the gradients L of the outputs, and that of its
-    bias, with ones for R. Inner products need those of the samples only, :math:`\langle G_s, G_t \rangle =
-    \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot R_b)`, and a weighted sum is one product. With few samples in a
-    segment both take less time than the T matrices do.
+    The gradient of a linear layer's weight is of this form: R are the inputs, L the gradients of the outputs. So is the
+    gradient of its bias, with ones for R. Inner products of gradients need inner products of samples only,
+    :math:`\langle G_s, G_t \rangle = \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot R_b)`, and a weighted sum is one
+    product. With few samples in a segment both take less time than with T matrices.
 
     Args:
         left: L.
@@ -50,7 +48,7 @@ class FactoredGradients:
 
     @staticmethod
     def are_faster(left: Tensor, right: Tensor, segments: int) -> bool:
-        """Return whether inner products and weighted sums of the factors take less time than those of the matrices."""
+        """Return whether inner products and weighted sums take less time with factors than with T matrices."""
         samples, height, width = len(left), left.shape[1], right.shape[1]
         dense = segments * (segments + NUMBERS_PER_PRODUCT) * height * width
         return samples**2 * (height + width) * (CHUNKS + 1) / (2 * CHUNKS) < dense - LEAST_GAIN
@@ -62,7 +60,7 @@ class FactoredGradients:
         return places.to(self.left.device, non_blocking=True)
 
     def segment_sums(self, values: Tensor, first: int, last: int) -> Tensor:
-        """Sum values of the samples of some segments with those of the same and all later segments, in float64."""
+        """Sum values of pairs of samples, one of segments `first` to `last`, one of the same or a later segment."""
         lengths = self.lengths[first:]
         if len(set(lengths)) == 1:
             of_rows = values.view(last - first, lengths[0], -1).sum(dim=1)
@@ -92,7 +90,7 @@ class FactoredGradients:
 
 
 def doubled(factors: Sequence[FactoredGradients]) -> list[FactoredGradients]:
-    """Return the gradients in float64; those that share a left factor still do."""
+    """Return the gradients in float64; gradients that share a left factor share it afterwards."""
     lefts = {id(each.left): each.left.double() for each in factors}
     rights = (None if each.right is None else each.right.double() for each in factors)
     pairs = zip(factors, rights, strict=True)
@@ -102,9 +100,9 @@ def doubled(factors: Sequence[FactoredGradients]) -> list[FactoredGradients]:
 def factored_products(factors: Sequence[FactoredGradients]) -> tuple[Tensor, Tensor]:
     r"""Return the T×T inner products of the gradients of several parameters, and the scale of their rounding errors.
 
-    They are summed over samples in float64. Of parameters with the same samples the products of samples are added
-    first, and those of a left factor that they share are computed once. The scale is :math:`\sum_a |L_a|^2 |R_a|^2`,
-    over all parameters.
+    Products are summed over samples in float64. For parameters with the same samples, the products of samples are added
+    up first, and a left factor that they share is multiplied once. The scale is :math:`\sum_a |L_a|^2 |R_a|^2` over all
+    parameters.
     """
     alike: dict[tuple[int, ...], list[FactoredGradients]] = {}
     for each in factors:
@@ -132,7 +130,7 @@ def _products_alike(factors: Sequence[FactoredGradients]) -> tuple[Tensor, Tenso
 
 
 def _sample_products(factors: Sequence[FactoredGradients], rows: slice) -> Tensor:
-    """Return (L_a · L_b)(R_a · R_b), added over the parameters, for samples a and those b from the first a on."""
+    """Return Σ (L_a · L_b)(R_a · R_b) over the parameters, for the samples a in `rows` and b from the first a on."""
 
     def inner(matrix: Tensor) -> Tensor:
         return matrix[rows] @ matrix[rows.start :].T

@@ -1,29 +1,18 @@
 """Gramians in mixed precision: float32 slices summed in float64, or float64 where the conditioning requires it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dsyevd
 from torch import Tensor
 
 from spcl.aggregation.factors import FactoredGradients, doubled, factored_products
 from spcl.errors import SpclError
-from spcl.precision import are_products_exact, float32_products
-
-__all__ = [
-    "Block",
-    "double_products",
-    "eigenvectors",
-    "gramian",
-    "gramian_and_numbers",
-    "host_gramian",
-    "packed_gramian",
-    "unpacked_gramian",
-]
 
 Array = NDArray[np.float64]
 Block = Tensor | FactoredGradients
@@ -32,7 +21,7 @@ SLICE = 2048
 SLICE_ERROR = 2.0**-24  # relative error of a slice's product: the unit roundoff of float32
 TOLERATED_ERROR = 1e-3  # of the smallest eigenvalue; up to ten times larger where a few entries outweigh the rest
 UNDERFLOW = 1e-30  # bound on what underflow in float32 removes from a slice's product
-MOST_ROWS = 25  # of a matrix whose eigenvectors LAPACK computes without dividing it
+MOST_ROWS = 25  # up to which LAPACK does not divide the problem
 DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # fits a CPU cache; amortises a kernel launch
 
 
@@ -87,8 +76,8 @@ def unpacked_gramian(
 ) -> tuple[Array, Array]:
     """Compute the host's part of :func:`gramian_and_numbers`; inexact products are recomputed in float64.
 
-    Where the rows are some columns of a matrix that several processes hold, and ``packed`` is the sum over these,
-    ``total`` sums recomputed products likewise.
+    If several processes hold slices of the columns, ``rows`` is this process's slice, ``packed`` the sum over all
+    processes, and ``total`` sums recomputed products over them.
     """
     return _unpacked(packed, [rows.detach()], total)
 
@@ -129,6 +118,8 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     array([1., 2.])
     """
     if len(matrix) <= MOST_ROWS:
+        from scipy.linalg.lapack import dsyevd
+
         eigenvalues, vectors, failed = dsyevd(matrix, lower=1)  # in half the time of NumPy's function around it
         if failed:
             raise np.linalg.LinAlgError("the eigenvalues of the Gramian do not converge")
@@ -187,7 +178,7 @@ def _exact_gramian(
     blocks: Sequence[Block],
     total: Callable[[Tensor], Tensor] | None = None,
 ) -> Array:
-    """Return the products on the host as a symmetric matrix, computed in float64 where they are not exact enough."""
+    """Return the products on the host as a symmetric matrix, recomputed in float64 if they are not exact enough."""
     matrix = _symmetric(products.numpy())
     if not _exact_enough(matrix, squared_traces):
         exact = _exact_products(blocks)
@@ -240,7 +231,7 @@ def _slice_size(length: int) -> int:
 
 
 def _sums_of_slices(products: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-    """Return the sum of products, and that of their squared traces; NumPy takes less time for so few numbers."""
+    """Return the sum of the products and the sum of their squared traces; NumPy is faster for few numbers."""
     count, tasks, _ = products.shape
     traces: Array = products.reshape(count, tasks * tasks)[:, :: tasks + 1].sum(axis=1, dtype=np.float64)
     total = products.sum(axis=0, dtype=np.float64)
@@ -248,7 +239,7 @@ def _sums_of_slices(products: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
 
 
 def double_products(rows: Block, columns: int | None = None) -> Tensor:
-    """Compute the T×T inner products of the rows of a T×n matrix in float64, of so many columns at a time.
+    """Compute the T×T inner products of the rows of a T×n matrix in float64, a chunk of ``columns`` at a time.
 
     >>> double_products(torch.tensor([[3.0, 4.0], [4.0, -3.0]]))
     tensor([[25.,  0.],
@@ -271,8 +262,58 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
         return True
     if not (math.isfinite(squared_traces) and math.isfinite(matrix.sum())):
         return False  # products that overflow in float32 may be finite in float64
+    from scipy.linalg.lapack import dpotrf
+
     error = SLICE_ERROR * squared_traces**0.5 + UNDERFLOW
     shifted = matrix.copy()
     shifted.ravel()[:: len(matrix) + 1] -= error / TOLERATED_ERROR
     _, is_indefinite = dpotrf(shifted, clean=0, overwrite_a=1)  # Cholesky's decomposition, if there is one
     return not is_indefinite
+
+
+# -- precision of float32 matrix products
+
+FULL = ("ieee", "none")
+"""The settings of full precision."""
+
+HAS_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+"""Whether every kind of device has a setting of its own; PyTorch before 2.9 has one for all."""
+
+
+def are_products_exact() -> bool:
+    """Return whether float32 products are computed in full precision, as they are by default.
+
+    >>> with float32_products("ieee"):
+    ...     are_products_exact()
+    True
+    """
+    if not HAS_SETTINGS:
+        return torch.get_float32_matmul_precision() == "highest"
+    gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    return gpu.fp32_precision in FULL and cpu.fp32_precision in FULL
+
+
+@contextmanager
+def float32_products(kind: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Compute float32 products within the block in full precision (``ieee``), or on a GPU in TF32 (``tf32``).
+
+    PyTorch's own settings, which may allow TF32 on a GPU and bfloat16 on a CPU, are restored afterwards.
+
+    >>> with float32_products("ieee"):
+    ...     product = torch.ones(2, 3) @ torch.ones(3, 2)
+    """
+    if not HAS_SETTINGS:
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest" if kind == "ieee" else "high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        return
+    gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = gpu.fp32_precision, cpu.fp32_precision
+    try:
+        gpu.fp32_precision, cpu.fp32_precision = kind, "ieee"
+        yield
+    finally:
+        gpu.fp32_precision, cpu.fp32_precision = before

@@ -1,14 +1,29 @@
 """The ``spcl`` command: parses and calls, computes nothing."""
 
-from importlib import import_module
+import os
+import signal
+from contextlib import AbstractContextManager
 
-from spcl.cli.interrupts import exit_on_interrupt
+from spcl._util.signals import handling
 
 __all__ = ["main"]
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
 
 
 def main() -> None:
     """Run the command; Ctrl-C ends it with the word "stopped" and status 130, also while it is still being imported."""
     with exit_on_interrupt():
-        app = import_module("spcl.cli.app")
-    app.main()
+        from spcl.cli.app import main
+    main()
+
+
+def exit_on_interrupt() -> AbstractContextManager[None]:
+    """End the process at once on Ctrl-C; within imports libraries would turn a KeyboardInterrupt into other errors."""
+    return handling([signal.SIGINT], _exit)
+
+
+def _exit(number: int, frame: object) -> None:
+    os.write(2, b"stopped\n")
+    os._exit(INTERRUPTED)

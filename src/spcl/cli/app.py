@@ -1,47 +1,118 @@
-"""The application: all commands, and how errors are printed."""
+"""The application: its commands, which are imported when they are called, and how errors are printed."""
 
+import io
+import os
 import sys
 import warnings
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, NoReturn
 
 import typer
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from spcl import __version__
-from spcl.cli.consoles import careful_output, plain_console
-from spcl.cli.interrupts import EXIT_STATUS
-from spcl.cli.lazy import LazyGroup
+from spcl.cli import INTERRUPTED, exit_on_interrupt
+from spcl.cli.shared import plain_console
 from spcl.errors import OtherRankError, SpclError
 
-__all__ = ["app", "main"]
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Train and evaluate one method on one configuration of a benchmark."),
+    "grid": ("grid", "Make every run of a comparison that is missing: methods × scenarios × configurations × seeds."),
+    "tune": (
+        "grid",
+        "Search for good settings with Optuna, scored on held-out training data and never on the test data.",
+    ),
+    "predict": ("model", "Predict the classes of pictures or arrays with the model of a complete run."),
+    "evaluate": ("model", "Evaluate the model of a complete run on its test data, beside what the run recorded."),
+    "export": ("model", "Export the model of a complete run as a program for PyTorch alone (.pt2), or as ONNX."),
+    "table": ("results", "Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario."),
+    "compare": ("results", "Print runs side by side, and plot them: differing settings, accuracies, stability."),
+    "figure": ("results", "Draw a figure of the paper from runs, as PNG and SVG."),
+    "report": ("results", "Write one HTML file with the settings, tables, figures and every run."),
+    "protocol": (
+        "protocol",
+        "Write a protocol file: label sets and timelines, drawn for a benchmark or converted from YAML.",
+    ),
+    "serve": ("run", "Train on live sources without end, answer predictions over HTTP, and show it all on a page."),
+    "timeline": ("protocol", "Draw when each task of a configuration trains, and when memory starts."),
+    "methods": ("listing", "List the methods: what they do, where they come from, and what a step costs."),
+    "settings": ("listing", "List every setting with its meaning, values and default, or those of a method."),
+    "data": ("listing", "List, download and check data sets."),
+}
+"""The commands: the module of the function, or of the Typer application, of this name, and the summary."""
+
+EXTRAS = {
+    "matplotlib": "report",
+    "jinja2": "report",
+    "plotly": "report",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+}
+"""The extra that brings a library which some command needs."""
 
 
-class _Commands(LazyGroup):
-    summaries: ClassVar = {
-        "run": "Train and evaluate one method on one configuration of a benchmark.",
-        "grid": "Make every run of a comparison that is missing: methods × scenarios × configurations × seeds.",
-        "tune": "Search for good settings with Optuna, scored on held-out training data and never on the test data.",
-        "predict": "Predict the classes of pictures or arrays with the model of a complete run.",
-        "evaluate": "Evaluate the model of a complete run on its test data, beside what the run recorded.",
-        "export": "Export the model of a complete run as a program for PyTorch alone (.pt2), or as ONNX.",
-        "table": "Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario.",
-        "compare": "Print runs side by side, and plot them: differing settings, accuracies, stability.",
-        "figure": "Draw a figure of the paper from runs, as PNG and SVG.",
-        "report": "Write one HTML file with the settings, tables, figures and every run.",
-        "protocol": "Write a protocol file: label sets and timelines, drawn for a benchmark or converted from YAML.",
-        "serve": "Train on live sources without end, answer predictions over HTTP, and show it all on a page.",
-        "timeline": "Draw when each task of a configuration trains, and when memory starts.",
-        "methods": "List the methods: what they do, where they come from, and what a step costs.",
-        "settings": "List every setting with its meaning, values and default, or those of a method.",
-        "data": "List, download and check data sets.",
-    }
+class _Commands(TyperGroup):
+    """The commands, which the list of all commands shows without importing them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
+        self._is_listing = False
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command; in the list of all commands only its summary is needed."""
+        if self._is_listing or cmd_name not in COMMANDS:
+            return self.commands.get(cmd_name)
+        with exit_on_interrupt():
+            module = import_module(f"spcl.cli.{COMMANDS[cmd_name][0]}")
+        called = getattr(module, cmd_name)
+        if isinstance(called, typer.Typer):
+            group = typer.main.get_group(called)
+            group.name = cmd_name
+            for each in group.commands.values():
+                each.callback = _after_imports(each.callback)
+            return group
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name)(called)
+        command = typer.main.get_command(single)
+        command.callback = _after_imports(command.callback)
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help without importing any command."""
+        self._is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_listing = False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; on Ctrl-C, which Typer would end without a word, print that it is stopped."""
+        """Run a command; name the extra that it lacks, and print that it is stopped on Ctrl-C."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except ModuleNotFoundError as error:
+            library = (error.name or "").partition(".")[0]
+            if library not in EXTRAS:
+                raise
+            raise SpclError(f'{library} is not installed; run: pip install "spcl[{EXTRAS[library]}]"') from error
+        except KeyboardInterrupt:  # which Typer would end without a word
             _stop()
+
+
+def _after_imports(called: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Import the slow libraries before a command is called: its help has no use for them, and Ctrl-C ends an import."""
+
+    def call(**arguments: Any) -> Any:
+        assert called is not None
+        with exit_on_interrupt():
+            import_module("spcl.runs")
+        return called(**arguments)
+
+    return call
 
 
 app = typer.Typer(
@@ -74,7 +145,7 @@ def main() -> None:
 
     warnings.showwarning = lambda message, *_, **__: say("warning", "yellow", message)
     try:
-        with careful_output():
+        with _careful_output():
             app()
     except OtherRankError:
         sys.exit(1)  # that rank has said why
@@ -87,4 +158,24 @@ def main() -> None:
 
 def _stop() -> NoReturn:
     print("stopped", file=sys.stderr)
-    sys.exit(EXIT_STATUS)
+    sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def _careful_output() -> Iterator[None]:
+    """Print ``?`` for characters that the output cannot encode; raise a user error if it cannot be written."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # Python's own flush at exit is too late for a one-line error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what is left, which Python flushes once more at exit
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        raise SpclError(f"cannot write the output: {error.strerror}; send it somewhere else") from error

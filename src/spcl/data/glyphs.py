@@ -6,13 +6,10 @@ import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont, features
 from torch import Tensor
 
-from spcl.data.cache import cached
-from spcl.data.emnist import CHARACTERS
-from spcl.data.image_data import ImageData
-from spcl.data.progress import track
+from spcl.data.cache import cached, track
+from spcl.data.readers import CHARACTERS
+from spcl.data.samples import ImageData
 from spcl.errors import DataError
-
-__all__ = ["load_glyphs", "make_glyphs"]
 
 VERSION = 1
 """Part of the cache key; increase it with every change of the images."""

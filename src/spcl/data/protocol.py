@@ -1,7 +1,7 @@
 """The PS-* protocols: label sets and timelines, from files or drawn by a seed."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,24 +11,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from spcl._util.files import user_errors, write_text
+from spcl._util.registry import Registry
 from spcl.errors import DataError, SpclError
-from spcl.files import user_errors, write_text
 from spcl.streams import LabelSet, Timeline, check_label_set, check_timeline, draw_label_set, task_durations
-
-__all__ = [
-    "DRAWN_CONFIGURATIONS",
-    "LABEL_SETS",
-    "Configuration",
-    "Paradigm",
-    "Protocol",
-    "check_configuration",
-    "check_fit",
-    "draw_protocol",
-    "draw_timeline",
-    "fit",
-    "in_paradigm",
-    "load_protocol",
-]
 
 DRAWN_CONFIGURATIONS = 9
 """The number of configurations of a drawn protocol: three label sets with three timelines each."""
@@ -106,7 +92,7 @@ class Protocol:
 
 
 def check_configuration(index: int, configurations: int) -> None:
-    """Raise an error if a protocol of so many configurations has none of this index."""
+    """Raise an error if a protocol with this number of configurations has none with this index."""
     if not 0 <= index < configurations:
         raise SpclError(f"there is no configuration {index}; the protocol has 0 to {configurations - 1}")
 
@@ -135,6 +121,20 @@ def load_protocol(path: str | Path) -> Protocol:
         return Protocol(content.benchmark, content.batch_size, content.classes, label_sets, timelines)
     except SpclError as error:
         raise DataError(f"the protocol {path} is not valid: {error}") from error
+
+
+PROTOCOL_FORMATS: Registry[Callable[[str | Path, str, int], Protocol]] = Registry("protocol format", Protocol)
+"""Readers of published protocols: functions of a file's path and of what it may not name, benchmark and batch size."""
+
+
+def convert_protocol(path: str | Path, benchmark: str, batch_size: int, form: str = "paper") -> Protocol:
+    """Read a protocol in a published format; ``paper`` is the YAML of the paper's authors.
+
+    >>> convert_protocol("absent.yml", "ps-emnist", 128)
+    Traceback (most recent call last):
+    spcl.errors.DataError: cannot read the protocol absent.yml: No such file or directory
+    """
+    return PROTOCOL_FORMATS[form](path, benchmark, batch_size)
 
 
 def draw_protocol(

@@ -2,8 +2,7 @@
 
 from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
-from spcl.engine.gradients import GradientMatrix
-from spcl.engine.model import Samples, Scenario, SharedModel
-from spcl.engine.reduction import ReductionPlan
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.rows import GradientMatrix, ReductionPlan
 
-__all__ = ["EagerEngine", "Engine", "GradientMatrix", "ReductionPlan", "Samples", "Scenario", "SharedModel"]
+__all__ = ["EagerEngine", "Engine", "GradientMatrix", "ReductionPlan", "Samples", "SharedModel"]

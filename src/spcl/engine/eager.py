@@ -1,7 +1,9 @@
 """Engine that runs every operation eagerly."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,24 +11,64 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from spcl.aggregation.gramians import Block, gramian_and_numbers
-from spcl.batches import Inputs
-from spcl.engine.augmentation import augmented
-from spcl.engine.base import Engine, JointPassError
-from spcl.engine.gradients import GradientMatrix
-from spcl.engine.joint_pass import JointBatch
-from spcl.engine.model import Samples, SharedModel
-from spcl.engine.one_pass import OnePass
-from spcl.engine.reduction import ReductionPlan
+from spcl.aggregation.gramians import gramian_and_numbers
+from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_samples, sample_kind
+from spcl.engine.base import Engine, Passes, Rule
+from spcl.engine.joint import OnePass
+from spcl.engine.model import BufferSnapshot, Samples, SharedModel, StepBatch, total_norm, with_inputs
+from spcl.engine.rows import GradientMatrix, ReductionPlan
 from spcl.engine.segments import UnsupportedError
-from spcl.engine.snapshot import BufferSnapshot, total_norm
 from spcl.engine.update import Update
-from spcl.errors import is_out_of_memory
+from spcl.errors import SpclError, is_out_of_memory
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import LayerChoice, add_orthogonality_gradient, is_convolution
 from spcl.transforms import Transform
 
-__all__ = ["EagerEngine", "penalised_layers"]
+
+def augmented(transform: Transform, inputs: Sequence[Inputs], device: torch.device) -> list[Inputs]:
+    """Return the inputs on the device, transformed in one call for all that have the same shape and type.
+
+    >>> calls = []
+    >>> def double(x):
+    ...     calls.append(len(x))
+    ...     return 2 * x
+    >>> augmented(double, [torch.ones(1, 2), torch.ones(1, 3), torch.zeros(2, 2)], torch.device("cpu"))
+    [tensor([[2., 2.]]), tensor([[2., 2., 2.]]), tensor([[0., 0.],
+            [0., 0.]])]
+    >>> calls
+    [3, 1]
+    """
+    kinds: dict[Hashable, list[int]] = {}
+    for index, x in enumerate(inputs):
+        kinds.setdefault(sample_kind(x), []).append(index)
+    results = list(inputs)
+    for indices in kinds.values():
+        parts = [map_leaves(lambda leaf: leaf.to(device, non_blocking=True), inputs[index]) for index in indices]
+        whole = _transformed(transform, concatenate(parts))
+        start = 0
+        for index, part in zip(indices, parts, strict=True):
+            rows = slice(start, start + number_of_samples(part))
+            results[index] = map_leaves(lambda leaf: leaf[rows], whole)  # noqa: B023 (it is called at once)
+            start = rows.stop
+    return results
+
+
+def _transformed(transform: Transform, x: Inputs) -> Inputs:
+    try:
+        with torch.no_grad():
+            result: Any = transform(x)
+    except Exception as error:  # a transform of the user's may fail in any way
+        if isinstance(error, SpclError) or is_out_of_memory(error):
+            raise
+        kind = f"{number_of_samples(x)} samples of {describe(x, 1)}"
+        raise SpclError(f"augment raised {type(error).__name__} on {kind}: {error}") from error
+    if type(result) is not type(x):
+        raise SpclError(f"augment must give a {type(x).__name__} as it gets, but it gives a {type(result).__name__}")
+    count, given = number_of_samples(result), number_of_samples(x)
+    if count != given:
+        raise SpclError(f"augment must give as many samples as it gets, {given}, but it gives {count}")
+    return result
+
 
 Array = NDArray[np.float64]
 
@@ -56,48 +98,65 @@ class EagerEngine(Engine):
             parameter.grad = None  # a head without samples in this step must not move
 
     @override
-    def augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
-        return augmented(transform, inputs, self.model.device)
+    def backward(self, batches: Sequence[StepBatch], transform: Transform | None, *, apart: bool = False) -> Passes:
+        one_pass = self.one_pass
+        if transform is not None:
+            batches = self.augmented(batches, transform, replays_too=one_pass is not None)
+        if one_pass is not None and not apart:
+            try:
+                passes = one_pass.passes(batches)
+                logits = one_pass.backward(passes) if passes else ()
+            except Exception as error:
+                if is_out_of_memory(error):  # separate passes need less
+                    self.one_pass, self.fallback_reason = None, "a pass over all batches ran out of memory"
+                elif isinstance(error, UnsupportedError):
+                    one_pass.rule.refuse(str(error))
+                raise UnsupportedError(str(error)) from error  # which batch it is, separate passes show
+            self.fallback_reason = one_pass.reason
+            if passes:
+                pairs = zip(batches, logits, strict=False) if self.method.stores_logits else ()
+                return Passes({b.samples[0].task.name: each for b, each in pairs if b.draw is None}, is_joint=True)
+        return self._backward_apart(batches, transform if one_pass is None else None)
 
-    @override
-    def backward(self, batches: Sequence[Samples]) -> dict[str, Tensor]:
+    def augmented(self, batches: Sequence[StepBatch], transform: Transform, replays_too: bool) -> list[StepBatch]:
+        """Return the batches with augmented inputs: the tasks' together, those of every replay batch by themselves."""
+        tasks = [batch for batch in batches if batch.draw is None]
+        inputs = self._augment(transform, [batch.samples[0].x for batch in tasks]) if tasks else []
+        done = [replace(batch, samples=with_inputs(batch.samples, [x])) for batch, x in zip(tasks, inputs, strict=True)]
+        replays = batches[len(tasks) :]
+        return done + [self._augmented_replay(each, transform) if replays_too else each for each in replays]
+
+    def _augmented_replay(self, batch: StepBatch, transform: Transform) -> StepBatch:
+        inputs = self._augment(transform, [group.x for group in batch.samples])
+        return replace(batch, samples=with_inputs(batch.samples, inputs))
+
+    def _backward_apart(self, batches: Sequence[StepBatch], transform: Transform | None) -> Passes:
+        """Compute the gradients with one pass for each batch; ``transform`` augments the replay batches, if given.
+
+        A replay batch on which the model raises marks memory as faulty: a head with batch-norm, for example, cannot be
+        trained on a single sample. The next step draws others.
+        """
         logits = {}
-        for index, samples in enumerate(batches):
-            with self.model.task_errors(samples.task, samples.x, samples.y):
-                value = self._backward_task(index, samples)
-            if self.method.stores_logits and value is not None:
-                logits[samples.task.name] = value
-        return logits
-
-    @property
-    @override
-    def joins_batches(self) -> bool:
-        return self.one_pass is not None
-
-    @override
-    def backward_jointly(
-        self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]
-    ) -> dict[str, Tensor] | None:
-        if self.one_pass is None:
-            return None
-        try:
-            logits = self.one_pass.backward(self._joint_batches(batches, replays))
-        except Exception as error:
-            if is_out_of_memory(error):  # separate passes need less
-                self.one_pass, self.fallback_reason = None, "a pass over all batches ran out of memory"
-            elif isinstance(error, UnsupportedError):
-                self.one_pass.rule.refuse(str(error))
-            raise JointPassError(str(error)) from error
-        self.fallback_reason = self.one_pass.rule.reason
-        if logits is None or not self.method.stores_logits:
-            return None if logits is None else {}
-        return {samples.task.name: each for samples, each in zip(batches, logits, strict=False)}
+        for batch in batches:
+            if batch.draw is None:
+                (samples,) = batch.samples
+                with self.model.task_errors(samples.task, samples.x, samples.y):
+                    value = self._backward_task(batch.gradient, samples)
+                if self.method.stores_logits and value is not None:
+                    logits[samples.task.name] = value
+                continue
+            try:
+                self._backward_replay(batch if transform is None else self._augmented_replay(batch, transform))
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, SpclError) or is_out_of_memory(error):
+                    raise
+                return Passes(logits, memory_fault=f"the model raised an error on the replay batch: {error}")
+        return Passes(logits)
 
     @override
-    def backward_replay(self, samples: Sequence[Samples], inputs: Sequence[Inputs], draw: int) -> None:
-        loss = _counted(self.method.memory_loss(self._forward(samples, inputs), draw), samples[0])
-        with self._gradient(len(self.gradients.plan.names) - 1, loss, samples, add=draw > 0):
-            loss.backward()  # type: ignore[no-untyped-call]
+    def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
+        direction = self.gradients.mean_of_tasks(len(self.gradients.plan.names) - 1)
+        return dict(zip(self.gradients.parameters, self.gradients.views(direction), strict=True))
 
     @override
     def penalty_gradient(self) -> None:
@@ -108,34 +167,46 @@ class EagerEngine(Engine):
         )
 
     @override
-    def gramian(self, needed: bool) -> tuple[Array | None, Array]:
+    def gramian(self, needed: bool) -> Callable[[], tuple[Array | None, Array]]:
+        return lambda: self._measured(needed)
+
+    def _measured(self, needed: bool) -> tuple[Array | None, Array]:
         health = self._known_health()
         if not needed:
             return None, health.cpu().numpy()
-        products, numbers = self._measure(self.gradients.columns(), health.view(-1))
+        products, numbers = gramian_and_numbers(self.gradients.columns(), health.view(-1))
         return products, numbers.reshape(health.shape)
 
     @override
-    def assign_grads(self) -> None:
-        self.gradients.assign_grads(0)
+    def combine(self, rule: Rule, *, check: bool) -> bool:
+        if callable(rule):
+            self.gradients.apply(rule, self.method.settings.coupled)
+        else:
+            self.gradients.combine(rule)
+        return self.finish_update(check)
+
+    def finish_update(self, check: bool) -> bool:
+        """Add the orthogonality gradient to the update in row 0, if it belongs there; return whether that is finite."""
+        settings, gradients = self.method.settings, self.gradients
+        if gradients.has_penalty and not settings.coupled:
+            gradients.add_penalty(settings.alpha if settings.adaptive else None)
+        return not check or bool(gradients.rows[0].norm().isfinite())
 
     @override
     def update(self, update: Update) -> None:
+        self.gradients.assign_grads(0)
         update.set_learning_rates()
         update.apply()
 
     @override
     def snapshot(self) -> BufferSnapshot:
-        self._snapshot.refresh()
-        self._copy_buffers()
-        return self._snapshot
-
-    def _joint_batches(self, batches: Sequence[Samples], replays: Sequence[Sequence[Samples]]) -> list[JointBatch]:
-        memory = len(self.gradients.plan.names) - 1
-        joint = [JointBatch(index, [samples]) for index, samples in enumerate(batches)]
-        return joint + [JointBatch(memory, samples, draw) for draw, samples in enumerate(replays)]
+        return self._snapshot.take()
 
     # -- hooks for subclasses
+
+    def _augment(self, transform: Transform, inputs: Sequence[Inputs]) -> list[Inputs]:
+        """Return inputs on the device, transformed."""
+        return augmented(transform, inputs, self.model.device)
 
     def _weighed_heads(self) -> list[nn.Parameter]:
         """Return the parameters of heads whose gradients are weighed with the backbone's."""
@@ -153,6 +224,13 @@ class EagerEngine(Engine):
         with self._gradient(index, loss, [samples]):
             loss.backward()  # type: ignore[no-untyped-call]
         return output.value.detach()
+
+    def _backward_replay(self, batch: StepBatch) -> None:
+        """Add the gradient of memory's loss on a replay batch."""
+        outputs = self._forward(batch.samples, [group.x for group in batch.samples])
+        loss = _counted(batch.loss(self.method, outputs), batch.samples[0])
+        with self._gradient(batch.gradient, loss, batch.samples, add=bool(batch.draw)):
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
         return self.model.outputs(samples, inputs)
@@ -175,13 +253,6 @@ class EagerEngine(Engine):
     def _known_health(self) -> Tensor:
         """Return loss, norms and buffers' norm of every gradient of the step."""
         return self.gradients.health[: len(self.gradients.plan.names)]
-
-    def _measure(self, columns: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
-        return gramian_and_numbers(columns, numbers)
-
-    def _copy_buffers(self) -> None:
-        if not self._snapshot.is_empty:
-            self._snapshot.copy()
 
 
 def _counted(loss: Tensor, samples: Samples) -> Tensor:

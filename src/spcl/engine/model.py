@@ -1,26 +1,26 @@
-"""The shared backbone under a growing set of heads."""
+"""The shared backbone under a growing set of heads, and copies of its buffers from which a step is undone."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import is_
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_samples, sample_kind
-from spcl.engine.broadcasting import RefuseBroadcast
-from spcl.engine.head_gradients import HeadGradients
 from spcl.errors import SpclError, TaskError, is_out_of_memory
-from spcl.methods.tasks import Output, Task
-
-__all__ = ["Samples", "Scenario", "SharedModel", "checked_loss"]
-
-Scenario = Literal["task", "class"]
+from spcl.methods.base import Method, Output
+from spcl.options import Scenario
+from spcl.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,39 @@ class Samples:
     replayed: bool = False
     share: float = 1.0
 
-    @property
+    @cached_property
     def kind(self) -> Hashable:
         """Structure, shape and type of an input: samples of one kind can be one batch."""
         return sample_kind(self.x)
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """A batch of a step.
+
+    Attributes:
+        gradient: the index of its gradient in the step.
+        samples: the samples of one task, or of a replay batch by task.
+        draw: the number of the replay batch in the step, or None for the batch of a task.
+    """
+
+    gradient: int
+    samples: Sequence[Samples]
+    draw: int | None = None
+
+    @cached_property
+    def size(self) -> int:
+        """The number of samples."""
+        return sum([group.y.shape[0] for group in self.samples])
+
+    def loss(self, method: Method, outputs: Sequence[Output]) -> Tensor:
+        """Return the method's loss on the batch."""
+        return method.task_loss(outputs[0]) if self.draw is None else method.memory_loss(outputs, self.draw)
+
+
+def with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Samples]:
+    """Return the samples with other inputs."""
+    return [replace(group, x=x) for group, x in zip(samples, inputs, strict=True)]
 
 
 class SharedModel:
@@ -58,7 +87,7 @@ class SharedModel:
     ``finished_weight``.
 
     Attributes:
-        head_gradients: those of the weights and of the biases of heads that are computed together.
+        has_joint_logits: whether samples in training get the logits of the classes of all tasks.
     """
 
     def __init__(
@@ -71,15 +100,13 @@ class SharedModel:
         joint_logits: bool = False,
         finished_weight: float = 1.0,
     ) -> None:
-        if scenario not in ("task", "class"):
-            raise SpclError(f"scenario must be 'task' or 'class', but it is {scenario!r}")
         if autocast not in (None, torch.bfloat16):
             raise SpclError(
                 f"autocast must be None or torch.bfloat16, which needs no loss scaling, but it is {autocast}"
             )
         self.backbone = backbone
         self.scenario: Scenario = scenario
-        self._joint = joint_logits or scenario == "class"
+        self.has_joint_logits = joint_logits or scenario == "class"
         self._finished_weight = finished_weight
         self._finished: list[bool] = []
         self._offsets: Tensor | None = None
@@ -92,12 +119,6 @@ class SharedModel:
         self._features_of: dict[Hashable, int] = {}
         self._known_heads = 0
         self._head_parameters: list[nn.Parameter] = []
-        self.head_gradients = HeadGradients(), HeadGradients()
-
-    @property
-    def has_joint_logits(self) -> bool:
-        """Whether samples in training get the logits of the classes of all tasks."""
-        return self._joint
 
     @property
     def classifiers(self) -> list[Task]:
@@ -140,7 +161,7 @@ class SharedModel:
         self, samples: Sequence[Samples], inputs: Sequence[Inputs], backbone: Callable[[Inputs], Tensor]
     ) -> list[Output]:
         with self.precision():
-            features = backbone(concatenate([self.on_device(part) for part in inputs]))
+            features = backbone(self.joined(inputs))
             return self.head_outputs(samples, features)
 
     def head_outputs(self, samples: Sequence[Samples], features: Tensor) -> list[Output]:
@@ -152,6 +173,10 @@ class SharedModel:
             joints = torch.split_with_sizes(self._joint_logits(features), sizes)
         offsets = self.loss_offsets()
         return [self._output(*each, offsets) for each in zip(samples, parts, joints, strict=True)]
+
+    def joined(self, inputs: Sequence[Inputs]) -> Inputs:
+        """Return inputs of one kind as one batch on the model's device."""
+        return concatenate([self.on_device(x) for x in inputs])
 
     def on_device(self, x: Inputs) -> Inputs:
         """Return inputs on the model's device."""
@@ -196,10 +221,14 @@ class SharedModel:
     def _check_classifier_loss(self, group: Samples, features: Tensor) -> None:
         """Refuse a loss that does not give one number for logits of zeros."""
         if group.task.loss is not cross_entropy:
-            tasks = self.classifiers if self._joint else [group.task]
+            tasks = self.classifiers if self.has_joint_logits else [group.task]
             logits = features.new_zeros(len(features), sum(task.classes or 0 for task in tasks))
             logits = logits.float() if logits.dtype == self.autocast else logits
             checked_loss(self._classifier_output(group, logits))
+
+    def forget_features(self) -> None:
+        """Probe the first samples of new tasks anew, because the backbone has changed."""
+        self._features_of.clear()
 
     def modules(self) -> list[nn.Module]:
         """Return the backbone and the heads that exist."""
@@ -254,7 +283,7 @@ class SharedModel:
                 part.training = mode
 
     def _is_joint(self, samples: Sequence[Samples]) -> bool:
-        return self._joint and any(group.task.classes is not None for group in samples)
+        return self.has_joint_logits and any(group.task.classes is not None for group in samples)
 
     def _joint_logits(self, features: Tensor) -> Tensor:
         return torch.cat([self._head_output(task, features) for task in self.classifiers], dim=1)
@@ -274,14 +303,14 @@ class SharedModel:
         """Return the output of a classifier, with targets that fit the logits: its own or those of all classes."""
         task, (y, stored) = group.task, self._targets(group)
         classes = task.classes or 0
-        offset = task.offset if self._joint else 0
+        offset = task.offset if self.has_joint_logits else 0
         own = slice(offset, offset + classes)
         if y.is_floating_point():
             targets = y.to(logits.dtype)
-            if self._joint:
+            if self.has_joint_logits:
                 targets = functional.pad(targets, (offset, logits.shape[1] - own.stop))
         else:
-            targets = y + offset if self._joint else y
+            targets = y + offset if self.has_joint_logits else y
         return Output(task, logits, targets, own, stored, None if group.replayed else offsets)
 
     def loss_offsets(self) -> Tensor | None:
@@ -328,3 +357,200 @@ def checked_loss(output: Output) -> Tensor:
     if loss.ndim != 0:
         raise TaskError(f"task {name!r}: its loss must be one number, but has shape {tuple(loss.shape)}")
     return loss
+
+
+ELEMENTWISE_LOSSES = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
+"""Losses that broadcast different shapes, with a warning."""
+
+
+class RefuseBroadcast(TorchFunctionMode):
+    """Raises a TaskError, within the block, where a loss broadcasts an output against floating-point targets.
+
+    Outputs of shape (N, 1) and targets of shape (N,) broadcast to (N, N): every output is compared with the targets of
+    all samples. Refused are operations on the output and the targets themselves, if their numbers of dimensions differ,
+    and PyTorch's elementwise losses of any two tensors, if their shapes differ.
+
+    Args:
+        task: the name of the task, for the error.
+        output: of the task's head.
+        targets: of the same samples.
+
+    >>> output, targets = torch.zeros(4, 1), torch.ones(4)
+    >>> with RefuseBroadcast("speed", output, targets):
+    ...     functional.mse_loss(output.squeeze(1), targets)
+    tensor(1.)
+    >>> with RefuseBroadcast("speed", output, targets):
+    ...     (output - targets).square().mean()
+    Traceback (most recent call last):
+    ...
+    spcl.errors.TaskError: task 'speed': its loss broadcasts shapes (4, 1) and (4,) to (4, 4), so that outputs are
+    compared with the targets of other samples; give targets of the output's shape (4, 1)
+    """
+
+    def __init__(self, task: str, output: Tensor, targets: Tensor) -> None:
+        super().__init__()
+        self._task = task
+        self._output = output
+        self._targets = targets
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function and look at the shapes of its first two tensors."""
+        kwargs = kwargs or {}
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        pair = tensors[:2]
+        if len(pair) == 2 and self._is_suspect(func, *pair):
+            broadcast = _broadcast_shape(*pair)
+            if broadcast is not None and func in ELEMENTWISE_LOSSES:
+                raise self._error(pair, broadcast)  # before the function warns
+            result = func(*args, **kwargs)
+            if broadcast is not None and isinstance(result, Tensor) and result.shape in (broadcast, torch.Size()):
+                raise self._error(pair, broadcast)
+            return result
+        return func(*args, **kwargs)
+
+    def _is_suspect(self, func: Callable[..., Any], first: Tensor, second: Tensor) -> bool:
+        if not (first.is_floating_point() and second.is_floating_point()):
+            return False
+        if func in ELEMENTWISE_LOSSES:
+            return first.shape != second.shape
+        return {id(first), id(second)} == {id(self._output), id(self._targets)} and first.ndim != second.ndim
+
+    def _error(self, pair: Sequence[Tensor], broadcast: torch.Size) -> TaskError:
+        first, second = (tuple(tensor.shape) for tensor in pair)
+        return TaskError(
+            f"task {self._task!r}: its loss broadcasts shapes {first} and {second} to {tuple(broadcast)}, so that "
+            f"outputs are compared with the targets of other samples; give targets of the output's shape "
+            f"{tuple(self._output.shape)}"
+        )
+
+
+def _broadcast_shape(first: Tensor, second: Tensor) -> torch.Size | None:
+    try:
+        return torch.Size(np.broadcast_shapes(first.shape, second.shape))
+    except ValueError:
+        return None
+
+
+@contextmanager
+def batch_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Let batch-norm layers normalise by the statistics of the batch within the block, also in evaluation mode.
+
+    Running averages remain as they are. They follow the training with a delay, so that outputs which training is to
+    reproduce, such as the logits that memory stores, must not depend on them.
+
+    >>> import torch
+    >>> layer = nn.BatchNorm1d(1).eval()
+    >>> with batch_statistics([layer]):
+    ...     layer(torch.tensor([[1.0], [3.0]]))
+    tensor([[-1.0000],
+            [ 1.0000]], grad_fn=<NativeBatchNormBackward0>)
+    >>> layer.running_mean
+    tensor([0.])
+    """
+    layers = [part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)]
+    averages = [(layer.running_mean, layer.running_var) for layer in layers]
+    try:
+        for layer in layers:
+            layer.running_mean = layer.running_var = None
+        yield
+    finally:
+        for layer, (mean, variance) in zip(layers, averages, strict=True):
+            layer.running_mean, layer.running_var = mean, variance
+
+
+class BufferSnapshot:
+    """The buffers of backbone and heads as they were before a step.
+
+    A forward pass changes them in place, or puts other tensors in their place; both can be undone.
+
+    Attributes:
+        generation: incremented when buffers are replaced and their copies reallocated.
+    """
+
+    def __init__(self, model: SharedModel) -> None:
+        self._model = model
+        self._modules = 0
+        self.generation = 0
+        self._owners: list[dict[str, Tensor | None]] = []
+        self._held: list[dict[str, Tensor | None]] = []
+        self._copies: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._zero = torch.zeros((), device=model.device)
+
+    def take(self, copy: Callable[[], object] | None = None) -> "BufferSnapshot":
+        """Copy the buffers, by another function if one is given, and return this snapshot."""
+        self._refresh()
+        if self._copies:  # an empty graph cannot be captured
+            (copy or self.copy)()
+        return self
+
+    def _refresh(self) -> None:
+        """Reallocate the copies if the set of buffers has changed."""
+        modules = self._model.modules()
+        if len(modules) != self._modules:
+            self._modules = len(modules)
+            self._owners = [part._buffers for module in modules for part in module.modules() if part._buffers]
+        buffers, before = _buffers(self._owners), _buffers(self._held)
+        if len(buffers) == len(before) and all(map(is_, buffers, before)):
+            return
+        self.generation += 1
+        self._held = [dict(owner.items()) for owner in self._owners]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for buffer in buffers:
+            if buffer is not None:
+                by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._copies = [([buffer.clone() for buffer in some], some) for some in by_dtype.values()]
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Copy the buffers, those of one type with one kernel launch."""
+        for copies, buffers in self._copies:
+            torch._foreach_copy_(copies, buffers)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set the buffers back to their copies."""
+        for copies, buffers in self._copies:
+            torch._foreach_copy_(buffers, copies)
+        for owner, held in zip(self._owners, self._held, strict=True):
+            for name, buffer in held.items():
+                if owner[name] is not buffer:
+                    owner[name] = buffer
+
+    def norm(self) -> Tensor:
+        """Return the summed norm of all floating-point buffers; non-finite if any buffer is."""
+        if not self._owners:
+            return self._zero
+        with torch.no_grad():
+            return total_norm(_floating_point(_buffers(self._owners)), self._zero)
+
+    def was_finite(self) -> bool:
+        """Return whether :meth:`norm` was finite before the step.
+
+        Constant buffers whose squares overflow, such as masks of huge numbers, make it False in every step.
+        """
+        copies = [copy for copies, _ in self._copies for copy in copies]
+        return bool(total_norm(_floating_point(copies), self._zero).isfinite())
+
+
+def total_norm(tensors: list[Tensor], like: Tensor) -> Tensor:
+    """Return the sum of the tensors' norms on the device of ``like``: finite exactly if all their squares are.
+
+    >>> total_norm([torch.ones(4), torch.ones(9)], torch.zeros(()))
+    tensor(5.)
+    """
+    if not tensors:
+        return torch.zeros_like(like)
+    norms = torch._foreach_norm(tensors)
+    if any(norm.device != like.device for norm in norms):
+        norms = tuple(norm.to(like.device) for norm in norms)
+    return torch.stack(norms).sum()
+
+
+def _buffers(owners: list[dict[str, Tensor | None]]) -> list[Tensor | None]:
+    return [buffer for owner in owners for buffer in owner.values()]
+
+
+def _floating_point(buffers: Iterable[Tensor | None]) -> list[Tensor]:
+    return [buffer for buffer in buffers if buffer is not None and buffer.is_floating_point()]

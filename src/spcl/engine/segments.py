@@ -1,41 +1,46 @@
-"""The batches of a pass over several of them, and the gradients of each as rows of the gradient matrix."""
+"""A joint batch: which of its samples belong to which batch, and where the gradient of every batch is written.
+
+A joint batch is several batches side by side, which share one pass through the network. Its segments are the runs of
+batches whose gradients are written to the same row of the gradient matrix.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import groupby
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from spcl.aggregation.factors import FactoredGradients
-from spcl.engine.gradients import GradientMatrix
-from spcl.engine.side_streams import SideStreams
-
-__all__ = ["SegmentGradients", "Segments", "UnsupportedError", "Work"]
+from spcl.engine.rows import GradientMatrix
 
 MOST_CLEARED = 1 << 21
-"""Numbers that stay in a CPU's cache once they are cleared; a product that overwrites them clears them more slowly."""
+"""Up to this many numbers, clearing rows and adding a product is faster on a CPU than writing the product: they stay in
+its cache."""
 
 Work = Callable[..., Tensor]
-"""Computes the gradient of a parameter, or that of a slice of its first dimension if one is given."""
+"""Computes the gradient of a parameter; given a slice of its first dimension, the gradient of that slice."""
 
 
 class UnsupportedError(Exception):
-    """A network whose gradients cannot be computed segment by segment; the message says why."""
+    """The gradients of this network cannot be computed segment by segment; the message says why."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """The batches that one pass covers, side by side.
+    """How the samples of a joint batch are divided: into batches, and into segments.
 
-    Consecutive batches whose gradients share a row are one segment; batch-norm sees the batches.
+    Consecutive batches whose gradients are added to the same row are one segment. Batch-norm normalises every batch by
+    its own statistics; gradients are computed per segment.
 
     Attributes:
         sizes: the number of samples of every batch.
-        targets: the row of every batch's gradient.
+        targets: for every batch, the row of the gradient matrix to which its gradient is added.
 
     >>> segments = Segments((8, 8, 4), (0, 0, 1))
     >>> segments.samples, segments.rows, segments.lengths
@@ -52,12 +57,12 @@ class Segments:
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, sizes: tuple[int, ...], targets: tuple[int, ...]) -> "Segments":
-        """Return segments, of which those of recent steps are kept."""
+        """Return the segments of these batches; the most recent 64 are cached."""
         return cls(sizes, targets)
 
     @cached_property
     def samples(self) -> int:
-        """The number of samples in all."""
+        """The number of samples of the joint batch."""
         return sum(self.sizes)
 
     @cached_property
@@ -77,7 +82,7 @@ class Segments:
 
     @cached_property
     def are_equal(self) -> bool:
-        """Whether all segments have the same length and their rows follow one another."""
+        """Whether all segments have the same length and consecutive rows."""
         first = self.rows[0]
         return len(set(self.lengths)) == 1 and self.rows == tuple(range(first, first + len(self.rows)))
 
@@ -88,25 +93,25 @@ class Segments:
 
     @cached_property
     def index_in_segment(self) -> tuple[int, ...]:
-        """The index of every batch in its segment."""
+        """The index of every batch within its segment."""
         return tuple(index for count in self.batches_per_segment for index in range(count))
 
     @cached_property
     def tables(self) -> dict[object, Any]:
-        """What kernels have noted of these batches, by a key of theirs: it lives as long as graphs that read it."""
+        """Tables that kernels need about these batches, kept for as long as the CUDA graphs that read them."""
         return {}
 
     def multiple(self, tensor: Tensor) -> int:
-        """Return how many rows of the tensor belong to a sample, whose rows must follow one another."""
+        """Return how many consecutive entries of the tensor's first dimension belong to one sample."""
         count = tensor.shape[0] if tensor.ndim else 0
         if count % self.samples or not count:
             raise UnsupportedError(
-                f"a tensor of shape {tuple(tensor.shape)} has not the {self.samples} samples in its first dimension"
+                f"a tensor of shape {tuple(tensor.shape)} has no first dimension of {self.samples} samples"
             )
         return count // self.samples
 
     def places(self, device: torch.device) -> Tensor:
-        """Return the segment of every sample."""
+        """Return the index of the segment of every sample."""
         key = "places", device
         if key not in self.tables:
             places = torch.arange(len(self.rows)).repeat_interleave(torch.tensor(self.lengths))
@@ -115,25 +120,68 @@ class Segments:
         return kept
 
     def lengths_in(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return how many rows of the tensor belong to every segment."""
+        """Return how many entries of the tensor's first dimension belong to every segment."""
         multiple = self.multiple(tensor)
         return self.lengths if multiple == 1 else tuple(multiple * length for length in self.lengths)
 
     def split(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Return the part of every segment."""
+        """Split a tensor by segment."""
         return torch.split_with_sizes(tensor, self.lengths_in(tensor))
 
 
+STREAMS = 4
+
+
+class SideStreams(AbstractContextManager["SideStreams"]):
+    """Runs pieces of work on several CUDA streams in turn; at the end of the block the main stream waits for all.
+
+    On a CPU the work runs at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._used: list[torch.cuda.Stream] = []
+        self._count = 0
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Run a piece of work after everything that is queued on the main stream so far."""
+        if self._device.type != "cuda":
+            work()
+            return
+        stream = side_stream(self._device, 1 + self._count % STREAMS)
+        self._count += 1
+        if stream not in self._used:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._used.append(stream)
+        with torch.cuda.stream(stream):
+            work()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for stream in self._used:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+
+
+@cache
+def side_stream(device: torch.device, number: int = 0) -> torch.cuda.Stream:
+    """Return a CUDA stream beside the main one; learners share it, because the allocator keeps memory per stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class SegmentGradients:
-    """Writes the gradients of the segments of one pass, parameter by parameter, into the rows of the gradient matrix.
+    """Writes the gradients of all segments of a joint batch, parameter by parameter, into the gradient matrix.
 
     Args:
         gradients: the gradient matrix.
-        segments: of the pass.
-        fresh: whether the rows hold nothing yet, and every row of the step belongs to this pass.
+        segments: the segments of the joint batch.
+        fresh: whether the rows hold nothing yet and this pass alone writes to the rows of the step.
 
     Attributes:
-        segments: as given.
+        segments: the segments of the joint batch.
     """
 
     def __init__(self, gradients: GradientMatrix, segments: Segments, fresh: bool) -> None:
@@ -152,11 +200,11 @@ class SegmentGradients:
         return isinstance(parameter, nn.Parameter) and parameter in self._gradients.blocks
 
     def follow(self, *parameters: Tensor | None) -> Tensor:
-        """Note a use of parameters; return the tensor that autograd follows in their place, which gets no gradient."""
+        """Note that the forward pass uses parameters; return the tensor that autograd follows in their place."""
         return self._gradients.anchor
 
     def converted(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a weight in another type; those of all convolutions are converted by one kernel."""
+        """Return a weight in another type; the weights of all convolutions are converted together, by one kernel."""
         if not isinstance(weight, nn.Parameter) or weight not in self or weight.ndim < 3:
             return weight.to(dtype)
         if dtype not in self._converted:
@@ -168,7 +216,7 @@ class SegmentGradients:
         return self._converted[dtype][weight]
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-        """Add ``leftᵀ right`` of every segment to its gradient of a matrix."""
+        """Add ``leftᵀ right`` of every segment to the segment's gradient of a weight matrix."""
         if parameter not in self:
             return
         lengths = self.segments.lengths_in(left)
@@ -188,7 +236,7 @@ class SegmentGradients:
             self._add(block, (one.T @ other for one, other in parts), is_new)
 
     def add_sums(self, parameter: nn.Parameter | None, values: Tensor, shape: Sequence[int]) -> None:
-        """Add the sum of every segment's values, which were broadcast from this shape of the parameter's, to it."""
+        """Add the sum of every segment's values to the gradients of a parameter that was broadcast from ``shape``."""
         if parameter is None or parameter not in self or self._kept_as_factor(parameter, values):
             return
         if values.ndim > 2:
@@ -205,7 +253,7 @@ class SegmentGradients:
         self.add(parameter, sums.view(-1, *parameter.shape))
 
     def _kept_as_factor(self, parameter: nn.Parameter, values: Tensor) -> bool:
-        """Keep sums as a factor where it is kept already, for the layer's weight; return whether they are."""
+        """Keep the sums as a factor if the layer's weight keeps the same factor already; return whether that is so."""
         factors = self._gradients.factors
         kept = next((each for each in factors.values() if each.left is values), None)
         if kept is None or parameter not in self._unwritten:
@@ -223,27 +271,27 @@ class SegmentGradients:
     def add_from(
         self, parameter: nn.Parameter, works: Iterable[Work], streams: SideStreams, separable: bool = True
     ) -> None:
-        """Add what a piece of work per segment computes to the gradients of a parameter.
+        """Add what each piece of work, one per segment, computes to the gradients of a parameter.
 
-        Work that is separable can also compute a part of the gradient, that of a slice of the parameter.
+        ``separable`` work can also compute the gradient of a slice of the parameter's first dimension.
         """
         block, is_new = self._block(parameter)
         for row, work in zip(self.segments.rows, works, strict=True):
             streams.run(partial(_store, block[row], work, is_new))
 
     def claim_rows(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the parameter's columns, which the caller must write, or None where they hold something already."""
+        """Return the columns of a parameter for the caller to overwrite, or None if they hold something already."""
         return self._block(parameter)[0] if parameter in self._unwritten else None
 
     def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
-        """Add every segment's values to the entries of its gradient of a matrix, each to the one that is named."""
+        """Add ``values[i]`` to row ``entries[i]`` of the gradient of a weight matrix, segment by segment."""
         count, (height, width) = len(self.segments.rows), parameter.shape
         places = self.segments.places(entries.device).repeat_interleave(self.segments.multiple(entries))
         sums = values.new_zeros(count * height, width).index_add_(0, places * height + entries, values)
         self.add(parameter, sums.view(count, height, width))
 
     def add_by_batch(self, parameter: nn.Parameter, values: Tensor) -> None:
-        """Add one value per batch to the gradients of a parameter, those of many parameters by few kernels."""
+        """Add one value per batch to the gradients of a parameter; values of many parameters are written together."""
         block = self.claim_rows(parameter)
         if block is not None:
             for row, index, value in zip(self.segments.targets, self.segments.index_in_segment, values, strict=True):
@@ -253,13 +301,13 @@ class SegmentGradients:
             self.add(parameter, torch.stack([part.sum(dim=0) for part in parts]))
 
     def finish(self) -> None:
-        """Write what was left to be written together; set the gradients of parameters that took no part to zero."""
+        """Write what :meth:`add_by_batch` has collected; set the gradients of unused parameters to zero."""
         self._write_late()
         for parameter in self._unwritten:
             self._gradients.blocks[parameter][: self._gradients.plan.rows].zero_()
 
     def _block(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
-        """Return the parameter's columns, and whether nothing was written there yet; from now on something is."""
+        """Return the columns of a parameter, and whether they were empty until now; the caller writes to them."""
         block, is_new = self._gradients.blocks[parameter], parameter in self._unwritten
         self._unwritten.discard(parameter)
         if not is_new:
@@ -269,7 +317,7 @@ class SegmentGradients:
         return block, is_new
 
     def _write_late(self) -> None:
-        """Write the values of the first batches of all segments, then add those of the second ones, and so on."""
+        """Write the values of the first batch of all segments, then add the values of the second batches, and so on."""
         for index, pairs in sorted(self._late.items()):
             rows, values = zip(*pairs, strict=True)
             (torch._foreach_add_ if index else torch._foreach_copy_)(rows, values)

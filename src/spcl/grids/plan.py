@@ -1,25 +1,27 @@
 """Planning a grid: a job for every combination of methods, scenarios, configurations, seeds and swept settings."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from spcl import options
+from spcl._util.validation import tagged, validated
 from spcl.data import DATA, SourceData
+from spcl.data.protocol import DRAWN_CONFIGURATIONS, check_configuration, load_protocol
 from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.runs import RunFolder, RunSettings, resolve_settings
-from spcl.runs.identity import flat_settings, nested_settings
-from spcl.runs.loading import load_benchmark
-from spcl.runs.settings import merge_settings, parse_value, split_values
-from spcl.validation import validated
+from spcl.runs.problem import lay_out, load_benchmark, load_samples, warn_of_few_steps
+from spcl.runs.settings import flat_settings, merge_settings, nested_settings, parse_value, split_values
 
-__all__ = ["Job", "Sweep", "default_scenarios", "parse_methods", "parse_numbers", "parse_sweep", "plan_grid"]
-
-PLANNED = {"scenario": "scenarios", "config": "configs", "seed": "seeds", "method.name": "methods"}
+SEVERAL = {name: f"{name}s" for name in tagged(RunSettings, options.PLANNED)} | {"method.name": "methods"}
+"""The settings that a grid has several values of, and the arguments that give them."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,7 @@ def plan_grid(
     >>> [job.name for job in jobs]
     ['task/er/config-0/seed-0', 'task/er/config-1/seed-0']
     """
-    _check_layers([base, *(layer for swept in _combinations(sweeps) for _, layer in swept)])
-    _check_names(sweeps)
+    _check_planned(sweeps, base)
     templates: dict[str, RunSettings] = {}
     for scenario, method, swept in product(scenarios, methods, _combinations(sweeps)):
         folder = "/".join(map(_folder_name, [scenario, method, *(text for text, _ in swept)]))
@@ -145,15 +146,14 @@ def parse_sweep(text: str) -> Sweep:
     return Sweep(name.strip(), parts)
 
 
-def _check_names(sweeps: Sequence[Sweep]) -> None:
+def _check_planned(sweeps: Sequence[Sweep], base: Mapping[str, Any]) -> None:
+    """Raise an error if a setting is swept twice, or given for all runs although it is planned run by run."""
     for name, times in Counter(sweep.name for sweep in sweeps).items():
         if times > 1:
             raise SpclError(f"{name} is swept twice; give all its values in one sweep")
-
-
-def _check_layers(layers: Iterable[Mapping[str, Any]]) -> None:
+    layers = [base, *(layer for swept in _combinations(sweeps) for _, layer in swept)]
     names = {name for layer in layers for name in flat_settings(merge_settings(layer))}
-    for name, argument in PLANNED.items():
+    for name, argument in SEVERAL.items():
         if name in names:
             raise SpclError(f"{name} is planned run by run; give it as {argument}, not as a setting of all runs")
 
@@ -177,3 +177,50 @@ def _folder_name(text: str) -> str:
     ('torchjd-UPGrad', 'der++', 'protocol=a-b.json')
     """
     return re.sub(r"[^\w.+=-]", "-", text)
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Raise an error if a job cannot run; what needs no data is checked first.
+
+    Raises:
+        MissingDataError: if everything else is well, but the files of a published data set are not here.
+        SpclError: if a folder holds another run, or configurations or data do not fit the protocol.
+    """
+    check_folders(jobs)
+    missing = [job for job in jobs if not job.is_done()]
+    _check_configurations(missing)
+    check_job_data(missing)
+
+
+def check_folders(jobs: Iterable[Job]) -> None:
+    """Raise an error if a folder holds another run than the one planned there."""
+    for job in jobs:
+        RunFolder(job.out).check_settings(job.settings)
+
+
+def check_job_data(jobs: Iterable[Job]) -> None:
+    """Raise an error if data is missing or does not fit the label sets and timelines; all data is loaded once.
+
+    Warn if a task has very few steps.
+    """
+    by_data: dict[str, dict[str, RunSettings]] = defaultdict(dict)
+    for job in jobs:
+        data, layout = (
+            repr([getattr(job.settings, name) for name in names])
+            for names in (tagged(RunSettings, options.LOADING), tagged(RunSettings, options.LAYOUT))
+        )
+        by_data[data][layout] = job.settings
+    for layouts in by_data.values():
+        samples = load_samples(next(iter(layouts.values())))
+        warn_of_few_steps(lay_out(settings, samples, torch.device("cpu")) for settings in layouts.values())
+
+
+def _check_configurations(jobs: Iterable[Job]) -> None:
+    """Raise an error if the protocol of a job lacks its configuration."""
+    by_protocol: dict[str | None, set[int]] = defaultdict(set)
+    for job in jobs:
+        by_protocol[job.settings.protocol].add(job.settings.config)
+    for path, configs in by_protocol.items():
+        configurations = DRAWN_CONFIGURATIONS if path is None else len(load_protocol(Path(path)))
+        for config in sorted(configs):
+            check_configuration(config, configurations)

@@ -2,28 +2,82 @@
 
 import itertools
 import json
+import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
+from spcl._util.files import read_json, write_json, write_text
 from spcl.errors import SpclError
-from spcl.files import read_json, write_json, write_text
-from spcl.grids.base import Pool
-from spcl.grids.checks import check_data
-from spcl.grids.grid import run_jobs
-from spcl.grids.progress import GridView
-from spcl.grids.search import Dimension, Tuning
+from spcl.grids.base import GridView, Pool
+from spcl.grids.plan import Job, check_job_data, plan_grid
+from spcl.grids.scheduler import run_jobs
 from spcl.runs import FolderError, RunFolder, RunResult
-from spcl.runs.identity import BOOKKEEPING
-
-__all__ = ["Trial", "tune"]
+from spcl.runs.settings import BOOKKEEPING, merge_settings, nested_settings, parse_value
 
 PLOTS = ("optimization_history", "param_importances", "slice", "parallel_coordinate", "contour")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A setting, by dotted name, and its values: the ends of a range, or choices."""
+
+    name: str
+    kind: Literal["float", "log", "int", "choice"]
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The settings ``base`` of one method in one scenario, scored over configurations and seeds, and what to search."""
+
+    base: Mapping[str, Any]
+    method: str
+    scenario: str
+    configs: Sequence[int]
+    seeds: Sequence[int]
+    search: Sequence[Dimension]
+
+    def jobs(self, out: Path, params: Mapping[str, Any]) -> list[Job]:
+        """Plan the runs that score these values of the searched settings, which are given by dotted name."""
+        return plan_grid(
+            out,
+            merge_settings(self.base, *(nested_settings(name, value) for name, value in params.items())),
+            methods=[self.method],
+            scenarios=[self.scenario],
+            configs=self.configs,
+            seeds=self.seeds,
+        )
+
+
+def parse_search(text: str) -> Dimension:
+    """Parse ``name=kind:…``; kinds are ``float``, ``log`` (a float on a logarithmic scale), ``int`` and ``choice``.
+
+    >>> parse_search("method.sigma=log:1:1000")
+    Dimension(name='method.sigma', kind='log', values=(1.0, 1000.0))
+    >>> parse_search("memory=choice:balanced:reservoir").values
+    ('balanced', 'reservoir')
+    """
+    name, _, rest = text.partition("=")
+    kind, *parts = rest.split(":")
+    try:
+        if name and kind == "choice" and parts:
+            return Dimension(name, "choice", tuple(map(parse_value, parts)))
+        if name and kind in ("float", "log", "int"):
+            low, high = map(int if kind == "int" else float, parts)
+            if low < high and (kind != "log" or low > 0):
+                return Dimension(name, cast(Literal["float", "log", "int"], kind), (low, high))
+    except ValueError:
+        pass
+    raise SpclError(
+        f"expected name=log:low:high, name=float:low:high, name=int:low:high or name=choice:a:b:…, "
+        f"found {text!r}; write, for example, method.sigma=log:1:1000"
+    )
 
 
 @dataclass(frozen=True)
@@ -45,12 +99,12 @@ def tune(
     on_progress: Callable[[Trial], None] = lambda trial: None,
     seed: int = 0,
 ) -> Trial:
-    """Run ``trials`` trials, or as many as the folder has if these are more, and return the best.
+    """Run ``trials`` trials, or all trials that the folder has if these are more, and return the best.
 
-    Every trial is a folder of ordinary runs, ``trial-000`` and so on, and the search continues from these folders
-    alone: after it was stopped or killed, it resumes the trial it was at and proposes what it would have proposed. The
-    best trial is written to ``best.json``, Optuna's plots to ``plots/*.json`` (for Plotly). ``on_progress`` is called
-    after each trial.
+    Every trial is a folder of ordinary runs, ``trial-000`` and so on, and these folders are all that a search needs to
+    continue: after a stop or a kill it resumes the unfinished trial, and proposes what it would have proposed. The best
+    trial is written to ``best.json``, Optuna's plots to ``plots/*.json`` (for Plotly). ``on_progress`` is called after
+    each trial.
     """
     optuna, out = _import_optuna(), Path(out)
     _check(tuning)
@@ -62,8 +116,8 @@ def tune(
             study.sampler = optuna.samplers.TPESampler(seed=_trial_seed(seed, number))
             made.append(_run_trial(study, tuning, _trial_folder(out, number), pool, view))
             on_progress(made[-1])
-        best = max((trial for trial in made if trial.accuracy is not None), key=_accuracy, default=None)
-        if best is None:
+        best = max(made, key=lambda trial: -math.inf if trial.accuracy is None else trial.accuracy, default=None)
+        if best is None or best.accuracy is None:
             raise SpclError(f"none of the {len(made)} trials in {out} succeeded; failure.json in their runs says why")
         write_json(out / "best.json", asdict(best))
         _write_plots(optuna, study, out / "plots")
@@ -83,12 +137,8 @@ def _trial_folder(out: Path, number: int) -> Path:
 
 
 def _trial_seed(seed: int, number: int) -> int:
-    """Return a seed for each trial, so that a search that is continued draws the same values."""
+    """Return a seed for each trial, so that a continued search draws the same values."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-
-
-def _accuracy(trial: Trial) -> float:
-    return cast(float, trial.accuracy)
 
 
 def _run_trial(study: Any, tuning: Tuning, folder: Path, pool: Pool, view: GridView) -> Trial:
@@ -102,11 +152,8 @@ def _run_trial(study: Any, tuning: Tuning, folder: Path, pool: Pool, view: GridV
     write_json(record, trial.params)
     jobs = tuning.jobs(folder, trial.params)
     state = run_jobs(jobs, pool, view)
-    if state.failed:
-        study.tell(trial, state=_import_optuna().trial.TrialState.FAIL)
-        return Trial(trial.number, trial.params, None)
-    accuracy = float(np.mean([_result(job.out).accuracy for job in jobs]))
-    study.tell(trial, accuracy)
+    accuracy = None if state.failed else float(np.mean([_result(job.out).accuracy for job in jobs]))
+    study.tell(trial, accuracy, state=_import_optuna().trial.TrialState.FAIL if state.failed else None)
     return Trial(trial.number, trial.params, accuracy)
 
 
@@ -133,7 +180,7 @@ def _write_plots(optuna: Any, study: Any, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about plots of few trials or settings
         for name in PLOTS:
-            with suppress(ImportError, RuntimeError, TypeError, ValueError):  # it may need more trials, or no lists
+            with suppress(ImportError, RuntimeError, TypeError, ValueError):  # a plot may need more trials, or no lists
                 figure = getattr(optuna.visualization, f"plot_{name}")(study)
                 write_text(folder / f"{name}.json", figure.to_json())
 
@@ -151,18 +198,18 @@ def _import_optuna() -> Any:
 
 
 def _check(tuning: Tuning) -> None:
-    """Raise an error for a search with invalid settings, or one that would score settings on test data."""
+    """Raise an error if settings of the search are invalid, or if it would score settings on test data."""
     jobs = [job for params in _corners(tuning.search) for job in tuning.jobs(Path(), params)]
     if any(job.settings.validation == 0 for job in jobs):
         raise SpclError(
             "tuning with validation = 0 would score settings on the test data; hold out a part of the training data, "
             "for example validation = 0.2"
         )
-    check_data(jobs)
+    check_job_data(jobs)
 
 
 def _corners(search: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
-    """Yield points such that each end of each range, and each choice, is in one of them."""
+    """Yield points that together hold both ends of each range and every choice."""
     if not search:
         raise SpclError("there is nothing to search; name settings, for example method.sigma=log:1:1000")
     for index in range(max(len(dimension.values) for dimension in search)):

@@ -9,10 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from spcl.grids.base import GridState
 from spcl.grids.plan import Job
-from spcl.grids.progress import GridState
-
-__all__ = ["LiveGridView", "PlainGridView", "SilentGridView", "grid_picture"]
 
 
 class SilentGridView:
@@ -53,7 +51,7 @@ class PlainGridView(SilentGridView):
         self._print(state, f"{job.name}: {'crashed, will be retried' if again else 'failed'}: {reason}")
 
     def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
-        """Print the reason, and where the run goes on."""
+        """Print the reason, and where the run resumes."""
         self._print(state, f"{job.name}: {_lost_note(begun)}: {reason}")
 
     def _print(self, state: GridState, line: str) -> None:
@@ -96,7 +94,7 @@ class LiveGridView(SilentGridView):
         self._console.print(Text.assemble(word, f": {job.name}: {reason}"), soft_wrap=True)
 
     def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
-        """Print the reason, and where the run goes on."""
+        """Print the reason, and where the run resumes."""
         self._console.print(Text.assemble((_lost_note(begun), "yellow"), f": {job.name}: {reason}"), soft_wrap=True)
 
 
@@ -121,7 +119,7 @@ def _time_left(state: GridState) -> str:
 
 
 def _lost_note(begun: bool) -> str:
-    return f"lost, will {'go on from its last checkpoint' if begun else 'start again'}"
+    return f"lost, will {'resume from its last checkpoint' if begun else 'start again'}"
 
 
 def _skipped_note(times: int) -> str:

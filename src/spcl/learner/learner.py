@@ -1,46 +1,69 @@
 """The online learner: one model, tasks that come and go, one step at a time."""
 
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from spcl.batches import BatchLike
-from spcl.checkpoint import read_checkpoint
-from spcl.distributed import World, whole
-from spcl.engine.model import Scenario, SharedModel
-from spcl.engine.update import Update
-from spcl.errors import TaskError
+from spcl._util.registry import Named
+from spcl.batches import BatchLike, InputsLike, describe
+from spcl.checkpoint import KEPT, checked_content, read_checkpoint
+from spcl.engine.base import Engine
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.ranks import World, whole
+from spcl.engine.ranks.sharded import ShardedAverage, refuse_sharded
+from spcl.engine.update import Update, WeightAverage
+from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
-from spcl.learner.admission import check_arguments, check_new_task, find_task
-from spcl.learner.fitting import Fitting, MomentLike
-from spcl.learner.freezing import trainable
-from spcl.learner.habits import check_habits, habits_state, learning_rate_factor, saved_habits
-from spcl.learner.low_memory import LowMemory, low_memory_state
-from spcl.learner.optimizer import MakeOptimizer, add_head
-from spcl.learner.report import StepReport
-from spcl.learner.step import StepOptions
-from spcl.learner.task_state import Heads, Losses
-from spcl.learner.trained_model import TrainedModel
+from spcl.learner.checks import (
+    Admission,
+    OneCallAtATime,
+    RankCheck,
+    check_arguments,
+    find_task,
+    is_number,
+    new_task,
+)
+from spcl.learner.engines import Engines
+from spcl.learner.fit import Fit, MomentLike
+from spcl.learner.parameters import (
+    MakeOptimizer,
+    add_head,
+    frozen_normalisations,
+    keep_trainable,
+    make_optimizer,
+    matching,
+    shares_trained,
+    trainable,
+    uncompiled,
+    undone_if_it_raises,
+)
+from spcl.learner.prediction import PREDICT_BATCH, Predictor
+from spcl.learner.predictors import PredictionHeads
+from spcl.learner.step import Step, StepOptions, StepReport
 from spcl.losses import Loss
 from spcl.memory import Memory
 from spcl.methods.base import Method
-from spcl.methods.tasks import Task, classifier_task
-from spcl.registry import Named
+from spcl.options import LearnerOptions, LowMemory, Scenario, restored_options, saved_options
 from spcl.schedules import Schedule
 from spcl.stability import Stability
+from spcl.tasks import Task
 from spcl.transforms import Transform
 
-__all__ = ["Learner"]
 
-SAVED_ARGUMENTS = ("scenario", "memory_batch", "measure_stability", "capture", "seed")
-
-
-class Learner(TrainedModel):
+class Learner:
     """Trains one shared backbone, with a head per task, on any number of sources at once.
+
+    A learner takes one call at a time: while one thread is in a call, calls from other threads raise an error. To
+    predict in other threads use :meth:`snapshot`, whose copy any number of threads may use while the learner trains.
+    Within a step, e.g. in a loss, the same thread may predict, but not add, finish or save. Between steps the backbone
+    may get, lose or exchange modules and parameters: the next step trains what is there then.
 
     Args:
         backbone: any module that turns a batch of inputs into features; training happens on its device. Frozen
@@ -117,22 +140,78 @@ class Learner(TrainedModel):
         distributed: World | None = None,
         seed: int = 0,
     ) -> None:
-        check_arguments(backbone, method, memory, memory_batch)
-        check_habits(schedule, clip_norm, average, augment, updates)
+        check_arguments(backbone, method, memory, schedule=schedule, augment=augment)
+        LearnerOptions(
+            scenario=scenario,
+            seed=seed,
+            clip_norm=clip_norm,
+            average=average,
+            predict_by=predict_by,
+            updates=updates,
+            memory_batch=memory_batch,
+            measure_stability=measure_stability,
+            capture=capture,
+            low_memory=low_memory,
+        )
         losses = method.joint_logits, method.settings.finished_weight
-        model = SharedModel(backbone, scenario, method.make_head, seed, autocast, *losses)
-        parts: Any = {"optimizer": optimizer, "distributed": distributed, "low_memory": low_memory}
-        super().__init__(model, method, memory, average=average, predict_by=predict_by, capture=capture, **parts)
+        self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, *losses)
+        self.method = method
+        self.memory = memory
         self.schedule = schedule
         self.clip_norm = clip_norm
+        self.average = average
+        self.predict_by = predict_by
         self.augment = augment
         self.updates = updates
         self.memory_batch = memory_batch
         self.measure_stability = measure_stability
+        self.capture = capture
+        self.low_memory = low_memory
+        self.distributed = distributed
         self.seed = seed
         self.steps = 0
+        self._meanwhile: Callable[[], object] | None = None  # what `fit` does while a GPU computes
+        self._calls = OneCallAtATime()
+        self._engines = Engines(self.model, method, capture=capture, low_memory=low_memory, distributed=distributed)
+        self._ranks = None if distributed is None else RankCheck(distributed)
+        self._average = self._new_average()
+        self._heads = PredictionHeads(predict_by, memory)
+        self._predictor = Predictor(self.model, self._average, self._heads, self._calls)
+        self._has_refrozen = False
+        self._use_engine(self._engines.make())
+        if distributed is not None and distributed.is_first and self.fallback_reason is not None:
+            warnings.warn(self.fallback_reason, RuntimeWarning, stacklevel=2)
+        shared = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+        like = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
+        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
+        self._average_all()
 
     # -- tasks
+
+    @property
+    def scenario(self) -> Scenario:
+        """Task-incremental or class-incremental."""
+        return self.model.scenario
+
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """All tasks ever added, in that order."""
+        return self.model.tasks
+
+    @property
+    def active_tasks(self) -> list[str]:
+        """The tasks that are not finished."""
+        return self._predictor.active_tasks
+
+    @property
+    def classes(self) -> list[tuple[str, int]]:
+        """(task, label) of every class seen, in the order of class-incremental predictions."""
+        return self._predictor.classes
+
+    @property
+    def class_names(self) -> list[tuple[str, str]]:
+        """(task, name) of every class in :attr:`classes`; the label as text where a task's classes have no names."""
+        return self._predictor.class_names
 
     def add_task(
         self,
@@ -152,37 +231,34 @@ class Learner(TrainedModel):
                 logits of the task's classes, class-incrementally of all classes seen, with targets to match; by default
                 cross-entropy. ``spcl.losses.CrossEntropy`` has label smoothing and class weights.
         """
-        check_new_task(self.model, name, classes, head, loss)
-        self._heads.check_memory()
-        if classes is None:
-            task = Task(name, None, cast(Loss, loss), cast(nn.Module, head).to(self.model.device), 0)
-        elif isinstance(classes, int):
-            task = classifier_task(name, classes, len(self.classes), loss)
-        else:
-            task = classifier_task(name, len(classes), len(self.classes), loss, tuple(classes))
-        if self.memory is not None:
-            self.memory.start(name, task.classes)
-        self.tasks[name] = task
-        if head is not None:
-            add_head(self.optimizer, task)
-            self._average_all()
-        if self.model.feature_dim is not None:
-            self._build_heads(self.model.feature_dim)
+        with self._calls.changing("add_task"):
+            self._heads.check_memory()
+            task = new_task(self.model, name, classes, head, loss)
+            with self._undone_if_it_raises():
+                self.tasks[name] = task
+                if head is not None:
+                    add_head(self.optimizer, task)
+                    self._average_all()
+                if self.model.feature_dim is not None:
+                    self._build_heads(self.model.feature_dim)
+                if self.memory is not None:
+                    self.memory.start(name, task.classes)
 
     def finish_task(self, name: str) -> None:
         """End a task: from now on it is only replayed, and memory keeps the samples that its policy selects."""
-        task = find_task(self.tasks, name)
-        if task.finished:
-            raise TaskError(f"task {name!r} is finished already")
-        if self.memory is not None:
-            joint = self.model.has_joint_logits and task.classes is not None
-            describe = partial(self._logits_to_store, task=None if joint else task)
-            self.memory.finish(name, describe if self.method.stores_logits else None)
-        task.finished = True
+        with self._calls.changing("finish_task"):
+            task = find_task(self.tasks, name)
+            if task.finished:
+                raise TaskError(f"task {name!r} is finished already")
+            if self.memory is not None:
+                joint = self.model.has_joint_logits and task.classes is not None
+                describe = partial(self._predictor.logits_to_store, task=None if joint else task)
+                self.memory.finish(name, describe if self.method.stores_logits else None)
+            task.finished = True
 
     # -- training
 
-    def step(self, batches: Mapping[str, BatchLike], meanwhile: Callable[[], object] | None = None) -> StepReport:
+    def step(self, batches: Mapping[str, BatchLike]) -> StepReport:
         """Make one update, or ``updates``, from a batch of each of the given tasks, and from memory if it has samples.
 
         A task whose loss or gradient is not finite is skipped, reported, and named in a warning after three in a row:
@@ -194,25 +270,43 @@ class Learner(TrainedModel):
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
                 it is. Replayed samples of different shapes take one pass through the backbone per shape.
-            meanwhile: called when a GPU's work is queued, e.g. to fetch more batches; it finishes no task.
         """
-        update, options = self._plan()
-        samples = self._admitted(batches)
-        self._choose_engine(len(samples), self.measure_stability)
-        outcome, skipped = self._runner.run(samples, update, options, meanwhile)
-        self.steps += 1
-        trained = [(group.task, group.y) for group in samples if group.task.name in outcome.losses]
-        self._heads.observe(trained, self.memory_batch)
+        with self._calls.changing("step"):
+            self._take_in_new_parameters()
+            update, options = self._plan()
+            samples = self._admitted(batches)
+            self._choose_engine(len(samples))
+            result, skipped = self._step.run(samples, update, options, self._meanwhile)
+            self.steps += 1
+            if self._heads.observes:
+                trained = [(group.task, group.y) for group in samples if group.task.name in result.losses]
+                self._heads.observe(trained, self.memory_batch)
         return StepReport(
             step=self.steps - 1,
-            losses=outcome.losses,
-            weights=outcome.weights,
-            before=None if outcome.before is None else Stability(outcome.before),
-            after=None if outcome.after is None else Stability(outcome.after),
+            losses=result.losses,
+            weights=result.weights,
+            before=None if result.before is None else Stability(result.before),
+            after=None if result.after is None else Stability(result.after),
             skipped=skipped,
-            seconds=outcome.seconds,
+            seconds=result.phase.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
         )
+
+    @contextmanager
+    def _while_computing(self, *works: Callable[[], object] | None) -> Iterator[None]:
+        """Let the steps within the block do this work while a GPU computes; where none does, it is done at the end."""
+        pending = [work for work in works if work is not None]
+
+        def work() -> None:
+            while pending:
+                pending.pop()()
+
+        before, self._meanwhile = self._meanwhile, work
+        try:
+            yield
+            work()
+        finally:
+            self._meanwhile = before
 
     def find_errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
         """Return why batches cannot be learned, each tried alone, by task; nothing is trained. Of use after an error.
@@ -223,13 +317,15 @@ class Learner(TrainedModel):
         >>> learner.find_errors({"camera": (torch.randn(2, 4), torch.tensor([0, 3]))})
         {'camera': TaskError("task 'camera' has classes 0 to 2, but the batch has label 3; ...")}
         """
-        refused = self._admission.errors(batches)
-        if refused or self.distributed is not None:  # what a rank computes, the others do not know
-            return refused
-        return self._runner.errors(self._admitted(batches), *self._plan())
+        with self._calls.changing("find_errors"):
+            self._take_in_new_parameters()
+            refused = self._admission.errors(batches)
+            if refused or self.distributed is not None:  # what a rank computes, the others do not know
+                return refused
+            return self._step.errors(self._admitted(batches), *self._plan())
 
     def _plan(self) -> tuple[Update, StepOptions]:
-        factor = learning_rate_factor(self.schedule, self.steps)
+        factor = None if self.schedule is None else _learning_rate_factor(self.schedule, self.steps)
         options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
         return Update(self.optimizer, factor, self.clip_norm, self._average), options
 
@@ -240,7 +336,13 @@ class Learner(TrainedModel):
         checkpoint: str | os.PathLike[str] | None = None,
         every: float = 60.0,
         on_start: Callable[[str], object] | None = None,
+        before_step: Callable[[Mapping[str, BatchLike]], object] | None = None,
         on_step: Callable[[StepReport], object] | None = None,
+        on_end: Callable[[str], object] | None = None,
+        on_refused: Callable[[str, BatchLike | None, SpclError], object] | None = None,
+        on_moment: Callable[[MomentLike, StepReport | None], object] | None = None,
+        on_checkpoint: Callable[[], object] | None = None,
+        meanwhile: Callable[[], object] | None = None,
         **sources: states.Stateful,
     ) -> None:
         """Train on the moments of a stream until it ends: add the tasks that start, step, finish those that end.
@@ -250,6 +352,17 @@ class Learner(TrainedModel):
         ``Learner.load(checkpoint, …, stream=stream)``, where the stream has a state, and ``fit`` with the same
         arguments continue exactly.
 
+        For every moment, in this order::
+
+            on_start(task)            of every task that starts
+            before_step(batches)
+            step                      with meanwhile() while a GPU computes; repeated without what cannot be learned
+            on_step(report)
+            on_refused(task, …)       of every batch that cannot be learned
+            on_end(task)              of every task that has ended and was finished
+            on_moment(moment, report)
+            on_checkpoint()           after a checkpoint, if it is time for one
+
         Args:
             stream: e.g. a ``ParallelStream`` or ``LiveStream``, or any iterable of objects with ``batches``,
                 ``started`` and ``ended``.
@@ -257,44 +370,165 @@ class Learner(TrainedModel):
             every: seconds between checkpoints; 0 saves after every moment.
             on_start: adds a task that starts, given its name. By default a task that was not added before gets the
                 number or names of classes in ``stream.classes``.
+            before_step: receives the batches by task, those that are refused later among them.
             on_step: receives the report of every step, e.g. to advance a schedule.
+            on_end: receives the name of a task that was finished.
+            on_refused: receives task, batch and error if a batch cannot be learned or its task not be added, and None
+                for the batch if a task cannot be finished. Nothing is then raised.
+            on_moment: receives every moment and the report of its step; None without a step.
+            on_checkpoint: called after every checkpoint.
+            meanwhile: called once a step, while a GPU computes, else after the step; ``stream.prefetch``, if there is
+                one, likewise.
             sources: schedules and whatever else is to be saved along, as with :meth:`save`.
         """
-        Fitting(self, checkpoint, every, on_start, on_step, sources).run(stream)
+        Fit(
+            self,
+            checkpoint=checkpoint,
+            every=every,
+            sources=sources,
+            on_start=on_start,
+            before_step=before_step,
+            on_step=on_step,
+            on_end=on_end,
+            on_refused=on_refused,
+            on_moment=on_moment,
+            on_checkpoint=on_checkpoint,
+            meanwhile=meanwhile,
+        ).run(stream)
+
+    def freeze(self, *patterns: str) -> None:
+        """Stop training the backbone's parameters whose names match any of these patterns; without patterns all.
+
+        The optimiser and the average of the weights forget them. Batch-norm layers whose own parameters are then all
+        frozen run in evaluation mode. Heads are trained on.
+
+        Args:
+            patterns: of names as in ``backbone.named_parameters()``, with the wildcards ``*``, ``?`` and ``[…]``.
+        """
+        with self._calls.changing("freeze"):
+            frozen = matching(self.model.backbone, patterns)
+            self._train({each for each in self.model.backbone.parameters() if each.requires_grad} - frozen)
+
+    def unfreeze(self, *patterns: str) -> None:
+        """Train the backbone's parameters whose names match any of these patterns again; without patterns all.
+
+        Those that no group of the optimiser holds join its first one.
+        """
+        with self._calls.changing("unfreeze"):
+            trained = {each for each in self.model.backbone.parameters() if each.requires_grad}
+            self._train(trained | matching(self.model.backbone, patterns))
+
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why the latest step took a slower way than others take; None if it did not, or there is no faster one.
+
+        Either its batches did not all share one pass, on a CPU or in CUDA graphs, or no CUDA graphs are captured though
+        ``capture`` asks for them. Results are the same up to rounding.
+
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=None)), SORO())
+        >>> for task in ("camera", "radar"):
+        ...     learner.add_task(task, classes=2)
+        >>> batches = {task: (torch.randn(6, 4), torch.arange(6) % 2) for task in learner.tasks}
+        >>> report = learner.step(batches)
+        >>> learner.fallback_reason
+        'batch-norm with momentum=None averages over all batches'
+        """
+        return self._engine.fallback_reason
+
+    # -- predictions
+
+    def predict(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+        """Return labels for inputs, on the model's device.
+
+        With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
+        :attr:`classes`, over all classes seen.
+        """
+        return self._predictor.predict(x, task, batch_size=batch_size)
+
+    def predict_proba(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+        """Return the probabilities of a classifier's classes, or of all classes seen: the softmax of the logits."""
+        return self._predictor.predict_proba(x, task, batch_size=batch_size)
+
+    def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+        """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
+        return self._predictor.logits(x, task, batch_size=batch_size)
+
+    def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
+        """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
+
+        Labels are those of the task, or probabilities, of which the largest counts. A class-incremental prediction is
+        correct if it is the right class among all that were seen; without ``task``, the labels are indices into
+        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        """
+        return self._predictor.evaluate(loader, task)
+
+    def module(self, task: str | None = None) -> nn.Module:
+        """Return backbone and head of a task as a plain module, or without ``task`` the logits of all classes seen.
+
+        It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
+        further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
+        parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
+        Where other heads than the trained ones predict, it has the present ones, which follow no training.
+        """
+        return self._predictor.module(task)
+
+    def snapshot(self) -> Predictor:
+        """Return a predictor with copies of the weights and heads that predict now, which follow no training."""
+        return self._predictor.snapshot()
 
     # -- checkpoints
 
-    def save(self, path: str | os.PathLike[str], /, **sources: states.Stateful) -> None:
+    def save(self, path: str | os.PathLike[str], /, *, keep: int = KEPT, **sources: states.Stateful) -> None:
         """Write a checkpoint, from which :meth:`load` continues exactly.
 
         One safetensors file, checksummed, replaced atomically; the previous one stays. Of the ranks, the first writes.
 
         Args:
             path: the file.
+            keep: how many checkpoints to keep, the newest included.
             sources: streams, schedules and whatever else has ``state_dict()``, saved under these names.
         """
         states.check_source_names(type(self).load, sources)
         writes = self.distributed is None or self.distributed.is_first
-        if writes or self._is_sharded:
-            states.write_state(path, self._state(), sources, writes)
+        with self._calls.changing("save"):
+            self._take_in_new_parameters()
+            if writes or self._engines.is_sharded:
+                states.write_state(path, self._state(), sources, writes, keep)
 
     def model_state(self) -> dict[str, Any]:
         """Return the model as plain data and tensors: backbone, tasks with their heads, and method.
 
         :meth:`load` makes a learner of it that predicts the same; its optimiser is new and its memory empty.
         """
-        self._present_heads([])  # makes those of the present weights
-        return whole({"learner": self._settings()} | states.model_state(self._parts()))
+        with self._calls.changing("model_state"):
+            self._take_in_new_parameters()
+            self._predictor.present_heads([])  # makes those of the present weights
+            return whole({"learner": self._settings()} | states.model_state(self._parts()))
 
     def _state(self) -> dict[str, Any]:
         return {"learner": self._settings()} | states.parts_state(self._parts())
 
     def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {name: getattr(self, name) for name in (*SAVED_ARGUMENTS, "steps")}
-        settings |= {"autocast": self.model.autocast is not None, "feature_dim": self.model.feature_dim}
+        """Return what a checkpoint says of the learner itself; of functions only that there is one."""
+        settings = saved_options(self) | {"steps": self.steps, "feature_dim": self.model.feature_dim}
+        settings["autocast"] = self.model.autocast is not None
         if self._has_refrozen:
             settings["trainable"] = states.trainable_names(self.optimizer, self.model.backbone)
-        return settings | low_memory_state(self._low_memory) | habits_state(vars(self))
+        if self._engines.is_low_memory:  # also where a resumed learner would find more memory
+            settings["holds_gradients"] = False
+        return settings | {name: True for name in ("schedule", "augment") if getattr(self, name) is not None}
+
+    def _parts(self) -> states.Parts:
+        return states.Parts(
+            model=self.model,
+            optimizer=self.optimizer,
+            method=self.method,
+            memory=self.memory,
+            average=self._average,
+            engine=self._engine,
+            heads=self._heads,
+        )
 
     @classmethod
     def load(
@@ -309,8 +543,8 @@ class Learner(TrainedModel):
         schedule: Schedule | None = None,
         augment: Transform | None = None,
         distributed: World | None = None,
-        heads: Heads | None = None,
-        losses: Losses | None = None,
+        heads: states.Heads | None = None,
+        losses: states.Losses | None = None,
         **sources: states.Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.
@@ -330,21 +564,131 @@ class Learner(TrainedModel):
                 learner's optimiser: make it afterwards and pass it ``read_checkpoint(path)["sources"][name]``.
         """
         state = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
-        states.check_state(state, backbone, sources)
-        parts = states.saved_parts(state, method, optimizer, memory) | {"distributed": distributed}
-        habits = saved_habits(state["learner"], schedule=schedule, augment=augment)
-        with trainable(backbone, states.saved_trainable(state, backbone)):
-            learner = cls._with_settings(state["learner"], backbone=backbone, **parts, **habits)
-            states.restore_parts(learner._parts(), state, heads or {}, losses or {}, sources)
+        with checked_content("the checkpoint" if isinstance(checkpoint, Mapping) else os.fspath(checkpoint)):
+            states.check_state(state, backbone, sources)
+            parts = states.saved_parts(state, method, optimizer, memory)
+            functions = states.checked_functions(state, schedule=schedule, augment=augment)
+            settings = state["learner"]
+            with trainable(backbone, states.saved_trainable(state, backbone)):
+                learner = cls(
+                    backbone,
+                    **parts,
+                    **functions,
+                    **restored_options(settings),
+                    autocast=torch.bfloat16 if settings["autocast"] else None,
+                    distributed=distributed,
+                )
+                learner.steps = settings["steps"]
+                learner._has_refrozen = "trainable" in settings
+                if settings.get("holds_gradients") is False:
+                    learner._use_low_memory()
+                states.restore_parts(learner._parts(), state, heads or {}, losses or {}, sources)
         return learner
 
-    @classmethod
-    def _with_settings(cls, settings: Mapping[str, Any], **arguments: Any) -> Self:
-        options = {name: settings[name] for name in SAVED_ARGUMENTS}
-        options |= {"autocast": torch.bfloat16 if settings["autocast"] else None}
-        learner = cls(**arguments, **options, low_memory=settings.get("low_memory", "auto"))
-        if settings.get("holds_gradients") is False:
-            learner._use_low_memory()
-        learner.steps = settings["steps"]
-        learner._has_refrozen = "trainable" in settings
-        return learner
+    # -- what trains
+
+    def _take_in_new_parameters(self) -> None:
+        """Train the parameters that the backbone has by now, if its modules or parameters have changed.
+
+        Ranks cannot know that the backbones of all of them have changed: they are refused before their next step.
+        """
+        if self._ranks is None and self._admission.removed_parameters() is not None:
+            self._train({each for each in self.model.backbone.parameters() if each.requires_grad})
+
+    def _train(self, chosen: set[nn.Parameter]) -> None:
+        """Train these parameters of the backbone, and no others, from now on."""
+        backbone = self.model.backbone
+        refuse_sharded(backbone, "frozen or unfrozen")
+        heads = self.model.modules()[1:]
+        if any(shares_trained(head, [backbone]) for head in heads):
+            raise SpclError("the backbone shares parameters with a head by now; give the backbone a copy of them")
+        frozen_layers, removed = frozen_normalisations(backbone), self._admission.removed_parameters() or set()
+        with trainable(backbone, chosen):
+            engine = self._engines.make()
+        for parameter in backbone.parameters():
+            parameter.grad = None
+        for layer in frozen_layers:
+            layer.train(backbone.training)
+        self.model.forget_features()
+        self._use_engine(engine)
+        if self._ranks is not None:
+            self._ranks.forget()
+        keep_trainable(self.optimizer, backbone.parameters(), removed)
+        self._average_all()
+        self._has_refrozen = True
+
+    def _use_engine(self, engine: Engine) -> None:
+        self._engine = engine
+        self._step = Step(engine, self.model, self.method, self.memory)
+        self._admission = Admission(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
+
+    def _choose_engine(self, tasks: int) -> None:
+        """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
+        if self._ranks is not None:
+            self._ranks.check(self.model, self.method)
+        elif self.measure_stability or self.method.reduction == "none":
+            rows = tasks + (self.memory is not None) + (self.method.settings.alpha > 0.0)
+            gradients = self._engine.gradients
+            if rows > len(gradients.buffer) and self._engines.need_low_memory(rows, gradients):
+                self._use_low_memory()
+
+    def _use_low_memory(self) -> None:
+        self._engines.is_low_memory = True
+        for parameter in self._engine.gradients.parameters:
+            parameter.grad = None  # a view of the gradient matrix
+        self._use_engine(self._engines.make())
+
+    def _admitted(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
+        """Return the batches of a step once they are checked, and make the heads of tasks that are new."""
+        samples = self._admission.check(batches)
+        if new := [group for group in samples if group.task.signature is None]:
+            feature_dim = self._admission.features_of(new)
+            if feature_dim is not None:
+                self._build_heads(feature_dim)
+            for group in new:
+                group.task.signature = describe(group.x, 1), describe(group.y, 1)
+        return samples
+
+    def _build_heads(self, feature_dim: int) -> None:
+        """Make the heads that are missing, and train them; change nothing if that raises."""
+        if all(task.head is not None for task in self.model.classifiers):
+            self.model.feature_dim = feature_dim
+            return
+        with self._undone_if_it_raises():
+            for task in self.model.build_heads(feature_dim):
+                add_head(self.optimizer, task)
+            self._average_all()
+
+    @contextmanager
+    def _undone_if_it_raises(self) -> Iterator[None]:
+        """Undo what the block adds to tasks, heads, optimiser and average, if it raises."""
+        heads, feature_dim = {task: task.head for task in self.tasks.values()}, self.model.feature_dim
+        try:
+            with undone_if_it_raises(self.optimizer):
+                yield
+        except BaseException:
+            for name in [name for name, task in self.tasks.items() if task not in heads]:
+                del self.tasks[name]
+            for task, head in heads.items():
+                task.head = head
+            self.model.feature_dim = feature_dim
+            self._average_all()
+            raise
+
+    def _new_average(self) -> WeightAverage | None:
+        if self.average is None:
+            return None
+        return (ShardedAverage if self._engines.is_sharded else WeightAverage)(self.average)
+
+    def _average_all(self) -> None:
+        """Average the weights of heads that were added, and no longer those that were frozen."""
+        if self._average is not None:
+            self._average.follow(map(uncompiled, self.model.modules()))
+
+
+def _learning_rate_factor(schedule: Schedule, step: int) -> float:
+    """Return the factor of the learning rates in a step."""
+    factor: object = schedule(step)
+    if not is_number(factor) or not 0.0 <= factor < math.inf:
+        raise SpclError(f"the schedule must give a factor of at least 0, but it gives {factor!r:.80} for step {step}")
+    return float(factor)

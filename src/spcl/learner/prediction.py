@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
-from spcl.distributed.sharded import refuse_sharded
-from spcl.engine.averaging import WeightAverage
-from spcl.engine.batch_statistics import batch_statistics
-from spcl.engine.model import Scenario, SharedModel, checked_loss
+from spcl.engine.model import SharedModel, batch_statistics, checked_loss
+from spcl.engine.ranks.sharded import refuse_sharded
+from spcl.engine.update import WeightAverage
 from spcl.errors import DataError, SpclError, TaskError
-from spcl.learner.admission import find_task, samples_of
-from spcl.learner.modules import uncompiled
+from spcl.learner.checks import OneCallAtATime, find_task, samples_of
+from spcl.learner.parameters import uncompiled
 from spcl.learner.predictors import PredictionHeads
-from spcl.methods.tasks import Output, Task, check_labels
-
-__all__ = ["PREDICT_BATCH", "JointHeads", "Predictor"]
+from spcl.methods.base import Output
+from spcl.options import Scenario
+from spcl.tasks import Task, check_targets
 
 PREDICT_BATCH = 1024
 
@@ -30,14 +29,22 @@ class Predictor:
 
     Args:
         model: the shared model.
-        average: of its weights, with which it then predicts; or None.
-        heads: by which classifiers predict.
+        average: the average of its weights, with which it then predicts; or None.
+        heads: the heads by which classifiers predict.
+        calls: refuses predictions while a learner changes the model; None if nothing changes it.
     """
 
-    def __init__(self, model: SharedModel, average: WeightAverage | None, heads: PredictionHeads) -> None:
+    def __init__(
+        self,
+        model: SharedModel,
+        average: WeightAverage | None,
+        heads: PredictionHeads,
+        calls: OneCallAtATime | None = None,
+    ) -> None:
         self.model = model
         self._average = average
         self._heads = heads
+        self._calls = calls
 
     @property
     def scenario(self) -> Scenario:
@@ -88,14 +95,14 @@ class Predictor:
         chosen = self._chosen(task)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
-        inputs, heads = _checked_inputs(x), self._prediction_heads()
-        with self.model.task_errors(chosen, inputs), torch.no_grad(), self._averaged_weights(), heads:
+        inputs, heads, reading = _checked_inputs(x), self._prediction_heads(), self._reading("a prediction")
+        with reading, self.model.task_errors(chosen, inputs), torch.no_grad(), self.averaged_weights(), heads:
             return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
 
-    def _logits_to_store(self, x: Inputs, task: Task | None) -> Tensor:
+    def logits_to_store(self, x: Inputs, task: Task | None) -> Tensor:
         """Return the logits of one batch of samples as in training: of the trained heads, whatever predicts."""
         own = batch_statistics(self.model.modules()) if number_of_samples(x) > 1 else nullcontext()
-        with torch.no_grad(), self._averaged_weights(), own:
+        with torch.no_grad(), self.averaged_weights(), own:
             return self.model.logits(x, task)
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
@@ -126,19 +133,21 @@ class Predictor:
         refuse_sharded(self.model.backbone, "copied")
         chosen = self._chosen(task)
         tasks = self.model.classifiers if chosen is None else [chosen]
-        heads = [self._sharing_copy(head) for head in self._present_heads(tasks)]
-        backbone = self._sharing_copy(uncompiled(self.model.backbone))
+        with self._reading("module"):
+            heads = [self._sharing_copy(head) for head in self.present_heads(tasks)]
+            backbone = self._sharing_copy(uncompiled(self.model.backbone))
         top = ("heads", JointHeads(heads)) if chosen is None else ("head", heads[0])
         return nn.Sequential(OrderedDict([("backbone", backbone), top])).eval()
 
     def snapshot(self) -> "Predictor":
         """Return a predictor with copies of the weights and heads that predict now, which follow no training."""
         refuse_sharded(self.model.backbone, "copied")
-        averages = {} if self._average is None else self._average.averages
-        memo: dict[int, Any] = {id(each): _like(each, value.clone(), False) for each, value in averages.items()}
-        trained = [task for task in self.tasks.values() if task.head is not None]
-        parts = (uncompiled(self.model.backbone), trained, self._present_heads(trained))
-        backbone, tasks, heads = copy.deepcopy(parts, memo)
+        with self._reading("snapshot"):
+            averages = {} if self._average is None else self._average.averages
+            memo: dict[int, Any] = {id(each): _like(each, value.clone(), False) for each, value in averages.items()}
+            trained = [task for task in self.tasks.values() if task.head is not None]
+            parts = (uncompiled(self.model.backbone), trained, self.present_heads(trained))
+            backbone, tasks, heads = copy.deepcopy(parts, memo)
         model = SharedModel(backbone, self.scenario, nn.Linear, 0, self.model.autocast)
         for task, head in zip(tasks, heads, strict=True):
             task.head = head
@@ -147,15 +156,19 @@ class Predictor:
             module.eval()
         return Predictor(model, None, PredictionHeads("head", None))
 
+    def _reading(self, name: str) -> AbstractContextManager[None]:
+        """Return the context of a call that predicts, which a learner allows between the calls that change it."""
+        return nullcontext() if self._calls is None else self._calls.reading(name)
+
     @contextmanager
-    def _averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Let the model be in evaluation mode and have the averaged weights, if there are any, within the block."""
         with self.model.evaluating(), nullcontext() if self._average is None else self._average.applied():
             yield
 
-    def _present_heads(self, tasks: Iterable[Task]) -> list[nn.Module]:
+    def present_heads(self, tasks: Iterable[Task]) -> list[nn.Module]:
         """Return the heads by which tasks predict now."""
-        with torch.no_grad(), self._averaged_weights(), self._prediction_heads():
+        with torch.no_grad(), self.averaged_weights(), self._prediction_heads():
             return [self.model.head(each) for each in tasks]
 
     def _prediction_heads(self) -> AbstractContextManager[None]:
@@ -186,7 +199,7 @@ class Predictor:
             task.check_samples(samples.x, samples.y)
             return samples.x, samples.y
         x, y = as_batch(batch)
-        check_labels("the learner", y, len(self.classes))
+        check_targets("the learner", y, "classification", len(self.classes))
         if len(y) != number_of_samples(x):
             raise TaskError(f"{number_of_samples(x)} inputs but {len(y)} labels; give one label per input")
         return x, y

@@ -1,51 +1,160 @@
-"""State of a learner's parts as plain data and tensors."""
+"""The state of a learner's parts as plain data and tensors, and checkpoints of it."""
 
 import inspect
 import os
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 import spcl.memory
+from spcl.batches import describe
 from spcl.checkpoint import write_checkpoint
-from spcl.distributed.sharded import sharded_like, whole
-from spcl.engine.averaging import WeightAverage
 from spcl.engine.base import Engine
 from spcl.engine.model import SharedModel
+from spcl.engine.ranks.sharded import sharded_like, whole
+from spcl.engine.update import WeightAverage
 from spcl.errors import CheckpointError, SpclError
-from spcl.learner.admission import check_method
-from spcl.learner.modules import check_fits, check_same, uncompiled
-from spcl.learner.optimizer import (
+from spcl.learner.checks import check_method, classifier_task
+from spcl.learner.parameters import (
     MakeOptimizer,
     add_head,
     optimizer_state,
     restore_optimizer,
     saved_optimizer,
     shared_groups,
+    shares_trained,
+    uncompiled,
 )
 from spcl.learner.predictors import PredictionHeads
-from spcl.learner.random_state import random_state, set_random_state
-from spcl.learner.task_state import Heads, Losses, restore_heads, restore_tasks, task_state
+from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods import make_method, recorded_settings
 from spcl.methods.base import Method
+from spcl.options import LearnerOptions, restored_options
+from spcl.tasks import Task
 
-__all__ = [
-    "Parts",
-    "Stateful",
-    "check_source_names",
-    "check_state",
-    "model_state",
-    "parts_state",
-    "restore_parts",
-    "saved_parts",
-    "saved_trainable",
-    "trainable_names",
-    "write_state",
-]
+Heads = Mapping[str, tuple[nn.Module, Loss]]
+Losses = Mapping[str, Loss]
+
+
+def task_state(task: Task) -> dict[str, Any]:
+    """Return a task and the weights of its head."""
+    return {
+        "name": task.name,
+        "classes": task.classes,
+        "finished": task.finished,
+        "signature": task.signature,
+        "left_out": task.skipped,  # keys of existing files
+        "left_out_in_a_row": task.skipped_in_a_row,
+        "head": None if task.head is None else task.head.state_dict(),
+        **({} if task.class_names is None else {"class_names": list(task.class_names)}),
+        **({} if task.classes is None or task.loss is cross_entropy else {"loss": _loss_state(task.loss)}),
+    }
+
+
+def restore_tasks(model: SharedModel, saved: list[dict[str, Any]], heads: Heads, losses: Losses) -> None:
+    """Add the tasks of :func:`task_state` to a model without any; the heads of classifiers are still missing."""
+    _check_losses(saved, losses)
+    for entry in saved:
+        offset = sum(task.classes or 0 for task in model.tasks.values())
+        task = _restored_task(entry, heads, losses, offset, model.device)
+        if task.head is not None and shares_trained(task.head, model.modules()):
+            raise CheckpointError(f"the head of task {task.name!r} shares parameters with the backbone or another head")
+        model.tasks[task.name] = task
+
+
+def restore_heads(tasks: Mapping[str, Task], saved: list[dict[str, Any]]) -> None:
+    """Restore the weights of all heads."""
+    for entry in saved:
+        head = tasks[entry["name"]].head
+        if head is not None:
+            check_fits(f"the head of task {entry['name']!r}", head, entry["head"])
+            head.load_state_dict(entry["head"])
+
+
+def _loss_state(loss: Loss) -> dict[str, Any] | None:
+    """Return a cross-entropy as plain data; None for other losses of classifiers, which are not saved."""
+    if not isinstance(loss, CrossEntropy):
+        return None
+    weights = loss.class_weights
+    return {
+        "label_smoothing": loss.label_smoothing,
+        "class_weights": None if weights is None else list(weights),
+    }
+
+
+def _check_losses(saved: list[dict[str, Any]], losses: Losses) -> None:
+    classifiers = [entry["name"] for entry in saved if entry["classes"] is not None]
+    for name in losses:
+        if name not in classifiers:
+            raise CheckpointError(f"losses has {name!r}, but the checkpoint's classifiers are {classifiers}")
+
+
+def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offset: int, device: torch.device) -> Task:
+    """Return a task of :func:`task_state`."""
+    name = saved["name"]
+    if saved["classes"] is not None:
+        names = saved.get("class_names")
+        loss = losses[name] if name in losses else _restored_loss(saved)
+        task = classifier_task(name, saved["classes"], offset, loss, None if names is None else tuple(names))
+    elif name in heads:
+        task = _task_of_its_own(name, heads[name], device)
+    else:
+        raise CheckpointError(
+            f"task {name!r} was added with a head and loss of its own; pass them as heads={{{name!r}: (head, loss)}}"
+        )
+    task.finished = saved["finished"]
+    task.signature = None if saved["signature"] is None else tuple(saved["signature"])
+    task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
+    return task
+
+
+def _task_of_its_own(name: str, given: object, device: torch.device) -> Task:
+    match given:
+        case (nn.Module() as head, loss) if callable(loss):
+            return Task(name, None, loss, head.to(device), 0)
+    raise CheckpointError(f"heads[{name!r}] must be the pair of the task's head and loss, but it is {given!r:.80}")
+
+
+def _restored_loss(saved: Mapping[str, Any]) -> Loss | None:
+    """Return the loss of a classifier; None for plain cross-entropy."""
+    if "loss" not in saved:
+        return None
+    if saved["loss"] is None:
+        name = saved["name"]
+        raise CheckpointError(f"task {name!r} was added with a loss of its own; pass it as losses={{{name!r}: loss}}")
+    return CrossEntropy(**saved["loss"])
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of every global generator that a model, its data or its method may use."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    version, internal, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(cuda),
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
+        "python": [version, list(internal), gauss],
+    }
+
+
+def set_random_state(saved: Mapping[str, Any]) -> None:
+    """Restore the generators from :func:`random_state`."""
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] and torch.cuda.is_available() and torch.cuda.device_count() == len(saved["cuda"]):
+        torch.cuda.set_rng_state_all(saved["cuda"])
+    kind, keys, position, has_gauss, cached = saved["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    version, internal, gauss = saved["python"]
+    random.setstate((version, tuple(internal), gauss))
+
 
 MODEL = frozenset({"learner", "tasks", "backbone", "method"})
 TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
@@ -69,11 +178,56 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
     parts = MODEL | TRAINING if TRAINING & state.keys() else MODEL
     if missing := sorted(parts - state.keys()):
         raise CheckpointError(f"the checkpoint is not that of a learner: it has no {', '.join(missing)}")
+    _check_content(state)
     check_fits("the backbone", uncompiled(backbone), state["backbone"])
     saved = state.get("sources", {})
     for name in sources:
         if name not in saved:
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(saved)}")
+
+
+WHOLE, FLAG, TEXT, NONE = int, bool, str, type(None)
+CONTENT: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "learner": {"steps": (WHOLE,), "feature_dim": (WHOLE, NONE)},
+    "tasks": {
+        "name": (TEXT,),
+        "classes": (WHOLE, NONE),
+        "finished": (FLAG,),
+        "signature": (list, tuple, NONE),
+        "left_out": (WHOLE,),
+        "left_out_in_a_row": (WHOLE,),
+        "head": (Mapping, NONE),
+    },
+}
+"""The types of what a checkpoint says of the learner and of every task, for which nothing else checks them."""
+
+
+def _check_content(state: Mapping[str, Any]) -> None:
+    """Raise an error unless the plain data of a checkpoint has the right types, and heads the sizes that it says."""
+    described = [("learner", state["learner"]), *(("tasks", task) for task in state["tasks"])]
+    for part, content in described:
+        for name, types in CONTENT[part].items():
+            if not isinstance(content[name], types):
+                raise CheckpointError(
+                    f"{name} of {part} is {content[name]!r:.80} in the checkpoint; use another checkpoint"
+                )
+    try:
+        LearnerOptions(**restored_options(state["learner"]))
+    except SpclError as error:
+        raise CheckpointError(f"{error}, but the checkpoint has it; use another checkpoint") from None
+    features = state["learner"]["feature_dim"]
+    for task in state["tasks"]:
+        if not all(isinstance(each, str) for each in task["signature"] or ()):
+            raise CheckpointError(f"the signature of task {task['name']!r} is damaged; use another checkpoint")
+        numbers = sum(each.numel() for each in (task["head"] or {}).values())
+        if task["classes"] is not None and features is not None and max(task["classes"], features) > numbers:
+            raise CheckpointError(
+                f"task {task['name']!r} has {task['classes']} classes and {features} features, but its head has "
+                f"{numbers} parameters in the checkpoint; use another checkpoint"
+            )
+    for name, updates in state.get("average_updates", {}).items():
+        if not isinstance(updates, int):
+            raise CheckpointError(f"the average of the {name} has {updates!r:.80} updates; use another checkpoint")
 
 
 def check_source_names(load: Callable[..., object], names: Iterable[str]) -> None:
@@ -107,8 +261,13 @@ def parts_state(parts: Parts) -> dict[str, Any]:
             "memory": _memory_state(parts.memory),
             "random": random_state(),
         }
-        | ({"engine": parts.engine.state_dict()} if parts.engine.state_dict() else {})
+        | _history_of(parts.engine)
     )
+
+
+def _history_of(engine: Engine) -> dict[str, Any]:
+    history = {} if engine.history is None else engine.history.state_dict()
+    return {"engine": history} if history else {}
 
 
 def model_state(parts: Parts) -> dict[str, Any]:
@@ -123,12 +282,23 @@ def model_state(parts: Parts) -> dict[str, Any]:
 
 
 def write_state(
-    path: str | os.PathLike[str], state: Mapping[str, Any], sources: Mapping[str, Stateful], writes: bool
+    path: str | os.PathLike[str], state: Mapping[str, Any], sources: Mapping[str, Stateful], writes: bool, keep: int
 ) -> None:
     """Write a checkpoint, if this rank is the one that writes; all of them gather what is sharded."""
     state = whole(state, keep=writes)
     if writes:
-        write_checkpoint(path, {**state, "sources": {name: each.state_dict() for name, each in sources.items()}})
+        saved = {name: each.state_dict() for name, each in sources.items()}
+        write_checkpoint(path, {**state, "sources": saved}, keep)
+
+
+def checked_functions(state: Mapping[str, Any], **functions: Any) -> dict[str, Any]:
+    """Return the functions of a learner, or raise an error unless exactly those are given that were used."""
+    for name, function in functions.items():
+        if name in state["learner"] and function is None:
+            raise CheckpointError(f"the checkpoint was made with {name}=, which is a function; pass it again")
+        if name not in state["learner"] and function is not None:
+            raise CheckpointError(f"the checkpoint was made without {name}=; load it without")
+    return functions
 
 
 def saved_parts(
@@ -157,7 +327,7 @@ def restore_parts(
     _restore_groups(parts.optimizer, model.backbone, state["learner"].get("trainable"))
     if state.keys() >= TRAINING:
         restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
-        _restore_memory(parts.memory, state["memory"])
+        _restore_memory(parts.memory, state["memory"], model.tasks)
     else:
         _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
@@ -169,7 +339,8 @@ def restore_parts(
         source.load_state_dict(state["sources"][name])
     backbone = uncompiled(model.backbone)
     backbone.load_state_dict(sharded_like(state["backbone"], backbone.state_dict()))
-    parts.engine.load_state_dict(state.get("engine", {}))
+    if parts.engine.history is not None:
+        parts.engine.history.load_state_dict(state.get("engine", {}))
     if "random" in state:
         set_random_state(state["random"])
 
@@ -293,10 +464,33 @@ def _saved_memory(saved: Mapping[str, Any] | None) -> Memory | None:
     return kind(saved["budget"], device=saved["device"], dtype=dtype)  # type: ignore[no-any-return]
 
 
-def _restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None) -> None:
+def _restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None, tasks: Mapping[str, Task]) -> None:
     """Restore the content of a memory."""
     if memory is None:
         return
     if saved is None:
         raise CheckpointError("the checkpoint holds no memory; load it without memory=")
     memory.load_state_dict(saved["state"])
+    for name, buffer in memory.buffers.items():
+        if name not in tasks or (buffer.classes if buffer.labelled else None) != tasks[name].classes:
+            raise CheckpointError(
+                f"memory has samples of another task {name!r} than the learner; use another checkpoint"
+            )
+
+
+def check_fits(what: str, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raise an error unless the saved tensors fit a module."""
+    check_same(what, module.state_dict(), saved)
+
+
+def check_same(what: str, mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Raise an error unless two sets of tensors have the same names, shapes and types."""
+    here = {name: describe(tensor) for name, tensor in mine.items()}
+    there = {name: describe(tensor) for name, tensor in saved.items()}
+    if here != there:
+        names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        first = names[0]
+        raise CheckpointError(
+            f"{what} does not fit the checkpoint in {len(names)} tensors, e.g. {first!r}: "
+            f"{here.get(first, 'missing')} here, {there.get(first, 'missing')} in the checkpoint"
+        )

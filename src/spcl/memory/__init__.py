@@ -6,12 +6,8 @@
 other policies.
 """
 
-from spcl.memory.balanced import BalancedCoreset
-from spcl.memory.base import Memory
-from spcl.memory.epochs import EpochCoreset
-from spcl.memory.registry import MEMORIES
-from spcl.memory.replay_batch import ReplayBatch
+from spcl.memory.balanced import BalancedCoreset, EpochCoreset
+from spcl.memory.base import MEMORIES, Memory, ReplayBatch, TaskBuffer
 from spcl.memory.reservoir import Reservoir
-from spcl.memory.task_buffer import TaskBuffer
 
 __all__ = ["MEMORIES", "BalancedCoreset", "EpochCoreset", "Memory", "ReplayBatch", "Reservoir", "TaskBuffer"]

@@ -1,23 +1,29 @@
-"""The base class of replay memories: storing, drawing and saving samples; subclasses choose which to keep."""
+"""Replay memories: storing, drawing and saving samples; subclasses choose which to keep."""
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spcl.batches import Inputs, map_leaves, number_of_samples, sample_kind
+from spcl._util.registry import Registry
+from spcl.batches import Inputs, describe, from_leaves, kind_of_pair, leaves, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
-from spcl.memory.checks import check_labels, kind_of
-from spcl.memory.replay_batch import DrawAhead, ReplayBatch, replay_batches
-from spcl.memory.task_buffer import TaskBuffer, input_fields
+from spcl.tasks import INTEGERS, check_targets
 
-__all__ = ["Memory"]
+
+def kind_of(samples: Inputs) -> str:
+    """Return shape and type in words."""
+    if isinstance(samples, Tensor):
+        return f"shape {tuple(samples.shape)}, {samples.dtype}"
+    return describe(samples)
 
 
 class Memory(ABC):
@@ -59,6 +65,10 @@ class Memory(ABC):
     """
 
     draws_ahead: ClassVar[bool] = False
+    replays_running: ClassVar[bool] = True
+    """Whether the samples of tasks that run may be drawn; otherwise only the samples of finished tasks."""
+    keeps_observed_logits: ClassVar[bool] = True
+    """Whether logits given to :meth:`observe` are stored."""
 
     def __init__(
         self,
@@ -90,13 +100,13 @@ class Memory(ABC):
         """Return the ranks of new samples, given how many were seen before each; the lowest ranks are kept longest."""
         return self.generator.random(len(arrivals))
 
-    def replayable(self, buffer: TaskBuffer) -> bool:
+    def replayable(self, buffer: "TaskBuffer") -> bool:
         """Return whether the samples of a task may be drawn; others are candidates, which the budget does not count."""
-        return True
+        return self.replays_running or not buffer.running
 
-    def draws_from(self, buffer: TaskBuffer) -> bool:
-        """Return whether there are samples of a task that may be drawn."""
-        return bool(buffer.size) and self.replayable(buffer)
+    def replayable_tasks(self) -> list[str]:
+        """Return the names of the tasks whose samples may be drawn, where there are any."""
+        return [task for task, buffer in self.buffers.items() if buffer.size and self.replayable(buffer)]
 
     def start(self, task: str, classes: int | None) -> None:
         """Start to keep samples of ``task``, which has this many classes (``None``: not a classification task)."""
@@ -108,23 +118,20 @@ class Memory(ABC):
 
     def check(self, task: str, x: Inputs, y: Tensor) -> None:
         """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
-        self.check_kind(task, x, y)
-        if self.buffers[task].labelled:
-            check_labels(task, y, self.buffers[task])
-
-    def check_kind(self, task: str, x: Inputs, y: Tensor) -> None:
-        """Raise :class:`~spcl.errors.TaskError` if samples are not of their task's kind; labels are not looked at."""
         buffer = self._running(task)
-        if y.ndim == 0 or not number_of_samples(x) == y.shape[0] > 0:
+        count, kind = kind_of_pair(x, y)
+        if y.ndim == 0 or not count == y.shape[0] > 0:
             raise TaskError(
                 f"task {task!r}: x ({kind_of(x)}) and y ({kind_of(y)}) must have the same number of samples, at least 1"
             )
-        kind = sample_kind(x), sample_kind(y)
         if buffer.fields and kind != buffer.known_kind:
             self._check_like_stored(task, x, y, buffer)
             buffer.known_kind = kind
+        if buffer.labelled:
+            labels = y.to(torch.int64) if y.dtype in INTEGERS else y
+            check_targets(f"task {task!r}", labels, "classification", buffer.classes)
 
-    def _check_like_stored(self, task: str, x: Inputs, y: Tensor, buffer: TaskBuffer) -> None:
+    def _check_like_stored(self, task: str, x: Inputs, y: Tensor, buffer: "TaskBuffer") -> None:
         """Refuse samples of another kind than those that are stored."""
         fields = {name: field[: buffer.size] for name, field in buffer.fields.items()}
         stored, targets = buffer.inputs_of(fields), fields["y"]
@@ -144,10 +151,10 @@ class Memory(ABC):
         buffer = self.buffers[task]
         if not buffer.fields:
             buffer.allocate(self._no_samples(x), y)
-        buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), buffer.labels_of(y))
+        buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), y)
         self.seen += len(y)
         batch = input_fields(x) | {"y": y}
-        self._evict(task, batch if logits is None else batch | {"logits": logits})
+        self._evict(task, batch | {"logits": logits} if logits is not None and self.keeps_observed_logits else batch)
 
     def begin(self) -> None:
         """Remember the samples, so that what changes can be undone by :meth:`rollback`, until :meth:`commit`.
@@ -204,7 +211,7 @@ class Memory(ABC):
         if self._before is not None:
             raise TaskError(f"task {task!r} cannot finish within a step; finish it when the step has returned")
 
-    def draw(self, count: int) -> list[ReplayBatch]:
+    def draw(self, count: int) -> "list[ReplayBatch]":
         """Draw ``count`` samples (or all, if there are fewer), grouped by task.
 
         They are drawn uniformly without replacement, unless a policy overrides :meth:`pick`.
@@ -214,20 +221,6 @@ class Memory(ABC):
         self._cancel_draws()
         return self._draw(count)
 
-    def draw_ahead(self, count: int) -> None:
-        """Make the next draw now, for :meth:`draw` to return; undone if memory changes or another count is drawn.
-
-        >>> from spcl.memory import Reservoir
-        >>> one, other = Reservoir(9, seed=0), Reservoir(9, seed=0)
-        >>> for memory in (one, other):
-        ...     memory.start("a", classes=None)
-        ...     memory.observe("a", torch.arange(9), torch.arange(9))
-        >>> one.draw_ahead(4)
-        >>> torch.equal(one.draw(4)[0].x, other.draw(4)[0].x)
-        True
-        """
-        self._ahead.append(DrawAhead(count, self.draw_state(), self._draw(count)))
-
     def _cancel_draws(self) -> None:
         """Undo the draws that were made ahead."""
         if self._ahead:
@@ -235,15 +228,15 @@ class Memory(ABC):
             self._ahead.clear()
             self.restore_draws(before)
 
-    def _draw(self, count: int) -> list[ReplayBatch]:
-        buffers = {task: buffer for task, buffer in self.buffers.items() if self.draws_from(buffer)}
+    def _draw(self, count: int) -> "list[ReplayBatch]":
+        buffers = {task: self.buffers[task] for task in self.replayable_tasks()}
         if not buffers:
             return []
         starts = [0, *accumulate(buffer.size for buffer in buffers.values())]
         chosen = np.sort(self.pick(starts[-1], count))
         bounds = np.searchsorted(chosen, starts).tolist()
         parts = zip(buffers, starts, bounds, bounds[1:], strict=False)
-        return replay_batches(buffers, {task: chosen[a:b] - start for task, start, a, b in parts if a < b})
+        return _replay_batches(buffers, {task: chosen[a:b] - start for task, start, a, b in parts if a < b})
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the positions of the samples of one draw among ``size`` replayable ones.
@@ -261,7 +254,7 @@ class Memory(ABC):
         """Restore from :meth:`draw_state`."""
         self.generator.bit_generator.state = state
 
-    def replace(self, batch: ReplayBatch, x: Inputs) -> None:
+    def replace(self, batch: "ReplayBatch", x: Inputs) -> None:
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
         if sample_kind(x) != sample_kind(batch.x) or number_of_samples(x) != len(batch.y):
             raise TaskError(
@@ -308,6 +301,8 @@ class Memory(ABC):
             )
         self._ahead.clear()
         self._before = None
+        if not isinstance(state["seen"], int):
+            raise CheckpointError(f"memory has seen {state['seen']!r:.80} samples; use another checkpoint")
         self.seen = state["seen"]
         self.generator.bit_generator.state = state["generator"]
         self.buffers = {task["name"]: TaskBuffer.from_state_dict(task, self.device) for task in state["tasks"]}
@@ -325,7 +320,7 @@ class Memory(ABC):
     def _stored_kind(self, x: Inputs) -> Hashable:
         return sample_kind(x if self.dtype is None else self._no_samples(x))
 
-    def _running(self, task: str) -> TaskBuffer:
+    def _running(self, task: str) -> "TaskBuffer":
         if task not in self.buffers:
             raise TaskError(
                 f"memory has no task {task!r} (its tasks: {', '.join(self.buffers) or 'none'}); start the task first"
@@ -347,3 +342,353 @@ class Memory(ABC):
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "
                 f"its masks must leave at most {self.budget} over all tasks"
             )
+
+
+def _replay_batches(
+    buffers: Mapping[str, "TaskBuffer"], chosen: Mapping[str, NDArray[np.int64]]
+) -> "list[ReplayBatch]":
+    """Return copies of the samples at the chosen positions, whose rows a GPU gets in one transfer."""
+    if not chosen:
+        return []
+    rows = [buffers[task].rows[positions] for task, positions in chosen.items()]
+    all_rows, sizes = torch.from_numpy(np.concatenate(rows)), [*map(len, rows)]
+    on_devices, batches = {all_rows.device: all_rows.split_with_sizes(sizes)}, []
+    for place, (task, positions) in enumerate(chosen.items()):
+        buffer, fields = buffers[task], {}
+        for name, field in buffer.fields.items():
+            if field.device not in on_devices:
+                on_devices[field.device] = all_rows.to(field.device, non_blocking=True).split_with_sizes(sizes)
+            fields[name] = field.index_select(0, on_devices[field.device][place])
+        inputs, edits = buffer.inputs_of(fields), torch.from_numpy(buffer.edits[positions])
+        slots = torch.from_numpy(positions)
+        batches.append(ReplayBatch(task, inputs, fields["y"], fields.get("logits"), slots, edits))
+    return batches
+
+
+MEMORIES: Registry[Callable[..., Memory]] = Registry(
+    "memory", Memory, positional=1, keywords=("seed", "device", "dtype")
+)
+"""Classes of memories, or functions ``make(budget, *, seed, device, dtype, **options)`` of one.
+
+>>> MEMORIES.make("reservoir", 100, seed=1).budget
+100
+"""
+
+
+def draw_ahead(memory: Memory, count: int) -> None:
+    """Make the next draw now, for :meth:`Memory.draw` to return; undone if memory changes or another count is drawn.
+
+    >>> from spcl.memory import Reservoir
+    >>> one, other = Reservoir(9, seed=0), Reservoir(9, seed=0)
+    >>> for each in (one, other):
+    ...     each.start("a", classes=None)
+    ...     each.observe("a", torch.arange(9), torch.arange(9))
+    >>> draw_ahead(one, 4)
+    >>> torch.equal(one.draw(4)[0].x, other.draw(4)[0].x)
+    True
+    """
+    memory._ahead.append(DrawAhead(count, memory.draw_state(), memory._draw(count)))
+
+
+@dataclass(frozen=True)
+class ReplayBatch:
+    """Samples of one task drawn from a memory.
+
+    Attributes:
+        task: the task's name.
+        x: inputs, in the form in which they were observed: a tensor, or a dict or tuple of tensors.
+        y: targets.
+        logits: the model's logits when the samples were stored, NaN for classes added later; ``None`` where the task's
+            samples have none.
+        slots: indices of the samples in the task's buffer, valid until samples are added or evicted.
+        edits: how often the inputs of each sample were replaced.
+    """
+
+    task: str
+    x: Inputs
+    y: Tensor
+    logits: Tensor | None
+    slots: Tensor
+    edits: Tensor
+
+
+@dataclass(frozen=True)
+class DrawAhead:
+    """A draw that was made before it was asked for, and the state of the draws before it."""
+
+    count: int
+    before: Any
+    batches: list[ReplayBatch]
+
+
+BATCH_SIZE = 256  # samples per call of the model in `store_logits`
+
+
+class TaskBuffer:
+    """The samples of one task, in the rows of tensors with room for more: ``x``, ``y`` and optionally ``logits``.
+
+    Inputs that are a dict or tuple of tensors have a field for each, e.g. ``x.tokens`` or ``x[0]``.
+
+    Samples are in any order there: read them by :meth:`take`, not from the fields. New and edited samples get rows that
+    hold none, neither now nor before :meth:`begin`: what changes since then can be undone without copies, and copies
+    can be made at once.
+
+    The metadata used to choose samples is on the host, so that choosing does not synchronize with an accelerator:
+    ``labels``, ``ranks`` and ``edits`` (how often a sample's inputs were replaced) have one entry per stored sample,
+    followed by those of candidates that are not stored yet (:meth:`add_candidates`).
+    :meth:`retain` stores the chosen candidates and evicts the samples that were not chosen.
+
+    Attributes:
+        classes: number of classes of the task; a task without classes counts as one class.
+        labelled: whether the task has classes, so that ``y`` holds labels.
+        running: whether the task still gets samples.
+        rows: the row of every stored sample.
+        size: the number of stored samples.
+        nbytes: bytes of all stored samples.
+        known_kind: the kind of the last batch that was found to fit the stored samples.
+    """
+
+    def __init__(self, classes: int | None) -> None:
+        self.classes = 1 if classes is None else classes
+        self.labelled = classes is not None
+        self.running = True
+        self.rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.size = 0
+        self.labels: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.ranks: NDArray[np.float64] = np.empty(0)
+        self.edits: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.fields: dict[str, Tensor] = {}
+        self.nbytes = 0
+        self.known_kind: object = None
+        self._before: _Content | None = None
+
+    # -- changes that can be undone
+
+    def begin(self) -> None:
+        """Remember the samples, for :meth:`rollback`, until :meth:`commit`."""
+        content = self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind
+        self._before = _Content(*content)
+
+    def commit(self) -> None:
+        """Forget the samples that were evicted since :meth:`begin`."""
+        self._before = None
+
+    def rollback(self) -> None:
+        """Restore the samples of :meth:`begin`, from where they may change again."""
+        if self._before is not None:
+            self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind = self._before
+            self.size = len(self.rows)
+
+    # -- storing
+
+    def allocate(self, x: Inputs, y: Tensor) -> None:
+        """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, unless there are some.
+
+        Targets are on the host.
+        """
+        self.fields = self.fields or input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
+
+    def labels_of(self, y: Tensor) -> NDArray[np.int64]:
+        """Return the classes of targets ``y`` on the host; of probabilities the most likely ones."""
+        if not self.labelled:
+            return np.zeros(len(y), dtype=np.int64)
+        labels = y.detach().cpu().argmax(dim=1) if y.is_floating_point() else y
+        return labels.numpy(force=True).astype(np.int64)
+
+    def add_candidates(self, ranks: NDArray[np.float64], y: Tensor) -> None:
+        """Append the metadata of samples that :meth:`retain` may store."""
+        self.ranks = np.concatenate([self.ranks, ranks])
+        self.labels = np.concatenate([self.labels, self.labels_of(y)])
+        self.edits = np.concatenate([self.edits, np.zeros(len(ranks), dtype=np.int64)])
+
+    def retain(self, kept: NDArray[np.bool_], batch: Mapping[str, Tensor]) -> None:
+        """Keep the samples in the mask ``kept`` and evict the others; kept candidates come from ``batch``."""
+        source = _layout(kept, self.size)
+        self.ranks, self.labels, self.edits = self.ranks[source], self.labels[source], self.edits[source]
+        is_new = source >= self.size
+        chosen = source[is_new] - self.size
+        free, rows = self._free_rows(len(chosen)), np.empty_like(source)
+        rows[is_new], rows[~is_new] = free, self.rows[source[~is_new]]
+        self.rows, self.size = rows, len(rows)
+        if len(chosen):
+            self._put(free, batch, chosen)
+        elif not batch:
+            self._shrink()
+        self._update_nbytes()
+
+    def replace(self, positions: NDArray[np.int64], inputs: Mapping[str, Tensor]) -> None:
+        """Replace the inputs of samples, and count their edits."""
+        old, new = self.rows[positions], self._free_rows(len(positions))
+        for name, field in self.fields.items():
+            self._write(name, new, inputs[name] if name in inputs else _select(field, old))
+        self.rows, self.edits = self.rows.copy(), self.edits.copy()  # the old arrays remain for a rollback
+        self.rows[positions] = new
+        self.edits[positions] += 1
+
+    @torch.no_grad()
+    def store_logits(self, model: Callable[[Inputs], Tensor]) -> None:
+        """Store the logits of ``model`` for every sample."""
+        batches = -(-self.size // BATCH_SIZE)
+        for first in range(batches):
+            positions = np.arange(first, self.size, batches)  # of all classes, in whatever order they are stored
+            logits = self._same_width(model(self.take_inputs(positions)))
+            self._write("logits", self.rows[positions], logits)
+        self._update_nbytes()
+
+    # -- reading
+
+    def take(self, name: str) -> Tensor:
+        """Return a copy of a field: all samples, in order."""
+        return _select(self.fields[name], self.rows)
+
+    def take_inputs(self, positions: NDArray[np.int64]) -> Inputs:
+        """Return a copy of the inputs of the samples at ``positions``."""
+        rows = self.rows[positions]
+        return map_leaves(lambda field: _select(field, rows), self.inputs_of(self.fields))
+
+    @staticmethod
+    def inputs_of(fields: Mapping[str, Tensor]) -> Inputs:
+        """Return the inputs among fields, in the form in which they were observed."""
+        if "x" in fields:
+            return fields["x"]
+        return from_leaves({name[1:]: field for name, field in fields.items() if name.startswith(("x.", "x["))})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data; the samples are copies."""
+        return {
+            "classes": self.classes if self.labelled else None,
+            "running": self.running,
+            "ranks": torch.from_numpy(self.ranks),
+            "edits": torch.from_numpy(self.edits),
+            "fields": {name: self.take(name) for name in self.fields},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | None) -> "TaskBuffer":
+        """Restore a buffer from :meth:`state_dict`, with inputs and logits on ``device`` (None: unchanged)."""
+        buffer = cls(state["classes"])
+        buffer.running = state["running"]
+        buffer.ranks = state["ranks"].cpu().numpy().copy()
+        buffer.edits = state["edits"].cpu().numpy().copy()
+        buffer.rows, buffer.size = np.arange(len(buffer.ranks)), len(buffer.ranks)
+        devices = {"y": torch.device("cpu")}
+        buffer.fields = {name: f.to(devices.get(name, device), copy=True) for name, f in state["fields"].items()}
+        if buffer.fields:
+            buffer.labels = buffer.labels_of(buffer.fields["y"])
+        buffer._check_restored()
+        buffer._update_nbytes()
+        return buffer
+
+    def _check_restored(self) -> None:
+        """Raise an error unless all samples have all fields, and labels are classes of the task."""
+        if not isinstance(self.running, bool):
+            raise CheckpointError(f"a task of memory is running = {self.running!r:.80}; use another checkpoint")
+        if self.size and not ({"y"} < self.fields.keys() and set(leaves(self.inputs_of(self.fields)))):
+            raise CheckpointError(f"memory has the fields {sorted(self.fields)} of samples; use another checkpoint")
+        sizes = [self.ranks.shape, self.edits.shape, *((len(field),) for field in self.fields.values())]
+        if any(size != (self.size,) for size in sizes):
+            raise CheckpointError("memory has fields of different numbers of samples; use another checkpoint")
+        if self.labelled and ((self.labels < 0) | (self.labels >= self.classes)).any():
+            raise CheckpointError(f"memory has labels outside 0…{self.classes - 1}; use another checkpoint")
+
+    # -- rows
+
+    def _free_rows(self, count: int) -> NDArray[np.int64]:
+        """Return rows that hold no sample, and none that :meth:`rollback` would need."""
+        capacity = len(self.fields["y"]) if self.fields else 0
+        is_free = np.ones(capacity, dtype=bool)
+        is_free[self.rows] = False
+        if self._before is not None and self._before.fields.get("y") is self.fields.get("y"):
+            is_free[self._before.rows] = False
+        free = np.flatnonzero(is_free)
+        if len(free) < count:
+            needed = capacity - len(free) + count
+            self._allocate(needed + needed // 4)
+            free = np.append(free, np.arange(capacity, needed))
+        return free[:count]
+
+    def _allocate(self, capacity: int) -> None:
+        """Move the samples to tensors with more rows."""
+        larger = {name: field.new_empty((capacity, *field.shape[1:])) for name, field in self.fields.items()}
+        for name, field in self.fields.items():
+            larger[name][: len(field)] = field
+        self.fields = larger
+
+    def _shrink(self) -> None:
+        """Give rows back where most of them hold no sample."""
+        if any(len(field) > 2 * self.size for field in self.fields.values()):
+            self.fields = {name: self.take(name) for name in self.fields}
+            self.rows = np.arange(self.size)
+
+    def _update_nbytes(self) -> None:
+        self.nbytes = sum([field.nbytes // len(field) * self.size for field in self.fields.values() if len(field)])
+
+    def _put(self, rows: NDArray[np.int64], batch: Mapping[str, Tensor], chosen: NDArray[np.int64]) -> None:
+        """Copy the chosen samples of the batch to rows; a GPU gets both numbers of each in one transfer."""
+        pairs = np.stack([rows, chosen])
+        for name, samples in batch.items():
+            targets, sources = _index(pairs, samples).unbind()
+            values = samples.detach().index_select(0, sources)
+            self._write(name, targets, self._same_width(values) if name == "logits" else values)
+        if "logits" in self.fields and "logits" not in batch:
+            self.fields["logits"].index_fill_(0, _index(rows, self.fields["logits"]), math.nan)
+
+    def _write(self, name: str, rows: NDArray[np.int64] | Tensor, samples: Tensor) -> None:
+        field = self.fields[name]
+        samples = samples.detach().to(field.device, field.dtype, non_blocking=field.is_cuda)
+        field.index_copy_(0, _index(rows, field), samples)
+
+    def _same_width(self, logits: Tensor) -> Tensor:
+        """Widen the stored or the new logits to the same number of classes, with NaN for classes added later."""
+        field = self.fields.get("logits")
+        if field is None:
+            inputs = next(field for name, field in self.fields.items() if name != "y")
+            field = logits.new_full((len(inputs), *logits.shape[1:]), math.nan, device=inputs.device)
+        width = max((*field.shape[1:2], *logits.shape[1:2]), default=0)
+        self.fields = {**self.fields, "logits": _widened(field, width)}  # the old fields remain for a rollback
+        return _widened(logits, width)
+
+
+class _Content(NamedTuple):
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    ranks: NDArray[np.float64]
+    edits: NDArray[np.int64]
+    fields: dict[str, Tensor]
+    nbytes: int
+    known_kind: object
+
+
+def input_fields(x: Inputs) -> dict[str, Tensor]:
+    """Return the tensors of inputs by the names of their fields.
+
+    >>> input_fields({"tokens": torch.tensor([[7]])})
+    {'x.tokens': tensor([[7]])}
+    """
+    return {f"x{name}": leaf for name, leaf in leaves(x).items()}
+
+
+def _layout(kept: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
+    """Return the old index of the sample in each new slot; stored samples move only to fill gaps."""
+    chosen = np.flatnonzero(kept)
+    source = np.arange(len(chosen))
+    stays = kept[: len(chosen)] & (source < size)
+    source[~stays] = chosen[chosen >= min(len(chosen), size)]
+    return source
+
+
+def _index(indices: NDArray[np.int64] | Tensor, tensor: Tensor) -> Tensor:
+    indices = indices if isinstance(indices, Tensor) else torch.from_numpy(indices)
+    return indices.to(tensor.device, non_blocking=tensor.is_cuda)
+
+
+def _select(tensor: Tensor, indices: NDArray[np.int64]) -> Tensor:
+    return tensor.detach().index_select(0, _index(indices, tensor))
+
+
+def _widened(logits: Tensor, width: int) -> Tensor:
+    if logits.ndim == 1 or logits.shape[1] == width:
+        return logits
+    wide = logits.new_full((len(logits), width, *logits.shape[2:]), math.nan)
+    wide[:, : logits.shape[1]] = logits
+    return wide

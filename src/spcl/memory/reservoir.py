@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from spcl.memory.base import Memory
-
-__all__ = ["Reservoir"]
+from spcl.memory.base import MEMORIES, Memory
 
 
+@MEMORIES.register("reservoir")
 class Reservoir(Memory):
     """A uniform random sample of all samples observed, over all tasks (reservoir sampling, Vitter 1985).
 

@@ -6,53 +6,44 @@ DERPP(label_weight=1.0)
 >>> "soro" in METHODS                         # all methods by name; `spcl methods` lists them with their costs
 True
 
-A method defines how the gradients of tasks and memory are weighted. The loss on memory is a setting of every method,
-``replay_loss``, and so are the weight of finished classes in that of new samples, ``finished_weight``, and the penalty
-``alpha``, so that any can be combined. A method's state is saved with the learner. Settings are checked when the method
-is made; the error for an unknown name suggests the nearest known one. The defaults are those of the publication, or of
-the code its authors published, unless a method says otherwise. The tables of the SPCL paper compare these methods by
-code of its authors; where that code differs from the definition of a method, the definition is used here and the method
-says so.
+A method defines how the gradients of tasks and memory are weighted. Three choices are settings of every method and
+can be combined with any: ``replay_loss``, the loss on memory; ``finished_weight``, the weight of finished classes in
+the loss of new samples; ``alpha``, the weight of the orthogonality penalty. A method's state is saved with the
+learner. Settings are checked when the method is made; the error for an unknown name suggests the nearest known one.
+The defaults are the publication's, or those in its authors' code, unless a method says otherwise. The tables of the
+SPCL paper compare these methods with code of its authors. Where that code differs from the definition of a method,
+this package follows the definition and the method says so.
 
 **Notation.** :math:`g_i` is the gradient of task i with respect to the shared parameters, :math:`\ell_i` its loss. For
-MTL and PCL methods memory, once it holds samples, is one more gradient among the T. For SCL methods :math:`g` is the
-mean gradient of the current tasks, :math:`g_m` that of memory, and :math:`u = g` while memory is empty. :math:`u` is
-the update that the optimiser gets; heads get the plain sum of their gradients, unless ``weigh_heads`` makes them a part
-of the :math:`g_i`. :math:`C = G^\top G` is the T×T
-Gramian of the gradients, the columns of G. Every method but ``graddrop`` is computed from it, from the losses or from
-random numbers alone, at a cost that does not depend on the size of the model.
+MTL and PCL methods, memory adds one more gradient once it holds samples. For SCL methods :math:`g` is the mean gradient
+of the current tasks, :math:`g_m` the gradient of memory, and :math:`u = g` while memory is empty. :math:`u` is the
+update that the optimiser gets. Heads get the plain sum of their gradients, unless ``weigh_heads`` makes them a part of
+the :math:`g_i`. :math:`C = G^\top G` is the T×T Gramian of the gradients, the columns of G. Every method but
+``graddrop`` needs only C, the losses or random numbers, at a cost that does not depend on the size of the model.
 
 **Random numbers.** ``graddrop`` has a seed of its own; ``rlw``, ``pcgrad`` and the random aggregators of TorchJD draw
 from PyTorch's global generator. Checkpoints hold the state of both, so a resumed run gives the same result.
 
-**Costs.** The gradients held are those of the shared parameters that exist at once, for T tasks and memory. Measuring
-stability, the default of ``spcl run``, takes every gradient by itself.
+**Costs.** "Gradients held" counts the gradients of the shared parameters that exist at once, for T tasks and memory.
+Measuring stability, the default of ``spcl run``, needs every gradient by itself.
 
 **Another method** is a subclass of :class:`spcl.methods.Method` with a ``name``, ``family``, ``summary`` and
 ``reference``, in a file of this package or of a plug-in (:mod:`spcl.plugins`). It needs no other registration:
 commands, tables and this page find it.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from spcl.methods.base import (
-    CURRENT,
-    FAMILIES,
-    MEMORY,
-    Gradients,
-    LookAhead,
-    Loss,
-    Method,
-    MethodSettings,
-    Output,
-    Reduction,
-    Task,
-    Weights,
-)
-from spcl.methods.costs import Cost, cost_of
-from spcl.methods.registry import METHODS, make_method, method_modules, recorded_settings
-from spcl.methods.replay import REPLAY_LOSSES, ReplayLoss
-from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
+from spcl.methods.base import CURRENT, FAMILIES, MEMORY, Gradients, Loss, Method, Output, Reduction, Task, Weights
+from spcl.methods.registry import METHODS, make_method, own_methods, recorded_settings
+
+if TYPE_CHECKING:
+    from spcl.methods.mdmtr import CosineHead
+    from spcl.methods.reference import Cost, cost_of
+    from spcl.methods.replay import REPLAY_LOSSES, LookAhead, ReplayLoss
+    from spcl.methods.settings import MethodSettings
+    from spcl.methods.torchjd import TorchJD, aggregators, torchjd_method
 
 __all__ = [
     "CURRENT",
@@ -60,6 +51,7 @@ __all__ = [
     "MEMORY",
     "METHODS",
     "REPLAY_LOSSES",
+    "CosineHead",
     "Cost",
     "Gradients",
     "LookAhead",
@@ -79,17 +71,31 @@ __all__ = [
     "torchjd_method",
 ]
 
+_NAMES = tuple(__all__)
+del __all__  # __getattr__ returns it with the methods of all files, which are not imported before
+
+_LATER = {
+    "mdmtr": ("CosineHead",),
+    "reference": ("Cost", "cost_of"),
+    "replay": ("REPLAY_LOSSES", "LookAhead", "ReplayLoss"),
+    "settings": ("MethodSettings",),
+    "torchjd": ("TorchJD", "aggregators", "torchjd_method"),
+}
+"""The names of modules that need pydantic, which a learner does not import before it has a method."""
+
 
 def __getattr__(name: str) -> Any:
-    """Return a class of a file of this package, e.g. ``spcl.methods.SORO``, also while another file imports it."""
-    for module in method_modules():
-        if name in vars(module).get("__all__", ()):
-            return getattr(module, name)
+    """Return a name of :data:`_LATER`, or a method of a file of this package, e.g. ``spcl.methods.SORO``."""
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    if name == "__all__":
+        return __dir__()
+    for method in own_methods() if not name.startswith("_") else ():
+        if method.__name__ == name:
+            return method
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-__all__ += [name for module in method_modules() for name in vars(module).get("__all__", ())]
+    return sorted({*_NAMES, *(method.__name__ for method in own_methods())})

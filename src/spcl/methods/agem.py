@@ -1,13 +1,7 @@
 """A-GEM, averaged gradient episodic memory."""
 
-from typing import cast
-
-from torchjd.linalg import PSDMatrix
-
-from spcl.aggregation import AGEMWeighting
+from spcl.aggregation import agem_weights
 from spcl.methods.base import Gradients, Method, Weights
-
-__all__ = ["AGEM"]
 
 
 class AGEM(Method):
@@ -16,7 +10,7 @@ class AGEM(Method):
     .. math:: u = g - \min\!\left(\frac{g \cdot g_m}{g_m \cdot g_m},\, 0\right) g_m
 
     Chaudhry et al., *Efficient Lifelong Learning with A-GEM*, ICLR 2019, eq. 11
-    (:class:`spcl.aggregation.AGEMWeighting`).
+    (:func:`spcl.aggregation.agem_weights`).
 
     >>> AGEM()
     AGEM()
@@ -31,4 +25,4 @@ class AGEM(Method):
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the weights of the projection."""
-        return Weights(AGEMWeighting()(cast(PSDMatrix, gradients.known_gramian())))
+        return Weights(agem_weights(gradients.known_gramian()))

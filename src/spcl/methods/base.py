@@ -1,36 +1,39 @@
-"""Base class of methods, and what a weighting sees."""
+"""Base class of methods, and what it is given and gives: outputs of the model, gradients, weights."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar, Literal, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, create_model
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
+from spcl._util.validation import validated
 from spcl.batches import Inputs
 from spcl.errors import SpclError
-from spcl.losses import Loss
+from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory, ReplayBatch
-from spcl.methods.replay import REPLAY_LOSSES, LookAhead, ReplayLoss, ReplayLossName, ReplayOptions
-from spcl.methods.tasks import Output, Task
-from spcl.validation import validated
+from spcl.tasks import Task
+
+if TYPE_CHECKING:
+    from spcl.methods.replay import LookAhead, ReplayLoss
+    from spcl.methods.settings import MethodSettings
 
 __all__ = [
     "CURRENT",
     "FAMILIES",
     "MEMORY",
     "Gradients",
-    "LookAhead",
     "Loss",
     "Method",
-    "MethodSettings",
     "Output",
     "Reduction",
     "Task",
     "Weights",
+    "squared_distances",
 ]
 
 Reduction = Literal["none", "mean", "sum"]
@@ -45,45 +48,57 @@ CURRENT = "current"
 """The name of the mean gradient of the tasks in training, for methods with ``reduction = "mean"``."""
 
 
-class MethodSettings(BaseModel):
-    """Settings that every method has; unknown names and values out of range are errors."""
+@dataclass(frozen=True)
+class Output:
+    """The model's output for samples of one task.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    Attributes:
+        task: the task.
+        value: for a classifier the logits (class-incremental: of all classes seen, task-incremental: of its own), else
+            the output of its head.
+        targets: the labels as indices into the logits, or their probabilities; else the targets as they came.
+        own: the columns of ``value`` that are the task's own classes.
+        stored: the logits stored in memory with these samples, NaN for classes added later; None if there are none.
+        offsets: added to the logits in cross-entropy, one per class; None for none.
+    """
 
-    alpha: float = Field(0.0, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4); 0 is off")
-    decoupled: bool = Field(
-        False,
-        description="add the orthogonality gradient to the update after the weighting, not to every task's gradient",
-    )
-    adaptive: bool = Field(
-        False,
-        description="α is relative, per layer: the orthogonality gradient is added to the update after the weighting, "
-        "scaled to α times the norm of the layer's update, and to less once the layer is nearly orthogonal",
-    )
-    layers: Literal["all", "convolutions"] = Field(
-        "all", description="what the penalty is on: all convolutions and linear layers, or convolutions only"
-    )
-    weigh_heads: bool = Field(
-        False, description="weigh the gradients of the heads with those of the backbone, as columns of one G"
-    )
-    head_init: Literal["torch", "glorot"] = Field(
-        "torch", description="initialisation of classifiers: PyTorch's of a linear layer, or Glorot's with biases of 0"
-    )
-    finished_weight: float = Field(
-        1.0,
-        gt=0.0,
-        le=1.0,
-        description="class-incrementally, weight of the classes of finished tasks in the cross-entropy of new samples: "
-        "the smaller, the less new samples lower their logits; a loss of another kind does not know it",
-    )
-    replay_loss: ReplayLossName = Field(
-        "labels", description="loss on replayed samples, whose options are settings as well"
-    )
+    task: Task
+    value: Tensor
+    targets: Tensor
+    own: slice
+    stored: Tensor | None = None
+    offsets: Tensor | None = None
 
-    @property
-    def coupled(self) -> bool:
-        """Whether the orthogonality gradient is added to every task's gradient, and not to the update."""
-        return not (self.decoupled or self.adaptive)
+    def loss(self) -> Tensor:
+        """Return the task's loss on these samples."""
+        loss = self.task.loss
+        if isinstance(loss, CrossEntropy):
+            return loss(self.value, self.targets, self.own, self.offsets)
+        return loss(self.with_offsets(self.value) if loss is cross_entropy else self.value, self.targets)
+
+    def with_offsets(self, logits: Tensor) -> Tensor:
+        """Return logits as cross-entropy compares them."""
+        return logits if self.offsets is None else logits + self.offsets
+
+
+def stored_distances(output: Output) -> Tensor:
+    """Return the squared distance of every sample to the logits that it was stored with; 0 where it has none."""
+    value, stored = output.value, output.stored
+    if stored is None:
+        stored = torch.full_like(value, math.nan)
+    if output.task.classes is not None:
+        value = value[:, : stored.shape[1]]  # classes of later tasks were added to the right
+    return squared_distances(value.reshape(len(value), -1), stored.reshape(len(value), -1))
+
+
+def squared_distances(value: Tensor, stored: Tensor) -> Tensor:
+    """Return the mean of every row's squared differences where ``stored`` is known, i.e. not NaN; 0 if it nowhere is.
+
+    >>> squared_distances(torch.tensor([[1.0, 5.0], [1.0, 5.0]]), torch.tensor([[3.0, math.nan], [math.nan, math.nan]]))
+    tensor([4., 0.])
+    """
+    known = ~stored.isnan()
+    return torch.where(known, value - stored, 0.0).square().sum(dim=1) / known.sum(dim=1).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -96,9 +111,9 @@ class Gradients:
         losses: their losses; NaN with ``reduction = "sum"``, whose weights are computed before the losses are known.
         gramian: their inner products, float64 on the CPU; None with ``reduction = "sum"``, and where a method with
             ``uses_gramian = False`` is trained without measuring stability.
-        classes: how many classes each gradient is of, those that memory replays for its own; a task without classes
-            counts as one.
-        samples: how many samples of the step each gradient is of; of memory, how many were asked for.
+        classes: the number of classes behind each gradient; for memory, of the tasks that it replays. A task without
+            classes counts as one.
+        samples: the number of the step's samples behind each gradient; for memory, the number asked for.
         replayed: the names of the tasks that memory replays.
     """
 
@@ -127,23 +142,38 @@ class Weights:
     adjusted: Tensor | None = None
 
     def adjusted_gramian(self, gramian: Tensor) -> Tensor:
-        """Return the Gramian of the adjusted gradients, given that of the gradients."""
+        """Return the Gramian of the adjusted gradients, given the Gramian of the gradients."""
         return self.adjusted if self.adjusted is not None else gramian * torch.outer(self.values, self.values)
+
+
+class _Later:
+    """A class attribute that is imported when it is read: settings need pydantic, which takes long to import."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module = module
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return getattr(import_module(f"spcl.methods.{self._module}"), self._name)
+
+
+def _later(module: str, name: str) -> Any:
+    return _Later(module, name)
 
 
 class Method:
     """A method for parallel continual learning.
 
     A method is four choices. Three are settings: the loss on memory, ``replay_loss``, one of ``replay_losses`` by name;
-    the weight of finished classes in the loss of new samples, ``finished_weight``; the penalty, ``alpha``. The
-    weighting of the gradients is what a subclass says: it declares its name and settings and overrides as little as it
-    needs, often only :meth:`weigh`. A rule that is not a weighted sum overrides :meth:`combine` instead. State that
-    lasts from step to step goes through :meth:`state_dict`.
+    the weight of finished classes in the loss of new samples, ``finished_weight``; the penalty, ``alpha``. The fourth
+    is the weighting of the gradients, which a subclass defines: it declares its name and settings and overrides as
+    little as it needs, often only :meth:`weigh`. A rule that is not a weighted sum overrides :meth:`combine` instead.
+    State that lasts from step to step goes through :meth:`state_dict`.
 
     ``reduction`` says what becomes of the gradients before they are weighed:
 
-    - ``"none"``: every task's gradient and that of memory are weighed separately;
-    - ``"mean"``: the mean of the current tasks' gradients is weighed against that of memory;
+    - ``"none"``: every task's gradient and the gradient of memory are weighed separately;
+    - ``"mean"``: the mean of the current tasks' gradients is weighed against the gradient of memory;
     - ``"sum"``: the weights are known before the gradients are (``weigh`` gets no Gramian and no losses), so that the
       weighted sum is accumulated and no gradient matrix is held.
 
@@ -171,20 +201,23 @@ class Method:
     reference: ClassVar[str]
     reduction: ClassVar[Reduction] = "none"
     uses_gramian: ClassVar[bool] = True
-    replay_losses: ClassVar[Mapping[str, type[ReplayLoss]]] = REPLAY_LOSSES
+    replay_losses: ClassVar[Mapping[str, type["ReplayLoss"]]] = _later("replay", "REPLAY_LOSSES")
     joint_logits: ClassVar[bool] = False
     order: ClassVar[float]
-    Settings: ClassVar[type[MethodSettings]] = MethodSettings
-    settings: MethodSettings
+    Settings: ClassVar[type["MethodSettings"]] = _later("settings", "MethodSettings")
+    settings: "MethodSettings"
 
     def __init__(self, **settings: Any) -> None:
+        from spcl.methods.replay import ReplayLoss
+        from spcl.methods.settings import with_options
+
         self.check_declared()
         replay_loss = settings.get("replay_loss", self.Settings.model_fields["replay_loss"].default)
         kind = self.replay_losses.get(str(replay_loss), ReplayLoss)
-        self.settings = validated(_with_options(self.Settings, kind.Options), settings, f"method {self.name!r}")
+        self.settings = validated(with_options(self.Settings, kind.Options), settings, f"method {self.name!r}")
 
     @property
-    def replay(self) -> ReplayLoss:
+    def replay(self) -> "ReplayLoss":
         """The loss on replayed samples."""
         return self.replay_losses[self.settings.replay_loss](self.settings)
 
@@ -241,10 +274,12 @@ class Method:
 
     def has_plain_memory_loss(self) -> bool:
         """Return whether the loss on replayed samples is what the coefficients say, with plain losses of tasks."""
+        from spcl.methods.replay import ReplayLoss
+
         is_plain = type(self).memory_loss is Method.memory_loss and type(self.replay).loss is ReplayLoss.loss
         return is_plain and self.has_plain_task_loss()
 
-    def edit(self, batches: Sequence[ReplayBatch], model: LookAhead) -> Sequence[Inputs]:
+    def edit(self, batches: Sequence[ReplayBatch], model: "LookAhead") -> Sequence[Inputs]:
         """Return new inputs for replayed samples, which are written back to memory; called if ``edits_memory``."""
         return self.replay.edit(batches, model)
 
@@ -276,12 +311,3 @@ class Method:
     def __repr__(self) -> str:
         changed = self.settings.model_dump(exclude_defaults=True) if hasattr(self, "settings") else {}
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in changed.items())})"
-
-
-@cache
-def _with_options(settings: type[MethodSettings], options: type[ReplayOptions]) -> type[MethodSettings]:
-    """Return settings with the options of a loss on replayed samples, for which they may have defaults of their own."""
-    if issubclass(settings, options) or not options.model_fields:
-        return settings
-    bases: Any = settings, options
-    return cast(type[MethodSettings], create_model(settings.__name__, __base__=bases, __doc__=settings.__doc__))

@@ -6,10 +6,9 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
+from spcl.methods.base import Gradients, Method, Weights
 from spcl.methods.replay import REPLAY_LOSSES, LogitOptions, ReplayLoss, ReplayLossName, StoredLogits
-
-__all__ = ["DERPP"]
+from spcl.methods.settings import MethodSettings
 
 
 class DERPPSettings(LogitOptions, MethodSettings):
@@ -27,7 +26,7 @@ class _TwoDraws(StoredLogits):
     settings: DERPPSettings
 
     def coefficients(self, draw: int) -> tuple[float, float]:
-        """Return the weight of the stored logits (first draw) or that of the labels (second draw)."""
+        """Return the weight of the stored logits (first draw), or the weight of the labels (second draw)."""
         return (0.0, self.settings.logit_weight) if draw == 0 else (self.settings.label_weight, 0.0)
 
 

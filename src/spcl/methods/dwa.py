@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-
-__all__ = ["DWA"]
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.settings import MethodSettings
 
 
 class DWASettings(MethodSettings):
@@ -23,9 +22,9 @@ class DWA(Method):
     .. math:: w_i = K\, \mathrm{softmax}_i\!\left(\frac{r_i}{\tau}\right), \qquad
         r_i = \frac{\ell_i(t-1)}{\ell_i(t-2)}
 
-    over the K gradients of the step. The publication averages losses over epochs; in a stream they are those of the
-    last two steps in which the task took part. The ratio is 1 until two losses are known, and where the earlier one is
-    not positive. Losses are kept by name, so tasks may start, pause and end.
+    over the K gradients of the step. The publication averages losses over epochs; here they are the losses of the last
+    two steps in which the task took part. The ratio is 1 until two losses are known, and where the earlier one is not
+    positive. Losses are kept by name, so tasks may start, pause and end.
 
     Liu et al., *End-to-End Multi-Task Learning with Attention*, CVPR 2019.
 

@@ -6,13 +6,12 @@ import torch
 from pydantic import Field
 
 from spcl.aggregation import emgd_weights
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-
-__all__ = ["EMGD"]
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.settings import MethodSettings
 
 
 class EMGDSettings(MethodSettings):
-    """Settings of :class:`EMGD`; the defaults are those of the code its authors published."""
+    """Settings of :class:`EMGD`; the defaults are the ones in its authors' code."""
 
     temperature: float = Field(5.0, gt=0.0, description="τ, temperature: larger gives more even factors σ")
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="μ, momentum of the running gradient norms")

@@ -4,8 +4,6 @@ import torch
 
 from spcl.methods.base import Gradients, Method, Weights
 
-__all__ = ["ER"]
-
 
 class ER(Method):
     r"""Experience replay: the mean of the current tasks' gradient and memory's.

@@ -2,15 +2,13 @@
 
 from pydantic import Field
 
-from spcl.methods.base import MethodSettings
 from spcl.methods.er import ER
 from spcl.methods.replay import EditOptions, ReplayLossName
-
-__all__ = ["GMED"]
+from spcl.methods.settings import MethodSettings
 
 
 class GMEDSettings(EditOptions, MethodSettings):
-    """Settings of :class:`GMED`; the defaults are those of the code its authors published."""
+    """Settings of :class:`GMED`; the defaults are the ones in its authors' code."""
 
     replay_loss: ReplayLossName = Field("edited", description="loss on replayed samples")
 

@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from spcl.methods.base import Method, MethodSettings
-
-__all__ = ["GradDrop"]
+from spcl.methods.base import Method
+from spcl.methods.settings import MethodSettings
 
 CHUNK = 1 << 18
 

@@ -1,14 +1,12 @@
 """MaxDO, maximum discrepancy optimisation."""
 
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import Field
-from torchjd.linalg import PSDMatrix
 
-from spcl.aggregation import MaxDOWeighting, maxdo_descent_weights
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-
-__all__ = ["MaxDO"]
+from spcl.aggregation import maxdo_descent_weights, maxdo_weights
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.settings import MethodSettings
 
 
 class MaxDOSettings(MethodSettings):
@@ -34,7 +32,7 @@ class MaxDO(Method):
     together: ``variant="descent"`` (:func:`spcl.aggregation.maxdo_descent_weights`).
 
     Lyu et al., *Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning*, ICCV 2023
-    (:class:`spcl.aggregation.MaxDOWeighting`).
+    (:func:`spcl.aggregation.maxdo_weights`).
 
     >>> MaxDO()
     MaxDO()
@@ -54,4 +52,4 @@ class MaxDO(Method):
         gramian = gradients.known_gramian()
         if self.settings.variant == "descent":
             return Weights(maxdo_descent_weights(gramian))
-        return Weights(MaxDOWeighting()(cast(PSDMatrix, gramian)))
+        return Weights(maxdo_weights(gramian))

@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy, linear, normalize, one_hot
 from spcl.batches import Inputs
 from spcl.errors import TaskError
 from spcl.memory import Memory
-from spcl.methods.base import MethodSettings, Output, Task
+from spcl.methods.base import Output
 from spcl.methods.er import ER
-
-__all__ = ["MDMTR", "CosineHead"]
+from spcl.methods.settings import MethodSettings
+from spcl.tasks import Task
 
 SMALLEST_SQUARED_SINE = 1e-7
 

@@ -3,13 +3,12 @@
 import torch
 from pydantic import Field
 
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-
-__all__ = ["MEGA"]
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.settings import MethodSettings
 
 
 class MEGASettings(MethodSettings):
-    """Settings of :class:`MEGA`; the default is that of the code its authors published."""
+    """Settings of :class:`MEGA`; the default is the one in its authors' code."""
 
     epsilon: float = Field(1e-10, ge=0.0, description="ε, current loss at and below which only memory is trained")
 

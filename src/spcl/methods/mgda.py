@@ -3,8 +3,6 @@
 from spcl.aggregation import min_norm_weights
 from spcl.methods.base import Gradients, Method, Weights
 
-__all__ = ["MGDA"]
-
 
 class MGDA(Method):
     r"""Multiple-gradient descent algorithm: the shortest convex combination of all gradients.

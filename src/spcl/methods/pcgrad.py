@@ -1,13 +1,11 @@
 """PCGrad, projection of conflicting gradients."""
 
-from typing import cast
-
-from torchjd.aggregation import PCGradWeighting
-from torchjd.linalg import PSDMatrix
+from typing import TYPE_CHECKING, cast
 
 from spcl.methods.base import Gradients, Method, Weights
 
-__all__ = ["PCGrad"]
+if TYPE_CHECKING:
+    from torchjd.linalg import PSDMatrix
 
 
 class PCGrad(Method):
@@ -33,4 +31,6 @@ class PCGrad(Method):
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the weights of the sum of the projected gradients."""
-        return Weights(PCGradWeighting()(cast(PSDMatrix, gradients.known_gramian())))
+        from torchjd.aggregation import PCGradWeighting
+
+        return Weights(PCGradWeighting()(cast("PSDMatrix", gradients.known_gramian())))

@@ -7,9 +7,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from spcl.methods.base import MEMORY, Gradients, Method, MethodSettings
-
-__all__ = ["PreferenceMethod", "PreferenceSettings"]
+from spcl.methods.base import MEMORY, Gradients, Method
+from spcl.methods.settings import MethodSettings
 
 FAST, SLOW = 0.9, 0.99
 """Decays of the two averages of a loss whose ratio is its slope: over about 10 and 100 steps."""
@@ -20,23 +19,23 @@ class PreferenceSettings(MethodSettings):
 
     memory_share: Annotated[float, Field(gt=0.0, lt=1.0)] | Literal["classes", "samples", "slopes"] | None = Field(
         None,
-        description="memory's share of the preference W, between 0 and 1, the rest of which tasks share alike; "
-        "classes, samples: that of memory's classes, or of the samples seen of its tasks, among all of the step; "
-        "slopes: the larger, the slower memory's loss falls beside those of the tasks; if not given, every gradient "
-        "counts alike",
+        description="memory's share of the preference W, between 0 and 1; tasks share the rest equally; classes, "
+        "samples: in proportion to memory's classes, or to the samples seen of its tasks; slopes: the larger, the "
+        "slower memory's loss falls compared with the tasks' losses; if not given, every gradient counts alike",
     )
 
 
 class PreferenceMethod(Method):
-    r"""A method whose update is Ĝ W, with a preference W, one number for each of the K gradients, of the sum K.
+    r"""A method whose update is Ĝ W, with a preference W: one number for each of the K gradients, with the sum K.
 
     .. math:: W_m = p K, \qquad W_i = \frac{(1 - p) K}{K - 1}, \qquad p = \frac{v_m}{v_m + \sum_i v_i}
 
     for memory with the share p and the K − 1 tasks. The setting ``memory_share`` is p, or says what v is:
 
-    - ``"classes"``: the number of classes, of memory those that it replays; a task without classes counts as one.
-    - ``"samples"``: the number of samples seen so far, of memory those of the tasks that it replays, so that tasks
-      count by their samples after their end as before it.
+    - ``"classes"``: the number of classes; for memory, of the tasks that it replays. A task without classes counts as
+      one.
+    - ``"samples"``: the number of samples seen so far; for memory, of the tasks that it replays. So a task counts by
+      its samples before and after its end.
     - ``"slopes"``: :math:`v = A_{0.9}(\ell) / A_{0.99}(\ell)`, with the averages :math:`A_\beta \leftarrow \beta
       A_\beta + (1 - \beta)\, \ell` of the loss over the steps of the gradient, both of which begin with its first loss.
       It is 1 for a loss that stays, less for one that falls and at most 10, whatever the size of the loss; it is 1

@@ -4,8 +4,6 @@ from pydantic import Field
 
 from spcl.methods.soro import SORO, SOROMethodSettings
 
-__all__ = ["Procrustes"]
-
 
 class Procrustes(SORO):
     r"""SORO without its descent: the orthogonal gradients nearest to G, times its smallest singular value, added up.
@@ -14,7 +12,7 @@ class Procrustes(SORO):
 
     This is what SORO starts at and, with the paper's σ = λ = 100, all but stays at: in training its update differs from
     this one by a few thousandths (median 0.2 % on PS-Glyphs, ``python benchmarks/soro_limit.py``). It is also the
-    update of Aligned-MTL (``torchjd:AlignedMTL``) but for a factor 1/T. With ``scale="unit"``, σ_min is left out.
+    update of Aligned-MTL (``torchjd:AlignedMTL``) but for a factor 1/T. With ``scale="unit"`` the factor σ_min is 1.
 
     Senushkin et al., *Independent Component Alignment for Multi-Task Learning*, CVPR 2023.
 
@@ -27,6 +25,6 @@ class Procrustes(SORO):
     reference = "Senushkin et al., Independent Component Alignment for Multi-Task Learning, CVPR 2023"
 
     class Settings(SOROMethodSettings):
-        """Settings of :class:`Procrustes`: those of :class:`SORO` without iterations."""
+        """Settings of :class:`Procrustes`: the settings of :class:`SORO` without iterations."""
 
         iterations: int = Field(0, ge=0, le=0, description="N, number of iterations: none")

@@ -8,19 +8,18 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from spcl.errors import SpclError
-from spcl.methods.base import FAMILIES, Method, MethodSettings
-from spcl.methods.torchjd import PREFIX, aggregators, torchjd_method
-from spcl.registry import PLUGIN_HINT, load_installed, on_plugin, path, same_definition
-from spcl.suggestions import did_you_mean
+from spcl._util.registry import PLUGIN_HINT, load_installed, on_plugin, path, same_definition
+from spcl.errors import SpclError, did_you_mean
+from spcl.methods.base import FAMILIES, Method
 
-__all__ = ["METHODS", "make_method", "method_class", "method_modules", "recorded_settings", "usual_replay_loss"]
+TORCHJD = "torchjd:"
+"""What the names of TorchJD's aggregators begin with."""
 
 DECLARED = ("name", "family", "summary", "reference")
 
 
 class _Methods(Mapping[str, type[Method]]):
-    """Read-only mapping of this package's methods, and of those that the modules of plug-ins define."""
+    """Read-only mapping of this package's methods and of the methods in plug-ins."""
 
     def __init__(self) -> None:
         self._others: dict[str, type[Method]] = {}
@@ -28,7 +27,10 @@ class _Methods(Mapping[str, type[Method]]):
 
     @cached_property
     def _own(self) -> dict[str, type[Method]]:
-        return {method.name: method for method in _in_order(_own_methods())}
+        methods = list(own_methods())
+        for method in methods:
+            _check_declarations(method)
+        return {method.name: method for method in _in_order(methods)}
 
     @property
     def _methods(self) -> dict[str, type[Method]]:
@@ -49,7 +51,7 @@ class _Methods(Mapping[str, type[Method]]):
         return len(methods)
 
     def __getitem__(self, name: str) -> type[Method]:
-        return self._methods[name]
+        return self._own[name] if name in self._own else self._methods[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._methods)
@@ -59,7 +61,7 @@ class _Methods(Mapping[str, type[Method]]):
 
 
 METHODS: Mapping[str, type[Method]] = _Methods()
-"""Every method by name: first those of this package, then those of plug-ins, each by family (MTL, SCL, PCL)."""
+"""Every method by name: first this package's, then the plug-ins', each by family (MTL, SCL, PCL)."""
 
 
 def make_method(name: str, **settings: Any) -> Method:
@@ -78,7 +80,7 @@ def make_method(name: str, **settings: Any) -> Method:
 
 
 def recorded_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a method from a record, with those that an earlier version did not have as they were then.
+    """Return settings of a method from a record; settings that are newer than the record get the value used then.
 
     >>> recorded_settings({"name": "spcl", "kappa": 2.0})["finished_weight"]
     1.0
@@ -94,42 +96,36 @@ def method_class(name: str) -> type[Method]:
     """
     if name in METHODS:
         return METHODS[name]
-    if name.startswith(PREFIX) and name.removeprefix(PREFIX) in aggregators():
-        return torchjd_method(name.removeprefix(PREFIX))
-    known = [*METHODS, *(PREFIX + other for other in aggregators())]
+    from spcl.methods.torchjd import aggregators, torchjd_method
+
+    if name.startswith(TORCHJD) and name.removeprefix(TORCHJD) in aggregators():
+        return torchjd_method(name.removeprefix(TORCHJD))
+    known = [*METHODS, *(TORCHJD + other for other in aggregators())]
     raise SpclError(f"there is no method {name!r}; {did_you_mean(name, known, PLUGIN_HINT)}")
 
 
 def usual_replay_loss(name: str) -> str:
-    """Return the loss on memory that a method has by default; that of most for a method that is not known here.
+    """Return the loss on memory that a method has by default; for an unknown method, the usual default.
 
     >>> usual_replay_loss("soro"), usual_replay_loss("der++")
     ('labels', 'logits')
     """
-    settings = METHODS[name].Settings if name in METHODS else MethodSettings
+    settings = METHODS[name].Settings if name in METHODS else Method.Settings
     return str(settings.model_fields["replay_loss"].default)
 
 
-def method_modules() -> Iterator[ModuleType]:
-    """Import and yield the modules of ``spcl.methods`` that define a method."""
+def own_methods() -> Iterator[type[Method]]:
+    """Import the modules of ``spcl.methods`` and yield the methods that they define."""
     package = import_module("spcl.methods")
     for found in pkgutil.iter_modules(package.__path__):
         module = import_module(f"{package.__name__}.{found.name}")
-        if any(method.__module__ == module.__name__ for method in _methods_in(module)):
-            yield module
+        yield from (method for method in _methods_in(module) if method.__module__ == module.__name__)
 
 
 def _methods_in(module: ModuleType) -> list[type[Method]]:
     """Return the methods among a module's attributes: subclasses of Method with a name of their own."""
     classes = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Method)]
     return [method for method in classes if "name" in vars(method)]
-
-
-def _own_methods() -> list[type[Method]]:
-    methods = [method for module in method_modules() for method in _methods_in(module)]
-    for method in methods:
-        _check_declarations(method)
-    return methods
 
 
 def _check_declarations(method: type[Method]) -> None:

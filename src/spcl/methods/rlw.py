@@ -1,11 +1,8 @@
 """RLW, random loss weighting."""
 
 import torch
-from torchjd.aggregation import RandomWeighting
 
 from spcl.methods.base import Gradients, Method, Weights
-
-__all__ = ["RLW"]
 
 
 class RLW(Method):
@@ -32,4 +29,6 @@ class RLW(Method):
 
     def weigh(self, gradients: Gradients) -> Weights:
         """Return random weights that add up to 1."""
+        from torchjd.aggregation import RandomWeighting
+
         return Weights(RandomWeighting()(torch.empty(len(gradients.names), 0, dtype=torch.float64)))

@@ -6,11 +6,9 @@ from spcl.aggregation import SOROPresets, SOROSettings, solve_soro
 from spcl.methods.base import Gradients, Weights
 from spcl.methods.preference import PreferenceMethod, PreferenceSettings
 
-__all__ = ["SORO", "SORODBT"]
-
 
 class SOROMethodSettings(SOROSettings, PreferenceSettings):
-    """Settings of :class:`SORO`: those of Algorithm 1 and those of every method."""
+    """Settings of :class:`SORO`: the settings of Algorithm 1 and of every method."""
 
 
 class SORO(SOROPresets, PreferenceMethod):
@@ -19,10 +17,10 @@ class SORO(SOROPresets, PreferenceMethod):
     .. math:: u = s\, \hat G W, \qquad \hat G \approx \arg\min_{\hat G, d} \|G-\hat G\|_F^2
         + \sigma\|\hat G^\top\hat G - \mathrm{diag}(d)\|_F^2 + \lambda\|d-1\|_2^2
 
-    The adjusted gradients have norms near 1. The scale s, which the paper does not mention, is that of the code its
-    authors published: the smallest singular value of G, of those that are not zero up to rounding, so that the update
-    shrinks as the gradients do, and is short where two of them nearly agree. σ, λ and the tolerance are the paper's. W
-    is all ones, as in the paper, unless ``memory_share`` is given (:class:`spcl.methods.preference.PreferenceMethod`).
+    The adjusted gradients have norms near 1. The scale s, which the paper does not mention, is taken from its authors'
+    code: the smallest singular value of G that is not zero up to rounding. So the update shrinks as the gradients do,
+    and is short where two of them nearly agree. σ, λ and the tolerance are the paper's. W is all ones, as in the paper,
+    unless ``memory_share`` is given (:class:`spcl.methods.preference.PreferenceMethod`).
 
     ``SORO.paper()`` is the paper to the letter, with s = 1. ``SORO.released()`` has all settings of the published SPCL
     code: σ = 500, λ = 10, and at most 100 iterations with η = 1e-5, momentum 0.9 and tolerance 1e-5, and a
@@ -71,6 +69,6 @@ class SORODBT(SORO):
     summary = "SORO, with a penalty that makes the layers orthogonal as well"
 
     class Settings(SOROMethodSettings):
-        """Settings of :class:`SORODBT`: those of :class:`SORO` with the penalty switched on."""
+        """Settings of :class:`SORODBT`: the settings of :class:`SORO` with the penalty switched on."""
 
         alpha: float = Field(1e-5, ge=0.0, description="α, weight of the DBT orthogonality penalty (paper, eq. 4)")

@@ -6,8 +6,6 @@ from spcl.aggregation import solve_condition
 from spcl.methods.base import Gradients, Weights
 from spcl.methods.preference import PreferenceMethod, PreferenceSettings
 
-__all__ = ["SOROKappa"]
-
 
 class SOROKappaSettings(PreferenceSettings):
     """Settings of :class:`SOROKappa`; the default was not tuned."""

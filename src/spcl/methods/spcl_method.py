@@ -7,8 +7,6 @@ from spcl.methods.base import Gradients, Weights
 from spcl.methods.preference import PreferenceMethod, PreferenceSettings
 from spcl.methods.replay import LogitOptions, ReplayLossName
 
-__all__ = ["SPCL"]
-
 
 class SPCLSettings(LogitOptions, PreferenceSettings):
     """Settings of :class:`SPCL`, chosen on held-out parts of PS-EMNIST and PS-CIFAR-100."""
@@ -23,8 +21,8 @@ class SPCLSettings(LogitOptions, PreferenceSettings):
     kappa: float = Field(2.0, ge=1.0, description="κ_max, largest condition number of the adjusted unit gradients")
     scale: NormScale = Field(
         "median",
-        description="s, length of the adjusted gradients: 1, the least, the median or the geometric mean of the "
-        "gradients' norms, or such that the update is as long as that of the gradients themselves",
+        description="s, length of the adjusted gradients: 1 (unit), the smallest, median or geometric mean of the "
+        "gradients' norms (min, median, mean), or such that the update is as long as the sum of the gradients (norm)",
     )
 
 
@@ -37,19 +35,20 @@ class SPCL(PreferenceMethod):
     What SORO does for the gradients, this does for their directions, so that κ_max means the same for gradients of any
     size, and multiplying the loss of a task by a positive number leaves the direction of the update as it is. The
     minimum is exact: the singular values of E are clipped to an interval. κ_max = 1 makes the directions orthogonal, a
-    large κ_max only normalises them. The scale s gives the update its length, with which it shrinks as the gradients
-    do; the median is one that no single task decides. The preference W is all ones, or by ``memory_share`` such that
-    memory has a part of it that is given, or follows from its classes, samples or the slope of its loss
+    large κ_max only normalises them. The scale s gives the update its length, so that it shrinks as the gradients do;
+    no single task decides the median. The preference W is all ones, unless ``memory_share`` gives memory a fixed part
+    of it, or a part that follows from its classes, its samples or the slope of its loss
     (:class:`spcl.methods.preference.PreferenceMethod`). Replayed samples are trained towards their labels and towards
     the logits of the model that had just finished their task (``replay_loss="logits"``).
 
-    Class-incrementally, new samples push down the logits of all other classes, and for those of finished tasks memory
-    has few samples to hold against it. So these count by ``finished_weight`` w in the softmax of new samples, beside
-    the classes A of running tasks; replayed samples are told apart from all classes alike:
+    Class-incrementally, new samples push down the logits of all other classes, and memory has few samples to raise the
+    logits of finished tasks again. So classes of finished tasks count by ``finished_weight`` w in the softmax of new
+    samples, beside the classes A of running tasks. Replayed samples are trained against all classes alike:
 
     .. math:: \ell(x, y) = -\log \frac{e^{z_y}}{\sum_{c \in A} e^{z_c} + w \sum_{c \notin A} e^{z_c}}
 
-    Gradients of zeros are left out, and of gradients that depend linearly on one another κ is that on their range.
+    Gradients of zeros are skipped. If gradients depend linearly on one another, κ is the condition number on their
+    range.
 
     After Li et al., *Towards Stable Training of Parallel Continual Learning*, 2024, eq. 7
     (:func:`spcl.aggregation.solve_scale_free`).

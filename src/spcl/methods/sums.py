@@ -8,9 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from spcl.aggregation import SOROSettings, solve_soro
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-
-__all__ = ["NormSum", "ScaledSum"]
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.settings import MethodSettings
 
 
 class ScaledSumSettings(MethodSettings):

@@ -1,26 +1,25 @@
 """Aggregators of TorchJD as methods."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, reduce
 from operator import or_
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args, get_origin
 
+import numpy as np
 import torch
-import torchjd.aggregation
 from pydantic import Field, create_model
-from torch import Tensor
-from torchjd import Stateful
-from torchjd.aggregation import Aggregator, GramianWeightedAggregator, WeightedAggregator
+from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.methods.base import Gradients, Method, MethodSettings, Weights
-from spcl.methods.module_state import read_state, write_state
+from spcl.methods.base import Gradients, Method, Weights
+from spcl.methods.registry import TORCHJD
+from spcl.methods.settings import MethodSettings
 
-__all__ = ["PREFIX", "TorchJD", "aggregators", "torchjd_method"]
+if TYPE_CHECKING:
+    from torchjd.aggregation import Aggregator, GramianWeightedAggregator
 
-PREFIX = "torchjd:"
 COUNT = "n_tasks"  # argument for the number of gradients, which the learner knows and the user does not set
 
 
@@ -48,7 +47,7 @@ class TorchJD(Method):
     """
 
     family = "TorchJD"
-    aggregator: ClassVar[type[Aggregator]]
+    aggregator: ClassVar["type[Aggregator]"]
 
     def __init__(self, **settings: Any) -> None:
         self._check_given(settings)
@@ -70,6 +69,8 @@ class TorchJD(Method):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the aggregator and the names of the gradients that it belongs to."""
+        from torchjd import Stateful
+
         if not issubclass(self.aggregator, Stateful):
             return {}
         return {"columns": list(self._names), "rule": read_state(self._rule) if self._rule else self._saved}
@@ -79,14 +80,14 @@ class TorchJD(Method):
         if state:
             self._names, self._saved, self._rule = list(state["columns"]), state["rule"], None
 
-    def _rule_for(self, names: list[str], matrix: Tensor) -> Aggregator:
+    def _rule_for(self, names: list[str], matrix: Tensor) -> "Aggregator":
         if names != self._names:
             self._names, self._saved, self._rule = names, None, None
         if self._rule is None:
             self._rule = self._build(len(names), matrix)
         return self._rule
 
-    def _apply(self, rule: Aggregator, form: Callable[[Any], Tensor], matrix: Tensor) -> Tensor:
+    def _apply(self, rule: "Aggregator", form: Callable[[Any], Tensor], matrix: Tensor) -> Tensor:
         try:
             if self._saved is not None:
                 with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
@@ -97,7 +98,7 @@ class TorchJD(Method):
         except ValueError as error:
             raise SpclError(f"method {self.name!r} cannot combine {len(matrix)} gradients: {error}") from error
 
-    def _build(self, gradients: int, like: Tensor) -> Aggregator:
+    def _build(self, gradients: int, like: Tensor) -> "Aggregator":
         chosen = {name: getattr(self.settings, setting) for name, setting in _settings_of(self.aggregator).items()}
         arguments = {name: like.new_tensor(v) if isinstance(v, list) else v for name, v in chosen.items()}
         if COUNT in inspect.signature(self.aggregator).parameters:
@@ -114,7 +115,7 @@ class _GramianTorchJD(TorchJD):
     def weigh(self, gradients: Gradients) -> Weights:
         """Return the aggregator's weights."""
         gramian = gradients.known_gramian()
-        rule = cast(GramianWeightedAggregator, self._rule_for(list(gradients.names), gramian))
+        rule = cast("GramianWeightedAggregator", self._rule_for(list(gradients.names), gramian))
         return Weights(self._apply(rule, rule.gramian_weighting, gramian))
 
 
@@ -129,12 +130,15 @@ class _ElementwiseTorchJD(TorchJD):
         return self._apply(rule, rule, gradients)
 
 
-def aggregators() -> dict[str, type[Aggregator]]:
+def aggregators() -> "dict[str, type[Aggregator]]":
     """Return TorchJD's aggregators by name.
 
     >>> sorted(aggregators())[:3]
     ['AlignedMTL', 'CAGrad', 'ConFIG']
     """
+    import torchjd.aggregation
+    from torchjd.aggregation import Aggregator, GramianWeightedAggregator, WeightedAggregator
+
     found = {name: getattr(torchjd.aggregation, name) for name in torchjd.aggregation.__all__}
     bases = (Aggregator, WeightedAggregator, GramianWeightedAggregator)
     return {
@@ -147,6 +151,8 @@ def aggregators() -> dict[str, type[Aggregator]]:
 @cache
 def torchjd_method(name: str) -> type[TorchJD]:
     """Return the method for this aggregator of TorchJD."""
+    from torchjd.aggregation import GramianWeightedAggregator
+
     aggregator = aggregators()[name]
     fields: dict[str, Any] = {}
     parameters = inspect.signature(aggregator, eval_str=True).parameters
@@ -159,7 +165,7 @@ def torchjd_method(name: str) -> type[TorchJD]:
         (_GramianTorchJD if has_gramian_form else _ElementwiseTorchJD,),
         {
             "__doc__": f"TorchJD's {name}.",
-            "name": PREFIX + name,
+            "name": TORCHJD + name,
             "summary": f"TorchJD's {name}",
             "reference": f"torchjd.aggregation.{name}",
             "aggregator": aggregator,
@@ -168,7 +174,7 @@ def torchjd_method(name: str) -> type[TorchJD]:
     )
 
 
-def _settings_of(aggregator: type[Aggregator]) -> dict[str, str]:
+def _settings_of(aggregator: "type[Aggregator]") -> dict[str, str]:
     """Return the arguments that are plain values or vectors, each with the name of its setting."""
     parameters = inspect.signature(aggregator, eval_str=True).parameters
     names = [name for name, given in parameters.items() if name != COUNT and _plain(given.annotation) is not None]
@@ -185,3 +191,49 @@ def _plain(annotation: Any) -> Any:
         parts = [_plain(part) for part in get_args(annotation)]
         return None if None in parts else reduce(or_, parts)
     return None
+
+
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+def read_state(module: nn.Module) -> dict[str, Any]:
+    """Return copies of all buffers, numbers and arrays among the attributes of the module and its submodules.
+
+    TorchJD's aggregators have buffers that are None at first, and counters that are plain attributes: ``state_dict()``
+    does not contain them and ``load_state_dict()`` does not accept them.
+
+    >>> layer = nn.BatchNorm1d(2, affine=False)
+    >>> state = read_state(layer)
+    >>> state["running_mean"], state["momentum"]
+    (tensor([0., 0.]), 0.1)
+    >>> _ = layer(torch.randn(8, 2))
+    >>> write_state(layer, state)
+    >>> layer.running_mean
+    tensor([0., 0.])
+    """
+    return {path: value for path, _, _, value in _entries(module)}
+
+
+def write_state(module: nn.Module, state: dict[str, Any]) -> None:
+    """Restore the state from :func:`read_state` in a module with the same attributes."""
+    for path, owner, name, present in list(_entries(module)):
+        value = state[path]
+        if isinstance(present, Tensor) and isinstance(value, Tensor):
+            value = value.to(present.device, copy=True)
+        if isinstance(getattr(owner, name), np.ndarray):
+            value = value.cpu().numpy().copy()
+        setattr(owner, name, value)
+
+
+def _entries(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """Yield path, owner, name and a plain copy of every buffer, number and array."""
+    for prefix, part in module.named_modules():
+        attributes = {name: value for name, value in vars(part).items() if name not in MODULE_ATTRIBUTES}
+        for name, value in [*part._buffers.items(), *attributes.items()]:
+            if value is None or isinstance(value, (bool, int, float, Tensor)):
+                copy = value.clone() if isinstance(value, Tensor) else value
+            elif isinstance(value, np.ndarray):
+                copy = torch.from_numpy(value.copy())
+            else:
+                continue
+            yield f"{prefix}.{name}" if prefix else name, part, name, copy

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 from spcl.errors import SpclError
 from spcl.models.initialisation import Initialisation, initialise
 
-__all__ = ["SmallCNN"]
-
 
 class SmallCNN(nn.Module):
     """Three 3×3 convolutions (32, 64, 64 filters, no padding) with 2×2 max-pooling between, and a linear layer of 64.

@@ -4,8 +4,6 @@ from typing import Literal
 
 from torch import nn
 
-__all__ = ["Initialisation", "initialise", "initialise_glorot", "initialise_he"]
-
 Initialisation = Literal["he", "glorot"]
 
 

@@ -7,8 +7,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-__all__ = ["InputSpec"]
-
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -45,7 +43,7 @@ class InputSpec:
         return cls(first.shape, first.dtype, first.vocabulary, parts)
 
     def __or__(self, other: "InputSpec") -> "InputSpec":
-        """Return the inputs of a network for samples of both: those of the first, with the larger vocabulary.
+        """Return the inputs of a network for both kinds of samples: the first, with the larger of the two vocabularies.
 
         >>> texts, others = torch.tensor([[1, 9]]), torch.tensor([[3, 20]])
         >>> (InputSpec.of(texts) | InputSpec.of(others)).vocabulary

@@ -1,6 +1,7 @@
 """Backbones of other libraries, where they are installed: ``timm:NAME`` and ``transformers:NAME``."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from spcl.errors import SpclError
+from spcl.errors import SpclError, did_you_mean
 from spcl.models.input_spec import InputSpec
 from spcl.models.registry import BACKBONES
-from spcl.suggestions import did_you_mean
-
-__all__ = ["FeatureExtractor", "timm_backbone", "transformers_backbone"]
 
 
 @BACKBONES.register("timm:")
@@ -27,8 +25,9 @@ def timm_backbone(
         model: its name in timm.
         pretrained: download the published weights.
         weights: a file of weights (.safetensors) instead.
-        options: of ``timm.create_model``.
+        options: numbers and words of ``timm.create_model``; none that names a file.
     """
+    _check_timm(model, options)
     try:
         import timm
     except ImportError as error:
@@ -52,26 +51,39 @@ def transformers_backbone(
     Args:
         inputs: tokens, images, or a dict such as ``input_ids`` and ``attention_mask``.
         model: a model type such as ``bert``, with random weights; with ``pretrained``, a name on the hub or a folder.
-        pretrained: load configuration and weights from there.
+        pretrained: load configuration and weights from there, never code; from a folder, weights in safetensors only.
         weights: a file of weights (.safetensors) for a model type.
         options: of its configuration, e.g. ``hidden_size``.
     """
+    if "trust_remote_code" in options:
+        raise SpclError(f"transformers:{model} runs no code of others, as trust_remote_code would; {OWN_CODE}")
     try:
         from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
     except ImportError as error:
         raise SpclError(f'transformers:{model} needs it ({error}); run: pip install "spcl[transformers]"') from error
     try:
         if pretrained:
-            return FeatureExtractor(AutoModel.from_pretrained(model, **options))
-        if model not in CONFIG_MAPPING:
+            plain = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        elif model in CONFIG_MAPPING:
+            plain = AutoConfig.for_model(model)
+        else:
             raise SpclError(f"transformers has no model type {model!r}; {_nearest(model, CONFIG_MAPPING)}")
-        known = AutoConfig.for_model(model).to_dict()
-        for option in options:
-            if option not in known:
-                raise SpclError(f"backbone 'transformers:{model}' has no option {option!r}; {_nearest(option, known)}")
+        known = plain.to_dict()
+        _check_options(f"transformers:{model}", options, known)
+        if pretrained:
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False, **options)
+            _check_nested(config.to_dict())
+            safe = True if Path(model).exists() else None
+            return FeatureExtractor(
+                AutoModel.from_pretrained(model, config=config, trust_remote_code=False, use_safetensors=safe)
+            )
         if inputs.vocabulary is not None and "vocab_size" in known:
             options = {"vocab_size": inputs.vocabulary} | options
-        network = AutoModel.from_config(AutoConfig.for_model(model, **options))
+        config = AutoConfig.for_model(model, **options)
+        _check_nested(config.to_dict())
+        network = AutoModel.from_config(config)
+    except SpclError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         raise SpclError(f"transformers cannot make {model!r}: {str(error).splitlines()[0]}") from error
     return FeatureExtractor(_with_weights(network, weights))
@@ -98,6 +110,62 @@ class FeatureExtractor(nn.Module):
             return hidden.mean(dim=1)
         shown = mask.to(hidden.dtype).unsqueeze(-1)
         return (hidden * shown).sum(dim=1) / shown.sum(dim=1).clamp(min=1)
+
+
+TIMM_WORDS = frozenset(
+    {"act_layer", "aa_layer", "attn_layer", "global_pool", "norm_layer", "pool_type", "pos_embed", "stem_type"}
+)
+"""The options of timm that may be words: none of them names a file, a folder or code."""
+
+OWN_CODE = "write a plug-in with @backbone that makes this model: its code is recorded with a checksum"
+
+
+def _check_timm(model: str, options: Mapping[str, Any]) -> None:
+    """Refuse names and options that make timm read files: some files could run code."""
+    if model.startswith(("local-dir:", "local_dir:")):
+        raise SpclError(f"timm:{model} reads a folder; give the model's name, and its weights as weights=FILE")
+    for option, value in options.items():
+        words = [each for each in _values(value) if not isinstance(each, bool | int | float | None)]
+        if isinstance(value, Mapping) or (words and option not in TIMM_WORDS):
+            raise SpclError(
+                f"backbone 'timm:{model}': {option} is {value!r:.80}, but options are numbers, or words for "
+                f"{', '.join(sorted(TIMM_WORDS))}; give weights=FILE for a file of weights, or {OWN_CODE}"
+            )
+
+
+def _check_options(backbone: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuse options that are not of the configuration of a model of Transformers, and those that name files."""
+    for option, value in options.items():
+        if option not in known:
+            raise SpclError(f"backbone {backbone!r} has no option {option!r}; {_nearest(option, known)}")
+        for each in _values(value):
+            if isinstance(each, str) and not re.fullmatch(r"[\w.+-]*", each):
+                raise SpclError(f"backbone {backbone!r}: {option} is {value!r:.80}, but it takes words; {OWN_CODE}")
+
+
+def _check_nested(config: Any) -> None:
+    """Refuse what a model of Transformers would pass on to timm, as :func:`timm_backbone` does."""
+    for part in _parts(config):
+        if str(part.get("model_type")).startswith("timm_"):
+            options = part.get("model_args") or {}
+            _check_timm(str(part.get("architecture") or part.get("backbone")), options)
+
+
+def _parts(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a dict and all dicts within it."""
+    if isinstance(value, Mapping):
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
+        yield from _parts(inner)
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield a value, or all values within nested lists and dicts."""
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _values(inner)
+    else:
+        yield value
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

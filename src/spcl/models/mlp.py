@@ -7,13 +7,11 @@ from torch import Tensor, nn
 
 from spcl.models.initialisation import Initialisation, initialise
 
-__all__ = ["MLP"]
-
 
 class MLP(nn.Module):
     """Linear layers, each followed by ReLU; samples of any shape are flattened.
 
-    The default widths, 784–128–64, are those of PS-EMNIST (paper §5.2 and its published code).
+    The default widths, 784–128–64, are used for PS-EMNIST (paper §5.2 and its published code).
 
     >>> import torch
     >>> model = MLP(inputs=28 * 28)

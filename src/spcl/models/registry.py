@@ -5,17 +5,14 @@ from collections.abc import Callable, Sequence
 
 from torch import nn
 
+from spcl._util.registry import Registry
 from spcl.errors import SpclError
 from spcl.models.cnn import SmallCNN
 from spcl.models.initialisation import Initialisation
 from spcl.models.input_spec import InputSpec
 from spcl.models.mlp import MLP
 from spcl.models.resnet import ResNet18, ResNet34
-from spcl.models.text import TextTransformer
-from spcl.models.vit import VisionTransformer
-from spcl.registry import Registry
-
-__all__ = ["BACKBONES"]
+from spcl.models.transformer import TextTransformer, VisionTransformer
 
 BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
     "backbone", nn.Module, positional=1, keywords=("batch_norm_momentum",)

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from spcl.errors import SpclError
 from spcl.models.initialisation import Initialisation, initialise, initialise_he
 
-__all__ = ["ResNet18", "ResNet34"]
-
 
 class ResNet18(nn.Module):
     """ResNet-18 (He et al., 2016) with a 3×3 stride-1 stem and a 2×2 max-pool.

@@ -6,10 +6,7 @@ from math import gcd
 
 from torch import Tensor, nn
 
-from spcl.errors import SpclError
-from spcl.suggestions import did_you_mean
-
-__all__ = ["Layer", "LayerChoice", "find_layers", "is_convolution"]
+from spcl.errors import SpclError, did_you_mean
 
 LayerChoice = Callable[[str, nn.Module], bool] | Iterable[str] | None
 """All convolutions and linear layers (`None`), those for which `choice(name, layer)` is true, or those named."""

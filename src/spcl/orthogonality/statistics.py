@@ -9,8 +9,6 @@ from torch.nn.functional import normalize
 
 from spcl.orthogonality.layers import Layer, LayerChoice, find_layers
 
-__all__ = ["FilterStatistics", "filter_statistics"]
-
 WELL_CONDITIONED = 1e-8  # relative to the largest eigenvalue: rounding changes it by less than a millionth
 
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from spcl.errors import SpclError
 
-__all__ = ["toeplitz_matrix"]
-
 Steps = int | Sequence[int]
 
 

@@ -1,22 +1,33 @@
 """Records of runs, read from their folders."""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import shlex
+import tarfile
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from spcl.errors import SpclError
 from spcl.methods.registry import usual_replay_loss
-from spcl.results.archives import check_unpacked
-from spcl.results.formatting import format_value
-from spcl.results.index import IndexEntry, read_folder
-from spcl.results.variants import find_variants
+from spcl.results.names import format_value
 from spcl.runs import RunFolder
-from spcl.runs.result import RunResult
-from spcl.runs.settings import with_defaults
+from spcl.runs.records import RunResult
+from spcl.runs.settings import decisive_settings, with_defaults
 
-__all__ = ["CompleteRun", "RunRecord", "complete_runs", "read_runs"]
+ARCHIVE = "records.tar.gz"
+"""The name of an archive of run folders."""
+
+REQUIRED = frozenset({"benchmark", "config", "method", "paradigm", "preset", "scenario", "seed"})
+"""Settings without which a record cannot be used."""
+
+Settings = Mapping[str, Any]
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class RunRecord:
         result: the content of ``result.json`` without confusion tables and class names; None while the run is not
             complete.
         variant: the settings, by dotted name, that tell it from other runs on this benchmark in this scenario, see
-            :func:`spcl.results.variants.find_variants`; also a paradigm other than ``parallel``, and an evaluation on
+            :func:`find_variants`; also a paradigm other than ``parallel``, and an evaluation on
             held-out training data.
     """
 
@@ -48,7 +59,7 @@ class RunRecord:
         """The name of the method."""
         return str(self.settings["method"]["name"])
 
-    @property
+    @cached_property
     def recipe(self) -> str:
         """The method, with a + for the preset ``plus``, and its loss on memory where that is not the method's own.
 
@@ -89,7 +100,7 @@ class RunRecord:
         """``default``, ``plus``, ``paper`` or ``released``."""
         return str(self.settings["preset"])
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The recipe, with the settings that tell it from its variants.
 
@@ -149,27 +160,54 @@ def complete_runs(records: Iterable[RunRecord]) -> list[CompleteRun]:
     ]
 
 
+# -- reading
+
+
 def read_runs(*folders: str | Path) -> list[RunRecord]:
     """Return all runs in these folders and the folders below, sorted by benchmark, scenario, method, config and seed.
 
-    A run whose ``result.json`` is damaged counts as not complete. Each folder gets an ``index.json`` that makes reading
-    it again fast, see :func:`spcl.results.index.read_folder`.
+    A run whose ``result.json`` is damaged counts as not complete; a run whose settings cannot be read is skipped with a
+    warning.
     """
-    found: dict[Path, tuple[Path, IndexEntry]] = {}
+    found: dict[Path, tuple[Path, Settings]] = {}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise SpclError(f"there is no folder {folder}; name one that 'spcl grid' or 'spcl run' has written")
-        runs = read_folder(folder)
+        runs = {path: settings for path in _run_folders(folder) if (settings := _read_settings(path)) is not None}
         if not runs:
             check_unpacked(folder)
-        for path, entry in runs.items():
-            found.setdefault(path.resolve(), (path, entry))
-    variants = find_variants([with_defaults(entry.settings) for _, entry in found.values()])
+        for path, settings in runs.items():
+            found.setdefault(path.resolve(), (path, settings))
+    variants = find_variants([with_defaults(settings) for _, settings in found.values()])
     records = [
-        RunRecord(path, entry.settings, entry.result, variant)
-        for (path, entry), variant in zip(found.values(), variants, strict=True)
+        RunRecord(path, settings, _read_result(path), variant)
+        for (path, settings), variant in zip(found.values(), variants, strict=True)
     ]
     return sorted(records, key=_sort_key)
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders with a ``settings.json``, but none below them."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if "settings.json" in files:
+            folders.clear()
+            yield Path(path)
+
+
+def _read_settings(path: Path) -> Settings | None:
+    """Return the settings of a run; None, with a warning, if they cannot be read or lack what tables need."""
+    settings = RunFolder(path).read_settings() or {}
+    if settings.keys() >= REQUIRED and isinstance(settings["method"], dict) and "name" in settings["method"]:
+        return settings
+    warnings.warn(f"{path / 'settings.json'} cannot be read; the run is skipped", stacklevel=3)
+    return None
+
+
+def _read_result(path: Path) -> RunResult | None:
+    """Return the result of a run without the large parts, which few readers of many runs need."""
+    result = RunFolder(path).read_result()
+    return None if result is None else result.model_copy(update={"confusion": {}, "class_names": {}})
 
 
 def _sort_key(record: RunRecord) -> tuple[Any, ...]:
@@ -182,3 +220,118 @@ def _sortable(variant: Mapping[str, Any]) -> list[tuple[str, bool, Any]]:
         (name, False, value) if isinstance(value, int | float) else (name, True, str(value))
         for name, value in variant.items()
     ]
+
+
+def check_unpacked(folder: Path) -> None:
+    """Raise an error with the commands that unpack them if the folder contains archives of runs."""
+    archives = sorted(folder.rglob(ARCHIVE))
+    if not archives:
+        return
+    commands = [shlex.join(["tar", "xzf", str(path), "-C", str(_target(path))]) for path in archives]
+    raise SpclError("\n  ".join([f"the runs in {folder} are packed in {ARCHIVE}; unpack them first:", *commands]))
+
+
+def _target(archive: Path) -> Path:
+    """Return the folder to unpack into.
+
+    The runs end up in the archive's folder: directly if the packed folder has the same name, below it otherwise.
+    """
+    try:
+        with tarfile.open(archive) as packed:
+            first = packed.next()
+    except (OSError, EOFError, tarfile.TarError):
+        first = None
+    same_name = first is not None and Path(first.name).parts[0] == archive.parent.name
+    return archive.parent.parent if same_name else archive.parent
+
+
+# -- variants
+
+IDENTITY = frozenset({"benchmark", "scenario", "method.name", "config", "seed"})
+"""Settings that every table and figure shows by itself."""
+
+USUAL_VALUES = {"paradigm": "parallel", "validation": 0.0}
+"""Settings that belong to the variant exactly where they have another value than this."""
+
+REPEATED = frozenset({"config", "seed"})
+"""Settings whose values are repetitions of one variant."""
+
+
+def find_variants(runs: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Return for each run, given by its settings, those that tell it from others on its benchmark and in its scenario.
+
+    They are the settings of its method in which the runs of this method differ, options of its loss on memory among
+    them, and the other settings in which any runs differ; without those that have the value of most variants.
+
+    >>> runs = [{"benchmark": "b", "method": {"name": "soro", "sigma": sigma}} for sigma in (1.0, 9.0)]
+    >>> find_variants(runs)
+    [{'method.sigma': 1.0}, {'method.sigma': 9.0}]
+    >>> find_variants([each | {"tasks": tasks} for each in runs for tasks in (5, 5, 5)] + [runs[0] | {"tasks": 9}])[-2:]
+    [{'method.sigma': 9.0}, {'tasks': 9}]
+    """
+    flat = [decisive_settings(settings) for settings in runs]
+    of_benchmark = _usual_values(flat, _benchmark)
+    of_method, of_recipe = _usual_values(flat, _benchmark_and_method), _usual_values(flat, _benchmark_and_recipe)
+    variants = []
+    for settings in flat:
+        shared = {name: value for name, value in of_benchmark[_benchmark(settings)].items() if "method." not in name}
+        own = of_recipe[_benchmark_and_recipe(settings)] | of_method[_benchmark_and_method(settings)]
+        usual = shared | own | USUAL_VALUES
+        variants.append({name: value for name, value in settings.items() if usual.get(name, value) != value})
+    return variants
+
+
+def _benchmark(settings: Settings) -> tuple[str, str, bool]:
+    """Return benchmark and scenario, and whether the preset is ``plus``, which the name of a method says."""
+    return str(settings["benchmark"]), str(settings.get("scenario")), settings.get("preset") == "plus"
+
+
+def _benchmark_and_method(settings: Settings) -> tuple[object, ...]:
+    return *_benchmark(settings), str(settings["method.name"])
+
+
+def _benchmark_and_recipe(settings: Settings) -> tuple[object, ...]:
+    return *_benchmark_and_method(settings), str(settings.get("method.replay_loss"))
+
+
+def _usual_values(runs: Sequence[Settings], key: Callable[[Settings], object]) -> dict[object, dict[str, Any]]:
+    """Return by group the settings in which its members differ, each with its usual value."""
+    return {group: _usual(members) for group, members in group_by(runs, key).items()}
+
+
+def _usual(members: Sequence[Settings]) -> dict[str, Any]:
+    """Return the settings that all members have, but not all with the same value, each with that of most variants.
+
+    A value that no run has stands for several that are equally frequent, so that every run names its own.
+    """
+    first, *others = members
+    shared = [name for name in first if name not in IDENTITY and all(name in other for other in others)]
+    differing = [name for name in shared if any(other[name] != first[name] for other in others)]
+    variants = {repr([item for item in member.items() if item[0] not in REPEATED]): member for member in members}
+    return {name: _most_frequent([variant[name] for variant in variants.values()]) for name in differing}
+
+
+def _most_frequent(values: Sequence[Any]) -> Any:
+    """Return the most frequent value, or an object that equals none if there are several.
+
+    >>> _most_frequent([3, 1, 1]), _most_frequent([3, 1]) in (3, 1)
+    (1, False)
+    """
+    by_text = {repr(value): value for value in values}
+    (text, count), *others = Counter(map(repr, values)).most_common()
+    return object() if others and others[0][1] == count else by_text[text]
+
+
+# -- grouping
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by key, keys and items in the order of their first appearance.
+
+    >>> group_by([1, 2, 3], lambda number: number % 2)
+    {1: [1, 3], 0: [2]}
+    """
+    groups: dict[K, list[T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return dict(groups)

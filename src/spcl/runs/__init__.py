@@ -1,16 +1,21 @@
 """One run: its settings, its data laid out in time, training, evaluation and the files of its folder."""
 
-from spcl.runs.build import make_learner
-from spcl.runs.devices import DeviceError
-from spcl.runs.folder import FolderError, FolderInUseError, RunFolder, UnfinishedRunError
-from spcl.runs.loading import load_benchmark
-from spcl.runs.model import TrainedRun, load_run, read_run
-from spcl.runs.problem import Problem, make_problem
-from spcl.runs.resolve import resolve_settings, resume_settings
-from spcl.runs.result import DataSummary, Environment, RunResult, TaskResult
-from spcl.runs.run import execute
+from spcl.runs.build import DeviceError, make_learner
+from spcl.runs.presets import resolve_settings, resume_settings
+from spcl.runs.problem import Problem, load_benchmark, make_problem
+from spcl.runs.records import (
+    DataSummary,
+    Environment,
+    FolderError,
+    FolderInUseError,
+    RunFolder,
+    RunResult,
+    TaskResult,
+    UnfinishedRunError,
+)
+from spcl.runs.run import InterruptedRunError, execute
 from spcl.runs.settings import RunSettings, load_settings_file, parse_assignments
-from spcl.runs.training import InterruptedRunError
+from spcl.runs.trained import TrainedRun, load_run, read_run
 from spcl.runs.view import LiveView, PlainView, SilentView, View
 
 __all__ = [

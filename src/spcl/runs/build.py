@@ -1,6 +1,7 @@
-"""The learner of a run from its settings: backbone, memory and optimiser."""
+"""The learner of a run from its settings: device, backbone, memory, optimiser, heads and losses."""
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial, reduce
 from operator import or_
 from typing import Any
@@ -9,28 +10,22 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from spcl._util.registry import named_options
 from spcl.data import ImageData, SourceData
 from spcl.distributed import World
+from spcl.errors import SpclError, did_you_mean
 from spcl.learner import Learner
-from spcl.learner.freezing import matching
+from spcl.learner.parameters import matching
+from spcl.losses import LOSSES, Loss
 from spcl.memory import MEMORIES, Memory
 from spcl.methods import make_method
 from spcl.models import BACKBONES, Backbone, InputSpec, Normalise
 from spcl.optimizers import OPTIMIZERS
-from spcl.registry import named_options
+from spcl.options import OPTIONS
 from spcl.runs.settings import RunSettings
 from spcl.schedules import SCHEDULES
+from spcl.tasks import TaskDescription
 from spcl.transforms import compose
-
-__all__ = [
-    "inputs_of",
-    "learner_options",
-    "learner_parts",
-    "make_backbone",
-    "make_learner",
-    "make_memory",
-    "make_optimizer",
-]
 
 SAMPLES_FOR_NORMALISATION = 10_000
 
@@ -42,36 +37,23 @@ def make_learner(
     steps: int,
     distributed: World | None = None,
 ) -> Learner:
-    """Make the learner before the first of so many steps; seeds PyTorch's global generator."""
+    """Make the untrained learner of a run of ``steps`` steps; seeds PyTorch's global generator."""
     torch.manual_seed(settings.seed)
-    return Learner(
-        **learner_parts(settings, data, device, steps),
-        **learner_options(settings),
-        memory_batch=settings.memory_batch or settings.batch_size,
-        distributed=distributed,
-    )
+    options = learner_options(settings)
+    options["memory_batch"] = options["memory_batch"] or settings.batch_size
+    return Learner(**learner_parts(settings, data, device, steps), **options, distributed=distributed)
 
 
 def learner_options(settings: RunSettings) -> dict[str, Any]:
     """Return the arguments of a new ``Learner`` that settings say directly; a loaded one has them in its state."""
-    return {
-        "scenario": settings.scenario,
-        "clip_norm": settings.clip_norm,
-        "average": settings.average,
-        "predict_by": settings.predict_by,
-        "updates": settings.updates,
-        "autocast": torch.bfloat16 if settings.precision == "bfloat16" else None,
-        "measure_stability": settings.stability,
-        "capture": settings.capture,
-        "low_memory": settings.low_memory,
-        "seed": settings.seed,
-    }
+    plain = {name: getattr(settings, option.setting) for name, option in OPTIONS.items()}
+    return plain | {"autocast": torch.bfloat16 if settings.precision == "bfloat16" else None}
 
 
 def learner_parts(
     settings: RunSettings, data: ImageData | SourceData | Sequence[InputSpec], device: torch.device, steps: int
 ) -> dict[str, Any]:
-    """Make the parts of a learner of a run of so many steps, as arguments of ``Learner`` and ``Learner.load``.
+    """Make the parts of the learner of a run of ``steps`` steps, as arguments of ``Learner`` and ``Learner.load``.
 
     For a learner that is loaded, the :func:`inputs_of` the data are enough, since its state has the statistics of the
     training samples.
@@ -136,6 +118,128 @@ def make_memory(settings: RunSettings, edited: bool, device: torch.device) -> Me
 
 
 def make_optimizer(settings: RunSettings, parameters: list[nn.Parameter]) -> Optimizer:
-    """Make the optimiser of these parameters."""
+    """Make the optimiser that the settings name, for these parameters."""
     optimizer: Optimizer = OPTIMIZERS.make(settings.optimizer, parameters, lr=settings.learning_rate)
     return optimizer
+
+
+# -- devices by name
+
+
+USUAL = ("auto", "cpu", "cuda", "cuda:0", "mps")
+
+
+class DeviceError(SpclError):
+    """A device that cannot compute here."""
+
+
+def check_device(name: str) -> None:
+    """Refuse a name that PyTorch does not know; whether there is such a device here is another question.
+
+    >>> check_device("cuda:7")
+    >>> check_device("gpu:1")
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: there is no device 'gpu:1'; did you mean 'cuda:1'?
+    """
+    if name == "auto":
+        return
+    try:
+        torch.device(name)
+    except RuntimeError:
+        kind, colon, number = name.partition(":")
+        hint = f"did you mean 'cuda{colon}{number}'?" if kind.lower() == "gpu" else did_you_mean(name, USUAL)
+        raise SpclError(f"there is no device {name!r}; {hint}") from None
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of this name; ``auto`` is a GPU if there is one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(name)
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()  # "meta" has tensors, but no values in them
+    except (RuntimeError, AssertionError, ImportError) as error:
+        has_none = name.partition(":")[0] == "mps" and not torch.backends.mps.is_available()
+        reason = "there is none on this machine" if has_none else str(error).splitlines()[0]
+        raise DeviceError(f"cannot use device {name!r}: {reason}; choose another, such as cpu") from error
+    return device
+
+
+# -- heads and losses of tasks
+
+
+PLAIN_LOSS = "cross-entropy"
+
+
+def add_task(learner: Learner, task: TaskDescription, settings: RunSettings) -> None:
+    """Add a task of a run to the learner: a classifier, or a linear head with the loss of the task's kind."""
+    if task.kind == "classification":
+        names = task.class_names or ()
+        named = all(names) and len(set(names)) == task.classes  # published names may repeat
+        loss = make_losses([task], settings).get(task.name)
+        learner.add_task(task.name, classes=names if named else task.classes, loss=loss)
+    else:
+        head, loss = make_heads([task], learner.model.backbone, settings)[task.name]
+        learner.add_task(task.name, head=head, loss=loss)
+
+
+def make_losses(tasks: Iterable[TaskDescription], settings: RunSettings) -> dict[str, Loss]:
+    """Make the losses of classification tasks, as :meth:`Learner.load` takes them; none for plain cross-entropy."""
+    if settings.loss == PLAIN_LOSS:
+        return {}
+    return {task.name: _loss(task, settings) for task in tasks if task.kind == "classification"}
+
+
+def check_losses(tasks: Iterable[TaskDescription], class_names: Iterable[str], settings: RunSettings) -> None:
+    """Raise an error if cross-entropy does not fit these tasks, or weighs a class that the data does not have.
+
+    Args:
+        tasks: of a run.
+        class_names: of all classes of the data; the data may have classes that no task has.
+        settings: of the run.
+    """
+    name, options = named_options(settings.loss, "loss")
+    if name != PLAIN_LOSS:
+        return
+    make_losses(tasks, settings)
+    weights = options.get("class_weights")
+    known = sorted(set(class_names))
+    for weighted in map(str, weights) if isinstance(weights, Mapping) else ():
+        if weighted not in known:
+            hint = did_you_mean(weighted, known) if known else "it has no classes"
+            raise SpclError(f"class_weights of the loss names {weighted!r}, no class of {settings.benchmark}; {hint}")
+
+
+def make_heads(
+    tasks: Iterable[TaskDescription], backbone: nn.Module, settings: RunSettings
+) -> dict[str, tuple[nn.Module, Loss]]:
+    """Make head and loss of every task that is not a classification, as :meth:`Learner.load` takes them.
+
+    The weights of a head depend on the seed and the task's name only.
+    """
+    others = [task for task in tasks if task.kind != "classification"]
+    return {task.name: (_linear(task, backbone, settings.seed), _loss(task, settings)) for task in others}
+
+
+def _loss(task: TaskDescription, settings: RunSettings) -> Loss:
+    by_kind = {
+        "classification": settings.loss,
+        "regression": settings.regression_loss,
+        "multilabel": settings.multilabel_loss,
+    }
+    loss: Loss = LOSSES.make(by_kind[task.kind], task)
+    return loss
+
+
+def _linear(task: TaskDescription, backbone: nn.Module, seed: int) -> nn.Module:
+    features = getattr(backbone, "feature_dim", None)
+    if not isinstance(features, int):
+        raise SpclError(
+            f"task {task.name!r} is a {task.kind}, whose head must know the number of features; "
+            f"give the backbone {type(backbone).__name__} the attribute feature_dim"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed * 1_000_003 + zlib.crc32(task.name.encode()))
+        return nn.Linear(features, task.classes or 1)

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import spcl
-from spcl.batches import leaves
+from spcl._util.files import scratch_path, user_errors, write_json
+from spcl.batches import Inputs, leaves
 from spcl.errors import SpclError
-from spcl.files import scratch_path, user_errors, write_json
 from spcl.learner import Learner
 from spcl.models import InputSpec
-from spcl.runs.model import TrainedRun
-from spcl.runs.prediction import check_task
-from spcl.runs.samples import Samples, assemble
+from spcl.runs.trained import TrainedRun, assemble, check_task
 
 __all__ = ["DESCRIPTION", "describe_export", "export_run"]
 
@@ -105,7 +103,7 @@ def _write_onnx(module: nn.Module, inputs: InputSpec, path: Path, description: M
     program.save(path)
     evaluator = onnx.reference.ReferenceEvaluator(onnx.load(path))
 
-    def compute(x: Samples) -> Tensor:
+    def compute(x: Inputs) -> Tensor:
         feeds = {name: part.numpy() for name, part in zip(names, leaves(x).values(), strict=True)}
         (output,) = evaluator.run(None, feeds)
         return torch.from_numpy(output)
@@ -129,7 +127,7 @@ def _close(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
 
 
-def _example(inputs: InputSpec, count: int) -> Samples:
+def _example(inputs: InputSpec, count: int) -> Inputs:
     """Return random samples."""
     parts = inputs.parts or {"x": inputs}
     return assemble(inputs, {name: _random(part, count) for name, part in parts.items()})

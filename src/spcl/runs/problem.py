@@ -1,15 +1,16 @@
-"""The data of a run, laid out in time as its settings say."""
+"""The data of a run: loaded by name or path, and laid out in time as the settings say."""
 
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from spcl.batches import Inputs, map_leaves
-from spcl.data import ImageData, SourceData
+from spcl.data import DATA, DATA_NAMES, PRESETS, ImageData, SourceData, from_folder, from_npz, load_data
 from spcl.data.protocol import (
     LABEL_SETS,
     Configuration,
@@ -20,35 +21,15 @@ from spcl.data.protocol import (
     in_paradigm,
     load_protocol,
 )
-from spcl.data.splits import hold_out
-from spcl.errors import DataError, SpclError
+from spcl.data.samples import hold_out
+from spcl.errors import DataError, SpclError, did_you_mean
 from spcl.methods.base import MEMORY
-from spcl.runs.loading import load_benchmark
+from spcl.runs.build import check_losses
 from spcl.runs.settings import RunSettings
-from spcl.runs.tasks import RunTask, check_losses
 from spcl.streams import ParallelStream, StreamTask
-
-__all__ = [
-    "DATA_SETTINGS",
-    "LAYOUT_SETTINGS",
-    "Problem",
-    "lay_out",
-    "load_samples",
-    "make_problem",
-    "make_protocol",
-    "warn_of_few_steps",
-]
+from spcl.tasks import TaskDescription
 
 FEW_STEPS = 5
-
-DATA_SETTINGS = ("benchmark", "data", "data_dir", "validation")
-"""The settings that decide what :func:`load_samples` returns."""
-
-LAYOUT_SETTINGS = (
-    *("scenario", "protocol", "protocol_seed", "config", "tasks", "batch_size"),
-    *("fit", "paradigm", "overlap", "gap", "epochs", "loss"),
-)
-"""The settings that decide whether :func:`lay_out` accepts these samples."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +49,11 @@ class Problem:
     configuration: Configuration
     stream: ParallelStream
     tests: dict[str, tuple[Inputs, Tensor]]
-    tasks: dict[str, RunTask]
+    tasks: dict[str, TaskDescription]
 
 
 def make_problem(settings: RunSettings, device: torch.device, data: ImageData | SourceData | None = None) -> Problem:
-    """Load the data to the device, or use that given, and lay it out in time; warn if a task has very few steps."""
+    """Lay out the given data in time, by default the data that the settings name; warn if a task has very few steps."""
     problem = lay_out(settings, load_samples(settings, data), device)
     warn_of_few_steps([problem])
     return problem
@@ -115,9 +96,9 @@ def _lay_out_classes(settings: RunSettings, data: ImageData, device: torch.devic
     )
     counts = torch.bincount(data.train_y, minlength=data.classes).tolist()
     tasks = {
-        name: RunTask(
+        name: TaskDescription(
             name=name,
-            outputs=len(classes),
+            classes=len(classes),
             class_names=tuple(data.class_names[label] for label in classes),
             class_counts=tuple(counts[label] for label in classes),
         )
@@ -158,7 +139,7 @@ def make_protocol(settings: RunSettings, data: ImageData | SourceData) -> Protoc
 
 
 def _drawn_protocol(settings: RunSettings, data: ImageData) -> Protocol:
-    """Draw timelines, and label sets where the benchmark has none of its own for so many tasks."""
+    """Draw timelines, and label sets unless the benchmark has its own for this number of tasks."""
     label_set = LABEL_SETS.get(settings.benchmark, ())
     return draw_protocol(
         data.classes,
@@ -203,12 +184,12 @@ def _lay_out_sources(settings: RunSettings, data: SourceData, device: torch.devi
         stream,
         {source.name: (_on(device, source.test_x), source.test_y) for source in data.sources},
         {
-            source.name: RunTask(
+            source.name: TaskDescription(
                 name=source.name,
                 kind=source.kind,
-                outputs=source.outputs,
-                class_names=source.class_names,
-                class_counts=source.class_counts,
+                classes=source.outputs,
+                class_names=source.class_names or None,
+                class_counts=source.class_counts or None,
             )
             for source in data.sources
         },
@@ -257,3 +238,87 @@ def _test_samples(data: ImageData, stream: ParallelStream, device: torch.device)
             raise DataError(f"{name}: its classes {list(classes)} have no test sample, so it cannot be evaluated")
         tests[name] = (data.test_x[members].to(device), labels[members])
     return tests
+
+
+# -- loading
+
+
+FOLDER_OPTIONS = ("size", "mode")
+
+
+def load_benchmark(benchmark: str, data_dir: str | None = None, **options: Any) -> ImageData | SourceData:
+    """Load data by name or path.
+
+    Args:
+        benchmark: a known benchmark, a data set of a plug-in, a folder of pictures, or an .npz file.
+        data_dir: where the files of known benchmarks are.
+        options: ``size`` and ``mode`` of a folder of pictures, or the options of a plug-in's data set.
+
+    >>> load_benchmark("ps-glyphs", size=64)
+    Traceback (most recent call last):
+    spcl.errors.DataError: the data ps-glyphs has no option 'size'; leave it out
+    """
+    path = Path(benchmark).expanduser()
+    if benchmark in PRESETS:
+        _check_options(benchmark, options)
+        return load_data(benchmark, data_dir)
+    if not (_is_path(benchmark) or path.exists()):
+        return _load_named(benchmark, data_dir, options)
+    if path.is_dir():
+        _check_options(benchmark, options, FOLDER_OPTIONS)
+        return from_folder(path, **options)
+    if path.suffix == ".npz" and path.exists():
+        _check_options(benchmark, options)
+        return from_npz(path)
+    fault = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+    raise DataError(
+        f"the data {benchmark} {fault}; give a folder of pictures, an .npz file or one of {', '.join(PRESETS)}"
+    )
+
+
+def is_named_data(benchmark: str) -> bool:
+    """Return whether the text is the name of a known benchmark or of a plug-in's data set, or a path.
+
+    >>> is_named_data("ps-emnist"), is_named_data("/data/pictures"), is_named_data("custom")
+    (True, True, False)
+    """
+    return benchmark in PRESETS or _is_path(benchmark) or benchmark in DATA
+
+
+def check_data(settings: RunSettings, data: ImageData | SourceData | None) -> None:
+    """Raise an error unless the settings name the given data or, where none is given, data that can be loaded."""
+    if data is None and not is_named_data(settings.benchmark) and not Path(settings.benchmark).exists():
+        raise DataError(
+            f"the data {settings.benchmark!r} is no known benchmark, no path and no data set of a plug-in; if it came "
+            f"from Python, pass it again as data="
+        )
+    if data is not None and data.name != settings.benchmark:
+        raise DataError(
+            f"the settings are for the data {settings.benchmark!r}, but the data given is {data.name!r}; "
+            f"make them with resolve_settings(…, data=data)"
+        )
+    if data is not None and settings.data:
+        raise DataError(f"data is given, but so are options of its loader ({', '.join(settings.data)}); leave them out")
+
+
+def _is_path(benchmark: str) -> bool:
+    path = Path(benchmark).expanduser()
+    return "/" in benchmark or len(path.parts) > 1 or path.suffix == ".npz"
+
+
+def _load_named(name: str, data_dir: str | None, options: dict[str, Any]) -> ImageData | SourceData:
+    """Make a plug-in's data set."""
+    if name not in DATA:
+        hint = did_you_mean(name, [*DATA_NAMES, *DATA])
+        raise DataError(f"unknown data set {name!r}, and there is no such file or folder in {Path.cwd()}; {hint}")
+    data = DATA.make({"name": name, **options}, data_dir=data_dir)
+    if not isinstance(data, ImageData | SourceData):
+        raise DataError(f"the data set {name!r} must be ImageData or SourceData, but it is {type(data).__name__}")
+    return data
+
+
+def _check_options(benchmark: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:
+    for option in options:
+        if option not in known:
+            hint = f"choose from {', '.join(known)}" if known else "leave it out"
+            raise DataError(f"the data {benchmark} has no option {option!r}; {hint}")

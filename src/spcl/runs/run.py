@@ -1,26 +1,87 @@
-"""One run, from its settings to ``result.json``."""
+"""One run, from its settings to ``result.json``: start or resume, train, evaluate, save."""
 
-from collections.abc import Iterator, Sequence
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from spcl._util.files import write_json
+from spcl._util.signals import handling
+from spcl.checkpoint import checked_content, read_newest
 from spcl.data import ImageData, SourceData
 from spcl.distributed import World
-from spcl.errors import OutOfMemoryError, is_out_of_memory
-from spcl.files import write_json
+from spcl.errors import CheckpointError, OutOfMemoryError, SpclError, is_out_of_memory
+from spcl.learner import Learner, StepReport
 from spcl.plugins import load_plugins
-from spcl.runs.folder import RunFolder, UnfinishedRunError
-from spcl.runs.identity import BOOKKEEPING, decisive_settings, flat_settings
-from spcl.runs.loading import check_data
-from spcl.runs.result import RunResult
-from spcl.runs.settings import RunSettings
-from spcl.runs.training import TrainingRun
+from spcl.runs.build import add_task, inputs_of, learner_parts, make_heads, make_learner, make_losses, pick_device
+from spcl.runs.evaluation import (
+    Evaluation,
+    average_accuracy,
+    convolution_statistics,
+    evaluate,
+    evaluate_on_ranks,
+    forgetting,
+)
+from spcl.runs.presets import resolve_settings, resume_settings
+from spcl.runs.problem import check_data, make_problem
+from spcl.runs.records import (
+    METRICS,
+    DataSummary,
+    MetricsFile,
+    Provenance,
+    Recorder,
+    RunFolder,
+    RunResult,
+    SilentRecorder,
+    TaskResult,
+    UnfinishedRunError,
+    current_environment,
+)
+from spcl.runs.settings import BOOKKEEPING, RunSettings, decisive_settings, flat_settings
+from spcl.runs.trained import save_model
 from spcl.runs.view import SilentView, View
-from spcl.trackers import TRACKERS, Tracker
+from spcl.streams import Moment
+from spcl.trackers import TRACKERS, Tracker, close_tracker, tracker_errors
 
-__all__ = ["execute"]
+
+def run(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    view: View | None = None,
+    data: ImageData | SourceData | None = None,
+) -> RunResult:
+    """Train and evaluate one method as ``spcl run`` does, write everything to the folder ``out``, return the result.
+
+    ``settings`` are named as in a settings file; the others have the defaults of the benchmark. ``resume=True``
+    continues an interrupted run with its own settings. ``data`` from Python takes the place of the benchmark; ``view``
+    shows progress, for example ``spcl.runs.PlainView(rich.console.Console())``. A complete run is not repeated.
+
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> from spcl.data import from_arrays
+    >>> x = np.eye(4, dtype=np.float32).repeat(20, axis=0)
+    >>> with TemporaryDirectory() as folder:
+    ...     result = run({"method": "er", "device": "cpu"}, out=folder, data=from_arrays(x, x.argmax(axis=1)))
+    >>> sorted(result.tasks)
+    ['task-0', 'task-1']
+    """
+    if not resume:
+        return execute(resolve_settings(settings or {}, data=data), out, view=view, data=data)
+    if settings:
+        found = ", ".join(sorted(settings))
+        raise SpclError(f"resume=True continues the run in {out} with its own settings; give no others (found {found})")
+    return execute(resume_settings(out, data), out, resume=True, view=view, data=data)
 
 
 def execute(
@@ -37,8 +98,8 @@ def execute(
 
     The run can be interrupted after every step and resumed exactly. A complete run is not repeated.
 
-    ``data`` from Python replaces that which the settings name; they are then those of ``resolve_settings(…,
-    data=data)``, and the same data is needed to resume.
+    ``data`` from Python replaces the data that the settings name: make the settings by ``resolve_settings(…,
+    data=data)``, and pass the same data to resume.
 
     With ``distributed``, the ranks of ``spcl.distributed.join_world()``, all of them make this call with the same
     settings and data, share the work of every step, and return the result; the first one writes. Where the settings
@@ -46,7 +107,7 @@ def execute(
 
     Raises:
         UnfinishedRunError: if the folder holds an unfinished run and ``resume`` is false.
-        FolderError: if the folder holds a run with other settings, or an unfinished one of other data.
+        FolderError: if the folder holds a run with other settings, or an unfinished run of other data.
         InterruptedRunError: if SIGINT or SIGTERM stopped the run after it was saved.
     """
     load_plugins(settings.plugins)
@@ -99,3 +160,268 @@ def _memory_errors() -> Iterator[None]:
             raise
         reason, _, _ = str(error).partition(". GPU")  # PyTorch appends the memory of every process
         raise OutOfMemoryError(f"{reason}; choose a smaller batch_size, or make fewer runs at once") from error
+
+
+class InterruptedRunError(SpclError):
+    """A run that was stopped by a signal and saved; resuming continues it exactly."""
+
+
+@dataclass
+class Progress:
+    """The state of a run apart from its learner and stream: accuracies, training time, length of the metrics file."""
+
+    at_end: dict[str, float] = field(default_factory=dict)
+    latest: dict[str, float] = field(default_factory=dict)
+    trained_seconds: float = 0.0
+    metrics_position: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore from :meth:`state_dict`."""
+        for name, value in state.items():
+            scores = value.values() if isinstance(value, dict) else ()
+            if type(value) is not type(getattr(self, name)) or not all(isinstance(score, float) for score in scores):
+                raise CheckpointError(f"the progress of the run has {name} = {value!r:.80}; use another checkpoint")
+        vars(self).update(state)
+
+
+class TrainingRun:
+    """One run in a folder that the caller has locked, new or resumed from the folder's checkpoint.
+
+    Args:
+        settings: its settings.
+        folder: its folder.
+        view: receives its progress.
+        trackers: receive its metrics.
+        data: used instead of the data that the settings name, if given.
+        distributed: the ranks that make the run together, or None; the first one writes.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        folder: RunFolder,
+        view: View,
+        trackers: Sequence[Tracker],
+        data: ImageData | SourceData | None = None,
+        distributed: World | None = None,
+    ) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.view = view
+        self.trackers = trackers
+        self.distributed = distributed
+        self.writes = distributed is None or distributed.is_first
+        self.device = pick_device(settings.device)
+        if distributed is not None:
+            distributed.check_device(self.device)
+        if threads := settings.threads or (1 if self.device.type == "cuda" else None):
+            torch.set_num_threads(threads)  # beside a GPU the CPU has only small matrices to work on
+        self.problem = make_problem(settings, self.device, data)
+        self.provenance = Provenance(folder.path, settings, self.problem.data)
+        self.progress = Progress()
+        self.tables: dict[str, NDArray[np.int64]] = {}
+        if distributed is not None:
+            distributed.check_same("data", self.provenance.fingerprint)
+        saved = self._saved() if distributed is None else distributed.from_first(self._saved)
+        self.learner = self._start() if saved is None else self._resume(saved)
+        self.recorder = self._make_recorder()
+        self._saved_at = time.monotonic()
+        self._began = 0.0
+
+    def complete(self) -> RunResult:
+        """Train to the end, write ``result.json`` and return it."""
+        with ExitStack() as opened:
+            for tracker in self.trackers:
+                opened.callback(close_tracker, tracker)
+            opened.callback(self.view.close)
+            opened.callback(self.recorder.close)
+            self.view.begin(self.settings, self.problem, self.learner.steps)
+            if self.learner.steps == 0:
+                self._record_start()
+            self._train()
+            result = self._result()
+            if self.writes:
+                self._write(result)
+            self.view.end(result)
+            return result
+
+    # -- start or resume
+
+    def _start(self) -> Learner:
+        steps = len(self.problem.stream)
+        learner = make_learner(self.settings, self.problem.data, self.device, steps, self.distributed)
+        make_heads(self.problem.tasks.values(), learner.model.backbone, self.settings)  # an error now, not mid-run
+        return learner
+
+    def _saved(self) -> dict[str, Any] | None:
+        return read_newest(self.folder.checkpoint) if self.folder.has_checkpoint() else None
+
+    def _make_recorder(self) -> Recorder | SilentRecorder:
+        if not self.writes:
+            return SilentRecorder()
+        return Recorder(MetricsFile(self.folder.metrics, self.progress.metrics_position), self.trackers)
+
+    def _resume(self, saved: Mapping[str, Any]) -> Learner:
+        with checked_content(self.folder.checkpoint):
+            if provenance := saved.get("sources", {}).get("origin"):  # checkpoints of early versions have none
+                self.provenance.load_state_dict(provenance)
+            tasks = [self.problem.tasks[task["name"]] for task in saved["tasks"]]
+        parts = learner_parts(self.settings, self.problem.data, self.device, len(self.problem.stream))
+        return Learner.load(
+            saved,
+            **parts,
+            heads=make_heads(tasks, parts["backbone"], self.settings),
+            losses=make_losses(tasks, self.settings),
+            stream=self.problem.stream,
+            progress=self.progress,
+            distributed=self.distributed,
+        )
+
+    def _record_start(self) -> None:
+        configuration = self.problem.configuration
+        self.recorder.start(
+            scenario=self.settings.scenario,
+            tasks=list(self.problem.stream.names),
+            label_set=[list(classes) for classes in configuration.label_set],
+            timeline=[list(span) for span in configuration.timeline.spans],
+        )
+
+    # -- train
+
+    def _train(self) -> None:
+        stream = self.problem.stream
+        with stop_requested() as stop:
+
+            def moments() -> Iterator[Moment]:
+                for moment in stream:
+                    self._began = time.perf_counter()
+                    yield moment
+
+            def on_moment(moment: Any, report: StepReport | None) -> None:
+                assert report is not None, "every moment of a run has a batch"
+                self.progress.trained_seconds += time.perf_counter() - self._began
+                self._record(moment, report)
+                self._evaluate_if_due(moment, report)
+                self.view.step(moment.step, report, self.progress.latest)
+                self._save_if_due(self._is_any(stop.is_set()))
+
+            self.learner.fit(
+                moments(),
+                on_start=lambda name: add_task(self.learner, self.problem.tasks[name], self.settings),
+                before_step=lambda batches: self._unfreeze_if_due(),
+                on_moment=on_moment,
+                meanwhile=stream.prefetch,
+            )
+
+    def _is_any(self, condition: bool) -> bool:
+        """Return whether the condition holds on any rank: a signal reaches them between different steps."""
+        return condition if self.distributed is None else self.distributed.any(condition)
+
+    def _unfreeze_if_due(self) -> None:
+        if self.learner.steps == self.settings.unfreeze_after:
+            self.learner.unfreeze()
+
+    def _record(self, moment: Moment, report: StepReport) -> None:
+        if report.step % self.settings.record_every == 0 or report.skipped:
+            self.recorder.step(moment.step, report)
+
+    def _is_last_step(self) -> bool:
+        return self.learner.steps == len(self.problem.stream)
+
+    # -- evaluate
+
+    def _evaluate_if_due(self, moment: Moment, report: StepReport) -> None:
+        if tasks := self._tasks_to_evaluate(moment, report):
+            accuracies, self.tables = self._evaluation(tasks)
+            self.progress.latest |= accuracies
+            self.progress.at_end |= {task: accuracies[task] for task in moment.ended}
+            self.recorder.evaluation(moment.step, moment.ended, accuracies)
+
+    def _tasks_to_evaluate(self, moment: Moment, report: StepReport) -> list[str]:
+        every = self.settings.evaluate_every
+        if moment.ended and self.settings.evaluate == "ended" and not self._is_last_step():
+            return list(moment.ended)
+        due = moment.ended or self._is_last_step() or (every is not None and (report.step + 1) % every == 0)
+        return list(self.learner.tasks) if due else []
+
+    def _evaluation(self, tasks: list[str]) -> Evaluation:
+        tests = {task: self.problem.tests[task] for task in tasks}
+        if self.distributed is None:
+            return evaluate(self.learner, tests, self.problem.tasks)
+        return evaluate_on_ranks(self.distributed, self.learner, tests, self.problem.tasks)
+
+    # -- save
+
+    def _save_if_due(self, stop: bool) -> None:
+        if not stop and time.monotonic() - self._saved_at < self.settings.checkpoint_seconds:
+            return
+        self.progress.metrics_position = self.recorder.sync()
+        self.learner.save(
+            self.folder.checkpoint,
+            keep=self.settings.keep_checkpoints,
+            stream=self.problem.stream,
+            progress=self.progress,
+            origin=self.provenance,
+        )
+        self._saved_at = time.monotonic()
+        if stop:
+            steps = f"{self.learner.steps} of {len(self.problem.stream)}"
+            raise InterruptedRunError(f"stopped after step {steps} and saved")
+
+    # -- result
+
+    def _write(self, result: RunResult) -> None:
+        if self.settings.keep_model:
+            save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
+        write_json(self.folder.result, result.model_dump(mode="json"))
+        for tracker in self.trackers:
+            with tracker_errors(tracker):
+                tracker.result(result.accuracy, result.forgetting)
+        self.folder.remove_checkpoints()
+
+    def _result(self) -> RunResult:
+        final, at_end = self.progress.latest, self.progress.at_end
+        tables = self.tables or self._evaluation(list(final)).tables  # empty when resumed after the last step
+        tasks = self.problem.tasks
+        return RunResult(
+            scenario=self.settings.scenario,
+            benchmark=self.settings.benchmark,
+            data=DataSummary.of(self.problem.data),
+            method=self.settings.method["name"],
+            preset=self.settings.preset,
+            config=self.settings.config,
+            seed=self.settings.seed,
+            accuracy=average_accuracy(final),
+            forgetting=forgetting(final, at_end),
+            tasks={
+                name: TaskResult(at_end=at_end[name], final=final[name], metric=METRICS[tasks[name].kind])
+                for name in final
+            },
+            confusion={task: tables[task].tolist() for task in final if task in tables},
+            class_names={task: tasks[task].class_names for task in final if tasks[task].class_names},
+            filters=convolution_statistics(self.learner.model.backbone),
+            left_out={task.name: task.skipped for task in self.learner.tasks.values() if task.skipped},
+            steps=self.learner.steps,
+            fingerprint=self.provenance.fingerprint,
+            timeline=self.problem.configuration.timeline.spans,
+            environment=current_environment(self.device, self.distributed),
+            seconds={"training": self.progress.trained_seconds},
+        )
+
+
+@contextmanager
+def stop_requested() -> Iterator[threading.Event]:
+    """Yield an event that the first SIGINT or SIGTERM sets; the second raises KeyboardInterrupt."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    with handling((signal.SIGINT, signal.SIGTERM), handle):
+        yield stop

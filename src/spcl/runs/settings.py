@@ -1,44 +1,35 @@
-"""The settings of a run: complete, typed and strict about unknown names; layers of settings and their parsing."""
+"""The settings of a run: typed and strict about unknown names; layers, parsing, identity, and their description."""
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from textwrap import wrap
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, create_model, field_validator
+from pydantic.fields import FieldInfo
 
-from spcl.data.presets import PRESETS, Preset, PresetName
+from spcl._util.registry import Named, Registry
+from spcl._util.validation import setting, tagged
+from spcl.data.catalogue import PRESET_SETTINGS, PRESETS, Preset
 from spcl.data.protocol import Paradigm
 from spcl.errors import SpclError
-from spcl.learner import Scenario
 from spcl.learner.predictors import PREDICTORS
 from spcl.losses import LOSSES
 from spcl.memory import MEMORIES
 from spcl.methods import recorded_settings
+from spcl.methods.registry import method_class
 from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
+from spcl.options import FILE, LAYOUT, LEARNER, LOADING, OPTIONS, PLANNED, RECORD, SPEED, LearnerOptions
 from spcl.plugins import Plugin
-from spcl.registry import Named, Registry
-from spcl.runs.identity import nested_settings
 from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS
 from spcl.transforms import TRANSFORMS
-
-__all__ = [
-    "LISTED",
-    "NAMED",
-    "RunSettings",
-    "absolute_paths",
-    "load_settings_file",
-    "merge_settings",
-    "parse_assignments",
-    "parse_value",
-    "split_values",
-    "with_defaults",
-]
-
-PATHS = ("benchmark", "protocol", "data_dir")
 
 NAMED: dict[str, Registry[Any]] = {
     "backbone": BACKBONES,
@@ -57,87 +48,99 @@ LISTED: dict[str, Registry[Any]] = {"augment": TRANSFORMS, "trackers": TRACKERS}
 
 
 class _ProblemSettings(BaseModel):
-    """Problem: data, scenario, method, label set and timeline."""
+    """Problem: data, method, label set and timeline."""
 
-    plugins: tuple[Plugin, ...] = Field((), description="Python files or modules that add methods, backbones and more")
-    benchmark: str = Field("ps-glyphs", description="a known benchmark, a path to your data, or a plug-in's data set")
-    data: dict[str, Any] = Field(
-        default={},
-        description="options of the data's loader: size and mode of a folder of pictures, or those of a plug-in's data "
-        "set",
+    plugins: tuple[Plugin, ...] = setting((), "Python files or modules that add methods, backbones and more", LEARNER)
+    benchmark: str = setting(
+        "ps-glyphs", "a known benchmark, a path to your data, or a plug-in's data set", LOADING, FILE
     )
-    preset: PresetName = Field(
+    data: dict[str, Any] = setting(
+        {},
+        "options of the data's loader: size and mode of a folder of pictures, or options of a plug-in's data set",
+        LOADING,
+    )
+    preset: str = setting(
         "default",
-        description="default; plus: more samples of memory, updates, augmentation and averaged weights; paper: "
-        "batch-norm's momentum as published; released: all that the published code does",
+        "default; plus: more samples of memory, updates, augmentation and averaged weights; paper: batch-norm's "
+        "momentum as published; released: all that the published code does",
     )
-    scenario: Scenario = Field("task", description="task- or class-incremental")
-    method: dict[str, Any] = Field(default={"name": "soro"}, description="its name, and its own settings")
-
-    config: int = Field(0, ge=0, description="which label set and timeline: 3 × label set + timeline")
-    seed: int = Field(0, ge=0, lt=2**32, description="of the weights, the order of the data and the memory")
-    protocol: str | None = Field(None, description="a protocol file; drawn by protocol_seed if not given")
-    protocol_seed: int = Field(0, ge=0, description="of the label sets and timelines")
-    fit: bool = Field(False, description="rescale a timeline that does not fit the data")
-    paradigm: Paradigm = Field("parallel", description="parallel, joint (all tasks at once) or serial (one by one)")
-    overlap: float = Field(1.0, ge=0.0, le=1.0, description="how much tasks may overlap, when the protocol is drawn")
-    gap: int = Field(0, ge=0, description="how many idle steps may come between tasks, when the protocol is drawn")
-    epochs: int = Field(1, ge=1, description="passes of every task over its samples; timelines are stretched by it")
+    method: dict[str, Any] = setting({"name": "soro"}, "its name, and its own settings", LEARNER)
+    config: int = setting(0, "which label set and timeline: 3 × label set + timeline", PLANNED, LAYOUT, ge=0)
+    protocol: str | None = setting(None, "a protocol file; drawn by protocol_seed if not given", LAYOUT, FILE)
+    protocol_seed: int = setting(0, "of the label sets and timelines", LAYOUT, ge=0)
+    fit: bool = setting(False, "rescale a timeline that does not fit the data", LAYOUT)
+    paradigm: Paradigm = setting("parallel", "parallel, joint (all tasks at once) or serial (one by one)", LAYOUT)
+    overlap: float = setting(1.0, "how much tasks may overlap, when the protocol is drawn", LAYOUT, ge=0.0, le=1.0)
+    gap: int = setting(0, "how many idle steps may come between tasks, when the protocol is drawn", LAYOUT, ge=0)
+    epochs: int = setting(1, "passes of every task over its samples; timelines are stretched by it", LAYOUT, ge=1)
 
 
-class _TrainingSettings(BaseModel):
-    """Training."""
+if TYPE_CHECKING:
 
-    optimizer: Named = Field("adam", description="adam, adamw, sgd, …: its name, and its own options")
-    schedule: Named = Field("constant", description="of the learning rate over the steps of the run")
-    clip_norm: float | None = Field(None, gt=0.0, description="largest norm of an update before the optimiser's step")
-    loss: Named = Field("cross-entropy", description="of classification tasks")
-    regression_loss: Named = Field("mse", description="of regression tasks")
-    multilabel_loss: Named = Field("binary-cross-entropy", description="of multi-label tasks")
-    normalise: bool = Field(
-        True, description="standardise images by mean and deviation of the training data; if not, they are in 0…1"
+    class _LearnerSettings(LearnerOptions, BaseModel):
+        stability: bool
+
+else:
+    _LearnerSettings = create_model(
+        "_LearnerSettings",
+        __doc__="Learner.",
+        **{
+            option.setting: (
+                option.type,
+                setting(
+                    option.run_default,
+                    option.description,
+                    LEARNER,
+                    *option.tags,
+                    ge=option.at_least,
+                    gt=option.above,
+                    lt=option.below,
+                ),
+            )
+            for option in OPTIONS.values()
+        },
     )
-    augment: tuple[Named, ...] = Field((), description="random transforms of new and of replayed samples, in order")
-    memory: Named = Field(
-        "balanced", description="which samples are kept for replay, and how they are drawn: balanced, reservoir, …"
+
+
+class _PartSettings(BaseModel):
+    """Parts of the learner."""
+
+    optimizer: Named = setting("adam", "adam, adamw, sgd, …: its name, and its own options", LEARNER)
+    schedule: Named = setting("constant", "of the learning rate over the steps of the run")
+    loss: Named = setting("cross-entropy", "of classification tasks", LEARNER, LAYOUT)
+    regression_loss: Named = setting("mse", "of regression tasks", LEARNER)
+    multilabel_loss: Named = setting("binary-cross-entropy", "of multi-label tasks", LEARNER)
+    normalise: bool = setting(
+        True, "standardise images by mean and deviation of the training data; if not, they are in 0…1"
     )
-    memory_batch: int | None = Field(None, ge=1, description="samples replayed per step; batch_size if not given")
-    updates: int = Field(1, ge=1, description="updates per step, on the same batches and on other samples of memory")
-    average: float | None = Field(
-        None, ge=0.0, lt=1.0, description="decay of an average of the weights over updates, which then predicts"
+    augment: tuple[Named, ...] = setting((), "random transforms of new and of replayed samples, in order", LEARNER)
+    memory: Named = setting(
+        "balanced", "which samples are kept for replay, and how they are drawn: balanced, reservoir, …", LEARNER
     )
-    predict_by: Named = Field(
-        "head", description="what predicts classes: the trained heads, or heads made from memory: class-means, …"
-    )
-    frozen: tuple[str, ...] = Field((), description="patterns of names of backbone parameters that are not trained")
-    unfreeze_after: int | None = Field(None, ge=0, description="train frozen parameters, too, after this many steps")
+    frozen: tuple[str, ...] = setting((), "patterns of names of backbone parameters that are not trained", LEARNER)
+    unfreeze_after: int | None = setting(None, "train frozen parameters, too, after this many steps", ge=0)
+    precision: Literal["float32", "bfloat16"] = setting("float32", "of forward and backward passes", LEARNER)
 
 
 class _ExecutionSettings(BaseModel):
     """Evaluation, records and hardware."""
 
-    validation: float = Field(
-        0.0, ge=0.0, lt=1.0, description="evaluate on this part of the training data instead of the test data"
+    validation: float = setting(
+        0.0, "evaluate on this part of the training data instead of the test data", LOADING, ge=0.0, lt=1.0
     )
-
-    evaluate: Literal["ended", "seen"] = Field("seen", description="when a task ends: it alone, or every task seen")
-    evaluate_every: int | None = Field(None, ge=1, description="also evaluate every this many steps")
-    record_every: int = Field(1, ge=1, description="write losses and stability every this many steps")
-    stability: bool = Field(True, description="measure κ, conflicts and magnitude similarity for every method")
-    checkpoint_seconds: float = Field(60.0, ge=0.0, description="longest time between checkpoints; 0 saves every step")
-    device: str = Field("auto", description="auto, cpu, cuda, …")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="of forward and backward passes")
-    capture: bool = Field(True, description="on a GPU, replay CUDA graphs instead of launching every kernel")
-    low_memory: Literal["auto"] | bool = Field(
-        "auto", description="hold no gradients, only their Gramian, for two backward passes; auto: if they do not fit"
-    )
-    threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; PyTorch's choice if not given")
-    data_dir: str | None = Field(None, description="where the publishers' files are")
-    keep_model: bool = Field(True, description="keep the trained model in model.safetensors")
-    trackers: tuple[Named, ...] = Field((), description="where to report: tensorboard, wandb, …")
+    evaluate: Literal["ended", "seen"] = setting("seen", "when a task ends: it alone, or every task seen", RECORD)
+    evaluate_every: int | None = setting(None, "also evaluate every this many steps", RECORD, ge=1)
+    record_every: int = setting(1, "write losses and stability every this many steps", RECORD, ge=1)
+    trackers: tuple[Named, ...] = setting((), "where to report: tensorboard, wandb, …", RECORD)
+    checkpoint_seconds: float = setting(60.0, "longest time between checkpoints; 0 saves every step", RECORD, ge=0.0)
+    keep_checkpoints: int = setting(2, "checkpoints of an unfinished run to keep, the newest included", RECORD, ge=1)
+    keep_model: bool = setting(True, "keep the trained model in model.safetensors", RECORD)
+    device: str = setting("auto", "auto, cpu, cuda, …", LEARNER, SPEED)
+    threads: int | None = setting(None, "CPU threads; PyTorch's choice if not given", LEARNER, SPEED, ge=1, le=1024)
+    data_dir: str | None = setting(None, "where the publishers' files are", LOADING, FILE, SPEED)
 
 
-class RunSettings(_ExecutionSettings, _TrainingSettings, Preset, _ProblemSettings):
+class RunSettings(_ExecutionSettings, _LearnerSettings, _PartSettings, Preset, _ProblemSettings):
     """Everything that decides a run; ``settings.json`` of a run folder holds one of these and can be run again.
 
     The bases are collected from right to left.
@@ -158,10 +161,17 @@ class RunSettings(_ExecutionSettings, _TrainingSettings, Preset, _ProblemSetting
         return value["name"] if isinstance(value, dict) and value.keys() == {"name"} else value
 
 
-def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return recorded settings, with the defaults of those that the version that made the record did not have.
+BOOKKEEPING = frozenset(tagged(RunSettings, SPEED, RECORD))
+"""Settings that change how a run is executed and recorded; two runs that differ in them alone are the same run."""
 
-    Settings whose default depends on the benchmark are not added.
+FILES = frozenset(tagged(RunSettings, FILE))
+"""Settings that name files or folders."""
+
+
+def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings, and the defaults of settings that did not exist when they were recorded.
+
+    Settings whose default depends on the benchmark stay missing.
 
     >>> with_defaults({"benchmark": "ps-emnist", "seed": 1})["epochs"]
     1
@@ -220,7 +230,7 @@ def parse_value(text: str) -> Any:
 
 
 def split_values(text: str) -> list[str]:
-    """Split a text of several values at its commas, but not at those in brackets or braces.
+    """Split a text of several values at its commas, except for commas in brackets or braces.
 
     >>> split_values("1, [crop, flip], {name: sgd, momentum: 0.9}")
     ['1', '[crop, flip]', '{name: sgd, momentum: 0.9}']
@@ -256,7 +266,7 @@ def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
     >>> absolute_paths({"benchmark": "ps-glyphs", "data_dir": Path("/data/../x"), "seed": 0})
     {'benchmark': 'ps-glyphs', 'data_dir': '/x', 'seed': 0}
     """
-    paths = {name: Path(given[name]).expanduser() for name in PATHS if isinstance(given.get(name), str | Path)}
+    paths = {name: Path(given[name]).expanduser() for name in FILES if isinstance(given.get(name), str | Path)}
     if isinstance(plugins := given.get("plugins"), list | tuple):
         given = {**given, "plugins": [_absolute_plugin(plugin) for plugin in plugins]}
     if "benchmark" in paths and (given["benchmark"] in PRESETS or not paths["benchmark"].exists()):
@@ -315,3 +325,237 @@ def _can_merge(below: Any, above: Any) -> bool:
         return False
     other_method = "name" in above and "name" in below and above["name"] != below["name"]
     return not other_method
+
+
+# -- which settings make two runs the same run
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted name.
+
+    >>> flat_settings({"seed": 0, "method": {"name": "er", "alpha": 0.0}})
+    {'seed': 0, 'method.name': 'er', 'method.alpha': 0.0}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = flat_settings(value) if isinstance(value, Mapping) else None
+        flat |= {name: value} if inner is None else {f"{name}.{key}": item for key, item in inner.items()}
+    return flat
+
+
+def nested_settings(name: str, value: Any) -> dict[str, Any]:
+    """Return a setting of a dotted name as nested settings.
+
+    >>> nested_settings("method.sigma", 50.0)
+    {'method': {'sigma': 50.0}}
+    """
+    first, _, rest = name.partition(".")
+    return {first: nested_settings(rest, value) if rest else value}
+
+
+def decisive_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that identify a run: settings of the method by dotted name, options of other things as text.
+
+    Files count by name alone, since they may be moved, and plug-ins by name and checksum.
+
+    >>> decisive_settings({"seed": 0, "device": "cuda", "protocol": "/somewhere/ps-emnist.json"})
+    {'seed': 0, 'protocol': 'ps-emnist.json'}
+    >>> decisive_settings({"method": {"name": "er"}, "optimizer": {"name": "sgd", "momentum": 0.9}})
+    {'method.name': 'er', 'optimizer': 'sgd(momentum=0.9)'}
+    """
+    written = {name: value if name == "method" else _written(name, value) for name, value in settings.items()}
+    return {name: value for name, value in flat_settings(written).items() if name not in BOOKKEEPING}
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings for readers: settings of the method by dotted name, lists and options of other things as text.
+
+    Empty values become None.
+
+    >>> augment = ["flip", {"name": "crop", "padding": 2}]
+    >>> shown_settings({"method": {"name": "er"}, "augment": augment, "frozen": [], "data": {"size": 8}})
+    {'method.name': 'er', 'augment': 'flip, crop(padding=2)', 'frozen': None, 'data': 'size=8'}
+    """
+    shown = {}
+    for name, value in settings.items():
+        written = _written(name, value) if isinstance(value, Mapping | list | tuple) and name != "method" else value
+        shown[name] = ", ".join(map(str, written)) if isinstance(written, list) else written
+    return {name: None if value == "" else value for name, value in flat_settings(shown).items()}
+
+
+def _written(name: str, value: Any) -> Any:
+    if name in FILES - BOOKKEEPING and isinstance(value, str):
+        return Path(value).name
+    if name == "plugins":
+        return ", ".join(f"{Path(plugin['name']).name} ({plugin['sha256'][:12]})" for plugin in value)
+    if isinstance(value, list | tuple):
+        return [_written("", item) for item in value]
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{key}={item}" for key, item in value.items() if key != "name")
+        return f"{value['name']}({options})" if "name" in value else options
+    return value
+
+
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first decisive setting that differs, with its two values, or None for the same run.
+
+    >>> first_difference({"seed": 0, "method": {"name": "er"}}, {"seed": 0, "method": {"name": "soro"}})
+    ('method.name', 'er', 'soro')
+    >>> first_difference({"device": "cpu", "protocol": "/here/a.json"}, {"device": "cuda", "protocol": "/there/a.json"})
+    """
+    first, second = decisive_settings(one), decisive_settings(other)
+    for name in second:
+        if name in first and first[name] != second[name]:
+            return name, first[name], second[name]
+    return None
+
+
+# -- every setting with its meaning, type and default
+
+
+COMMENT = "<!-- Made from the settings' descriptions by: spcl settings --format markdown > docs/settings.md -->"
+TYPES: Mapping[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", NoneType: "null"}
+WIDTH = 120
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting: its name, the values it takes, its default as text, and what it means.
+
+    >>> print(Setting("optimizer.momentum", "number", "0", ""))
+    momentum=0
+    """
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+    def __str__(self) -> str:
+        """Return the last part of the name with the default, if there is one."""
+        name = self.name.rpartition(".")[2]
+        return f"{name}={self.default}" if self.default else name
+
+
+def run_settings() -> dict[str, list[Setting]]:
+    """Return the settings of a run by section: what is trained, how, and how it is executed."""
+    sections: dict[str, list[Setting]] = {}
+    for base in reversed(RunSettings.__mro__):
+        own = vars(base).get("__annotations__", {})
+        found = [_setting(name, RunSettings.model_fields[name]) for name in own if name in RunSettings.model_fields]
+        if found:
+            sections[(base.__doc__ or "").partition("\n")[0].rstrip(".")] = found
+    return sections
+
+
+def method_settings(name: str) -> list[Setting]:
+    """Return the settings of a method, named as on the command line.
+
+    >>> [setting.name for setting in method_settings("er")][5:8]
+    ['method.head_init', 'method.finished_weight', 'method.replay_loss']
+    """
+    method = method_class(name)
+    fields = method.Settings.model_fields
+    listed = [_setting(f"method.{key}", field) for key, field in fields.items()]
+    for replay_loss, kind in method.replay_losses.items():
+        options = {key: field for key, field in kind.Options.model_fields.items() if key not in fields}
+        for each in (_setting(f"method.{key}", field) for key, field in options.items()):
+            listed.append(replace(each, meaning=f"with replay_loss={replay_loss}: {each.meaning}"))
+    return listed
+
+
+def named_settings() -> dict[str, list[tuple[str, str, list[Setting]]]]:
+    """Return for the settings that name things of a kind: the names there are, their meanings and their options."""
+    settings: dict[Registry[Any], list[str]] = {}
+    for name, registry in {**NAMED, **LISTED}.items():
+        settings.setdefault(registry, []).append(name)
+    return {
+        ", ".join(names): [(name, _summary(registry, name), _options(names[0], registry, name)) for name in registry]
+        for registry, names in settings.items()
+    }
+
+
+def settings_page() -> str:
+    """Return the page of all settings in Markdown."""
+    parts = ["# Settings", COMMENT, INTRODUCTION]
+    for title, settings in run_settings().items():
+        parts += [f"## {title}", _table(settings)]
+    parts += ["## Defaults of the benchmarks", _presets()]
+    parts.append("## Things by name")
+    for names, things in named_settings().items():
+        parts.append(f"### {names}")
+        parts.append("\n".join(_line(*thing) for thing in things))
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """\
+Every setting of a run, for `--set name=value`, for a settings file and for `spcl.runs.resolve_settings`. Defaults in
+the section on network and batch [depend on the benchmark](#defaults-of-the-benchmarks). The settings of a method are
+shown by `spcl settings METHOD` and on the page on [methods](methods.md). A setting that names a thing takes its name
+alone, or its name and options: `optimizer=adamw`, `optimizer.weight_decay=0.01`, in a file `optimizer: {name: adamw,
+weight_decay: 0.01}`."""
+
+
+def _setting(name: str, field: FieldInfo) -> Setting:
+    values = ", ".join(PRESET_SETTINGS) if name == "preset" else _values(field.annotation)
+    bounds = [f"{BOUNDS[key]} {getattr(rule, key)}" for rule in field.metadata for key in BOUNDS if hasattr(rule, key)]
+    default = "" if field.is_required() else _default(field.default)
+    return Setting(name, " ".join([values, *bounds]), default, field.description or "")
+
+
+def _values(annotation: Any) -> str:
+    if annotation == Named:
+        return "name, or name and options"
+    if get_origin(annotation) is Annotated:
+        return _values(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(str, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_values(part) for part in get_args(annotation))
+    if get_origin(annotation) in (tuple, list):
+        return f"list of ({_values(get_args(annotation)[0])})"
+    if get_origin(annotation) is dict:
+        return "names with values"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "text"
+    return TYPES.get(annotation, "value")
+
+
+def _default(default: Any) -> str:
+    if isinstance(default, bool | NoneType):
+        return {True: "true", False: "false", None: "null"}[default]
+    if isinstance(default, tuple | list):
+        return f"[{', '.join(map(str, default))}]"
+    if isinstance(default, dict):
+        return str(default.get("name", default))
+    return str(default)
+
+
+def _summary(registry: Registry[Any], name: str) -> str:
+    return (inspect.getdoc(registry[name]) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _options(setting: str, registry: Registry[Any], name: str) -> list[Setting]:
+    return [
+        Setting(f"{setting}.{option}", "", "" if each.default is each.empty else _default(each.default), "")
+        for option, each in registry.options(name).items()
+    ]
+
+
+def _table(settings: list[Setting]) -> str:
+    rows = [f"| `{s.name}` | {s.values} | `{s.default}` | {s.meaning} |" for s in settings]
+    return "\n".join(["| setting | values | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _presets() -> str:
+    rows = [[name, *(str(value) for value in preset.model_dump().values())] for name, preset in PRESETS.items()]
+    lines = [" | ".join(f"`{cell}`" for cell in row) for row in [["benchmark", *Preset.model_fields], *rows]]
+    lines.insert(1, " | ".join(["---"] * len(rows[0])))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _line(name: str, summary: str, options: list[Setting]) -> str:
+    shown = ", ".join(f"`{option}`" for option in map(str, options))
+    text = f"- `{name}`: {summary.replace('``', '`')}" + (f" Options: {shown}." if shown else "")
+    return "\n".join(wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))

@@ -1,7 +1,7 @@
-"""Views of a run: a live picture for terminals, plain lines for logs."""
+"""Views of a run: a live picture for terminals, plain lines for logs, drawings of timelines."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -12,12 +12,10 @@ from rich.text import Text
 
 from spcl.learner import StepReport
 from spcl.runs.problem import Problem
-from spcl.runs.result import RunResult
+from spcl.runs.records import METRICS, RunResult
 from spcl.runs.settings import RunSettings
-from spcl.runs.tasks import RunTask
-from spcl.runs.timeline_drawing import draw_timeline
-
-__all__ = ["LiveView", "PlainView", "SilentView", "View", "title"]
+from spcl.streams import Timeline
+from spcl.tasks import TaskDescription
 
 REFRESH_SECONDS = 0.25
 DRAWING_SHARE = 0.005  # at most this part of the time is spent on drawing
@@ -68,14 +66,14 @@ def title(settings: RunSettings) -> str:
     )
 
 
-def _scores(scores: Mapping[str, float], tasks: Mapping[str, RunTask]) -> str:
+def _scores(scores: Mapping[str, float], tasks: Mapping[str, TaskDescription]) -> str:
     """List scores in per cent, each with its metric where it is not accuracy.
 
-    >>> tasks = {"a": RunTask(name="a", outputs=2), "b": RunTask(name="b", kind="regression", outputs=1)}
+    >>> tasks = {"a": TaskDescription("a", classes=2), "b": TaskDescription("b", "regression", 1)}
     >>> _scores({"a": 90.0, "b": 75.0}, tasks)
     'a 90.0 %, b 75.0 % R²'
     """
-    metrics = {name: "" if task.metric == "accuracy" else f" {task.metric}" for name, task in tasks.items()}
+    metrics = {name: "" if task.kind == "classification" else f" {METRICS[task.kind]}" for name, task in tasks.items()}
     return ", ".join(f"{name} {value:.1f} %{metrics.get(name, '')}" for name, value in scores.items())
 
 
@@ -89,15 +87,19 @@ def _condition(report: StepReport) -> str:
 class PlainView:
     """Print a line every few seconds and for every evaluation, for logs and pipes."""
 
+    has_begun = False
+    """Whether there was something to train; a complete run is not repeated."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._seen: dict[str, float] = {}
         self._last = 0.0
         self._total = 0
-        self._tasks: Mapping[str, RunTask] = {}
+        self._tasks: Mapping[str, TaskDescription] = {}
 
     def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
         """Print the title and the number of steps."""
+        self.has_begun = True
         self._total, self._tasks = len(problem.stream), problem.tasks
         self._console.print(f"{title(settings)}: {self._total} steps, {done} done", highlight=False, soft_wrap=True)
 
@@ -126,6 +128,9 @@ class PlainView:
 class LiveView:
     """Draw progress, timeline, accuracies, κ before and after weighting, and speed on a terminal."""
 
+    has_begun = False
+    """Whether there was something to train; a complete run is not repeated."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
@@ -138,6 +143,7 @@ class LiveView:
 
     def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
         """Start drawing."""
+        self.has_begun = True
         self._settings, self._problem = settings, problem
         self._bar = self._progress.add_task("training", total=len(problem.stream), completed=done)
         self._begun, self._done_before = time.monotonic(), done
@@ -184,3 +190,46 @@ class LiveView:
     def close(self) -> None:
         """Stop drawing and restore the terminal."""
         self._live.stop()
+
+
+# -- timelines
+
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+
+
+def draw_timeline(
+    timeline: Timeline, width: int = 60, *, names: Sequence[str] | None = None, now: int | None = None
+) -> Text:
+    """Draw a bar for each task and one for memory, which starts when the first task has ended.
+
+    Args:
+        timeline: The timeline to draw.
+        width: Width of the bars in characters, without names.
+        names: The tasks' names; by default their numbers.
+        now: The current step; later steps are drawn lighter.
+
+    >>> print(draw_timeline(Timeline(((0, 3), (2, 7))), 16, names=["camera", "lidar"], now=5))
+    camera ████████
+    lidar      ██████░░░░░░
+    memory         ██░░░░░░
+           0              7
+    """
+    tasks, steps = len(timeline.spans), timeline.steps
+    titles = [*(names or map(str, range(tasks))), "memory"]
+    spans = [*timeline.spans, (timeline.memory_start, steps - 1)]
+    styles = [*(COLOURS[task % len(COLOURS)] for task in range(tasks)), "white"]
+    margin = max(map(len, titles)) + 1
+    drawing = Text()
+    for title, span, style in zip(titles, spans, styles, strict=True):
+        drawing.append(f"{title:{margin}}").append(_bar(span, steps, width, now).rstrip() + "\n", style)
+    return drawing.append(" " * margin + f"0{steps - 1:>{width - 1}}", "dim")
+
+
+def _bar(span: tuple[int, int], steps: int, width: int, now: int | None) -> str:
+    first, last = span
+    if last < first:
+        return ""
+    begin, end = first * width // steps, -(-(last + 1) * width // steps)
+    past = end if now is None else min(max(now * width // steps, begin), end)
+    return " " * begin + "█" * (past - begin) + "░" * (end - past)

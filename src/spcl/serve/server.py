@@ -11,21 +11,14 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from spcl._util.signals import handling
 from spcl.errors import SpclError
-from spcl.serve.api import Api
-from spcl.serve.app import make_app
-from spcl.serve.guard import check_address
-from spcl.serve.history import History
-from spcl.serve.metrics import Metrics
-from spcl.serve.predictor import Predictor
+from spcl.serve.app import Connections, FewerRecords, Listener, check_address, make_app
+from spcl.serve.events import History
 from spcl.serve.service import Service
 from spcl.serve.settings import ServeSettings
 
-__all__ = ["Server"]
-
-CONNECTIONS = 256
-"""Connections at a time, more get 503: a service that is flooded keeps training."""
-
+BACKLOG = 2048
 CLOSING_SECONDS = 3
 RETRY_SECONDS = 0.2
 
@@ -45,24 +38,23 @@ class Server:
         token = settings.http.token()
         check_address(self._http.host, token)
         history = History()
-        self.service = Service(settings, on_event=history.add, make_predictor=Predictor.of, standby=standby)
-        metrics = Metrics(history.totals, self.service.status)
-        self._api = Api(self.service, settings.inputs.spec(), history, metrics)
+        self.service = Service(settings, on_event=history.add, predicts=True, standby=standby)
+        self._connections = Connections()
         # not in run, which several threads may call at once: FastAPI changes warning filters, which all threads share
-        self._app = make_app(self._api, token=token, max_bytes=self._http.max_bytes)
+        self._app = make_app(self.service, history, settings, self._connections, token)
 
     def run(self, on_ready: Callable[[str], object] = lambda address: None) -> None:
         """Train in this thread and answer requests in another, until stopped; then save.
 
-        SIGTERM and Ctrl-C stop it, if this is the main thread; those that follow change nothing.
+        SIGTERM and Ctrl-C stop it, if this is the main thread; further signals change nothing.
 
         Args:
             on_ready: receives the address of the page once requests are accepted.
         """
-        with _stopped_by_signals(self.stop):
+        with handling([signal.SIGINT, signal.SIGTERM], lambda *_: self.stop()):
             listener = self._listen()
             if listener is not None:
-                with listener, _answering(self._app, listener, self._api.close):
+                with listener, _answering(self._app, listener):
                     on_ready(_address(listener))
                     self.service.run()
 
@@ -76,7 +68,7 @@ class Server:
         host, port = self._http.host, self._http.port
         while not self._is_stopped:
             try:
-                return _listener(host, port)
+                return _listener(host, port, self._connections)
             except OSError as error:
                 if not self._standby or error.errno != errno.EADDRINUSE:
                     reason = error.strerror or str(error)
@@ -86,49 +78,41 @@ class Server:
 
 
 @contextmanager
-def _stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call ``stop`` on SIGINT and SIGTERM, on each one that comes; outside of the main thread do nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _answering(app: FastAPI, listener: socket.socket, close: Callable[[], object]) -> Iterator[None]:
+def _answering(app: FastAPI, listener: socket.socket) -> Iterator[None]:
     """Answer requests in a thread of its own within the block."""
     config = uvicorn.Config(
         app,
+        loop="asyncio",  # others do not accept by the listener's limits
+        http="h11",
+        ws="none",
+        proxy_headers=False,  # the guard knows connections by their real addresses
+        backlog=BACKLOG,
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=CLOSING_SECONDS,
     )
+    FewerRecords().attach()
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        close()
+        app.state.feed.close()
         server.should_exit = True
         thread.join(2 * CLOSING_SECONDS)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(host: str, port: int, connections: Connections) -> Listener:
     """Return a listening socket that names its protocol: else asyncio leaves Nagle's algorithm on, 40 ms a request."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.connections = connections
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(CONNECTIONS)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

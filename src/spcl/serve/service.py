@@ -5,38 +5,45 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from threading import Lock
+from typing import NamedTuple
 
-from spcl.errors import SpclError, TaskError
-from spcl.learner import Learner
-from spcl.serve.events import CheckpointEvent, Event
-from spcl.serve.lock import held_state
-from spcl.serve.records import TaskRecord
-from spcl.serve.session import Session, StoppedError
+from spcl.errors import SpclError
+from spcl.learner.prediction import Predictor
+from spcl.serve.events import CheckpointEvent, Event, Status
+from spcl.serve.session import Session
 from spcl.serve.settings import ServeSettings
-from spcl.serve.status import Status, TaskState, TaskStatus
-from spcl.sources import HUBS, Hub, Kind, Schema, check_task_name
+from spcl.serve.state import held_state
+from spcl.sources import HUBS, Hub, check_task_name
+from spcl.sources.wire import describe_task
+from spcl.tasks import Kind
 
-__all__ = ["Service", "Status", "TaskExistsError", "TaskStatus"]
+
+class NotRunningError(SpclError):
+    """A request to a service that loads its state, or stands by."""
 
 
-class TaskExistsError(TaskError):
-    """A task that was started already, or is about to be."""
+class Snapshot(NamedTuple):
+    """A copy of the model, which any number of threads may use, and the number of steps after which it was made."""
+
+    step: int
+    model: Predictor
 
 
 class Service:
-    """Trains one learner on the tasks of a hub until it is stopped, and goes on exactly after a crash.
+    """Trains one learner on the tasks of a hub until it is stopped; after a crash it resumes exactly.
 
     A checkpoint holds the learner, the position in the stream of every task, and the tasks themselves: a batch is
-    learned exactly once, whenever the process is killed. Only when two checkpoints hold a batch may the hub delete it.
+    learned exactly once, whenever the process is killed. Only when all kept checkpoints hold a batch may the hub delete
+    it.
 
     Args:
         settings: what to learn, from where, and with what.
         on_event: receives events, from several threads.
-        make_predictor: called with the learner after loading and after every checkpoint, in the thread of :meth:`run`.
+        predicts: whether to copy the model after loading and after every checkpoint, for predictions.
         standby: wait while another service uses the same state, and then take over.
 
     Attributes:
-        predictor: what ``make_predictor`` returned last; None before.
+        snapshot: the latest copy of the model; None before the first.
     """
 
     def __init__(
@@ -44,20 +51,21 @@ class Service:
         settings: ServeSettings,
         *,
         on_event: Callable[[Event], object] = lambda event: None,
-        make_predictor: Callable[[Learner], object] | None = None,
+        predicts: bool = False,
         standby: bool = False,
     ) -> None:
         settings.run_settings()
-        self.predictor: object | None = None
+        self.snapshot: Snapshot | None = None
         self._settings = settings
         self._hub: Hub = HUBS.make(settings.source)
         self._listener = on_event
-        self._make_predictor = make_predictor
+        self._predicts = predicts
         self._standby = standby
         self._stopping = False  # no Event: a signal handler could wait for its lock forever
         self._session: Session | None = None
-        self._began = 0.0
-        self._lock = Lock()  # between a check of a request and its record
+        self._status: Status | None = None
+        self._status_at = 0.0
+        self._status_lock = Lock()
 
     def run(self) -> None:
         """Train in the calling thread until :meth:`stop`; load the checkpoint first, if there is one, save at the end.
@@ -69,16 +77,11 @@ class Service:
         with held_state(self._settings.state, wait) as held, closing(self._hub):
             if not held:
                 return
-            self._began = time.monotonic()
             session = self._session = Session(self._settings, self._hub, self._on_event, lambda: self._stopping)
             gc.freeze()  # what exists now stays: to search it for garbage again and again takes 0.3 s each time
             try:
-                self._swap_predictor()
-                while not self._stopping:
-                    session.advance()
-                session.save()
-            except StoppedError:
-                pass  # the last checkpoint is from before that message
+                self._take_snapshot()
+                session.run()
             finally:
                 session.close()
                 gc.unfreeze()
@@ -98,90 +101,58 @@ class Service:
             kind: what its targets are.
 
         Raises:
-            TaskExistsError: if it was started already.
+            TaskStateError: if it was started already.
+            StorageError: if the request cannot be kept.
+            NotRunningError: before the state is loaded.
         """
-        check_task_name(name)
-        schema = Schema.of(kind, classes)
-        with self._lock:
-            session = self._running()
-            if session.is_starting(name):
-                raise TaskExistsError(f"there is a request to start task {name!r} already; choose another name")
-            source, record = session.sources.get(name), session.records.tasks.get(name)
-            if record is not None and (source is None or source.schema is not None):
-                state = "is finished" if record.finished else "is running"
-                raise TaskExistsError(f"there is a task {name!r} already, which {state}; choose another name")
-            self._request(session, {"do": "start", "task": name, "schema": schema.model_dump(mode="json")})
+        self._running().request_start(name, describe_task(check_task_name(name), kind, classes))
 
     def finish_task(self, name: str) -> None:
-        """End a task between two moments, from when on it is only replayed; survives a restart."""
-        with self._lock:
-            session = self._running()
-            record = session.records.tasks.get(name)
-            if record is None or record.finished:
-                known = [each.name for each in list(session.records.tasks.values()) if not each.finished]
-                raise TaskError(f"there is no running task {name!r}; there are {known}")
-            self._request(session, {"do": "finish", "task": name})
+        """End a task between two moments: from then on it is only replayed; survives a restart.
 
-    def status(self) -> Status:
-        """Return the state of the service and of its tasks; cheap, from any thread."""
-        session = self._session
-        if session is None:
-            return Status([], 0, 0, 0, 0, None, None, 0.0, running=False)
-        records = list(session.records.tasks.values())
-        silences, lags = session.silences(), session.stream.lag
-        saved = session.saved_at
-        return Status(
-            tasks=[self._task_status(session, each, silences.get(each.name, 0.0), lags) for each in records],
-            steps=session.learner.steps,
-            samples=sum(each.samples for each in records),
-            memory_samples=session.memory_size[0],
-            memory_bytes=session.memory_size[1],
-            checkpoint_time=saved,
-            checkpoint_age=None if saved is None else max(0.0, time.time() - saved),
-            uptime=time.monotonic() - self._began,
-            running=True,
-        )
+        Raises:
+            UnknownTaskError: if there is no such task.
+            TaskStateError: if it was finished already, or is about to be.
+            StorageError: if the request cannot be kept.
+            NotRunningError: before the state is loaded.
+        """
+        self._running().request_finish(name)
 
-    def _task_status(self, session: Session, record: TaskRecord, silence: float, lags: dict[str, float]) -> TaskStatus:
-        source = session.sources.get(record.name)
-        schema = record.schema if source is None else source.schema
-        state: TaskState = "running"
-        if record.finished:
-            state = "finished"
-        elif (source is not None and source.is_out) or record.name in session.stream.failed:
-            state = "failed"
-        elif schema is None:
-            state = "waiting"
-        elif silence > self._settings.tasks.silence_seconds:
-            state = "silent"
-        return TaskStatus(
-            name=record.name,
-            kind=None if schema is None else schema.kind,
-            classes=None if schema is None else schema.outputs,
-            state=state,
-            batches=record.batches,
-            samples=record.samples,
-            lag_seconds=lags.get(record.name, 0.0),
-            backlog=session.watch.backlogs.get(record.name, 0),
-            last_seen=session.stream.last_seen.get(record.name),
-            dead_letters=record.dead_letters,
-            late=record.late,
-        )
+    def has_task(self, name: str) -> bool:
+        """Return whether there is or was a task."""
+        return self._running().has_task(name)
+
+    def faults(self) -> tuple[str, ...]:
+        """Return what keeps the service from its work now; cheap, from any thread."""
+        if self._session is None:
+            return ("the service loads its state, or stands by",)
+        return self._session.faults()
+
+    def status(self, max_age: float = 0.0) -> Status:
+        """Return the state of the service and of its tasks; may be called from any thread.
+
+        Args:
+            max_age: the age in seconds up to which the last answer is returned again, whoever asked for it: to look at
+                many tasks takes milliseconds, which training lacks.
+        """
+        if self._session is None:
+            return Status([], 0, 0, 0, 0, None, None, 0.0, running=False, faults=self.faults())
+        with self._status_lock:
+            if self._status is None or time.monotonic() > self._status_at + max_age:
+                self._status, self._status_at = self._session.status(), time.monotonic()
+            return self._status
 
     def _running(self) -> Session:
         if self._session is None:
-            raise SpclError("the service has not loaded its state yet; ask again when it runs")
+            raise NotRunningError("the service has not loaded its state yet; ask again when it runs")
         return self._session
-
-    def _request(self, session: Session, request: dict[str, object]) -> None:
-        session.requests.add(request)
-        session.request()
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, CheckpointEvent):
-            self._swap_predictor()
+            self._take_snapshot()
         self._listener(event)
 
-    def _swap_predictor(self) -> None:
-        if self._make_predictor is not None and self._session is not None:
-            self.predictor = self._make_predictor(self._session.learner)
+    def _take_snapshot(self) -> None:
+        if self._predicts and self._session is not None:
+            learner = self._session.learner
+            self.snapshot = Snapshot(learner.steps, learner.snapshot())

@@ -1,44 +1,90 @@
-"""A service while it runs: learner, live stream and records, saved together."""
+"""A service at work: the thread that trains, from requests and messages to the learner and its checkpoints."""
 
+import gc
 import logging
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from threading import Lock
 from typing import Any, Literal
 
 import torch
 
-from spcl.batches import Batch, describe
+from spcl.batches import Batch
 from spcl.checkpoint import has_checkpoint
-from spcl.errors import SpclError
-from spcl.serve.build import load_learner, new_learner
-from spcl.serve.events import CheckpointEvent, DeadLetterEvent, Event, TaskEvent
-from spcl.serve.records import Records, TaskRecord
-from spcl.serve.requests import Requests
-from spcl.serve.samples import example_inputs
+from spcl.errors import DataError, SpclError, TaskError, is_out_of_memory
+from spcl.learner import Learner, StepReport
+from spcl.runs import RunSettings
+from spcl.runs.build import add_task
+from spcl.serve.events import (
+    CheckpointEvent,
+    DeadLetterEvent,
+    Event,
+    SaveFailedEvent,
+    Status,
+    StepEvent,
+    TaskEvent,
+    TaskState,
+    TaskStatus,
+)
 from spcl.serve.settings import ServeSettings
-from spcl.serve.trainer import Trainer
-from spcl.serve.watch import Watch
-from spcl.sources import Hub, HubError, HubSource, Rejected, ResetError, Schema, check_task_name, encode_batch
-from spcl.streams import Failure, LiveStream
-
-__all__ = ["Session", "StoppedError"]
+from spcl.serve.state import (
+    Checkpoints,
+    Held,
+    Records,
+    Requests,
+    TaskRecord,
+    TaskRequest,
+    load_learner,
+    new_learner,
+)
+from spcl.serve.watch import Ended, PutAway, Watch
+from spcl.sources import (
+    Data,
+    Hub,
+    HubSource,
+    Rejected,
+    ResetError,
+    check_task_name,
+    encode_batch,
+)
+from spcl.sources.wire import describe_task
+from spcl.streams import Failure, LiveStream, Moment
+from spcl.tasks import TaskDescription
 
 CHECKPOINT = "learner.safetensors"
 CAPACITY = 8  # batches of a task that are read ahead
 IDLE_SECONDS = 0.1
 TICK_SECONDS = 1.0
-RETRY_SECONDS = 0.2
+POLL_SECONDS = 0.05
+CLOSING_SECONDS = 2.0
+MOST_LETTERS, MOST_LETTER_BYTES = 64, 64 * 2**20  # messages that cannot be learned and are not put away yet
+
+MEASURING_SHARE = 0.01
+"""The largest part of the time that tests of batches before training, and κ, take."""
 
 _log = logging.getLogger(__name__)
 
 
-class StoppedError(SpclError):
-    """A service that was stopped while a message could not be put away; it is read again next time."""
+class TaskStateError(TaskError):
+    """A request that does not fit the state of a task: it was started or finished already, or is about to be."""
+
+
+class UnknownTaskError(TaskError):
+    """A request about a task that does not exist."""
+
+
+class StorageError(SpclError):
+    """A request that cannot be kept, so that it would be lost: such as on a full disk."""
 
 
 class Session:
-    """Everything that exists while a service holds its state; all methods are called from one thread.
+    """All that exists while a service holds its state.
+
+    One thread trains: it makes the session and calls :meth:`run`. It alone changes learner, records and sources, and
+    never waits for the hub: the threads of the stream and of the watch do. Requests, status and faults may be asked for
+    by any thread.
 
     Args:
         settings: of the service.
@@ -47,10 +93,7 @@ class Session:
         is_stopping: whether the service is to end.
 
     Attributes:
-        learner, records, requests, stream, sources, watch: its parts.
-        alive_since: when each source was added or could be reached again, whichever is later (``time.monotonic()``).
-        memory_size: samples and bytes in memory, updated once a second.
-        saved_at: when the last checkpoint was saved (``time.time()``); None before.
+        learner: the learner.
     """
 
     def __init__(
@@ -65,14 +108,10 @@ class Session:
         self._on_event = on_event
         self._is_stopping = is_stopping
         self._path = settings.state / CHECKPOINT
-        self._inputs = describe(example_inputs(settings.inputs.spec()), 1)
-        self.records = Records()
-        self.requests = Requests(settings.state)
-        self.sources: dict[str, HubSource] = {}
-        self.alive_since: dict[str, float] = {}
-        self.memory_size = (0, 0)
-        self.saved_at: float | None = None
-        self.stream = LiveStream(
+        self._began = self._beat_at = time.monotonic()
+        self._records = Records()
+        self._checkpoints = Checkpoints(settings.keep_checkpoints, settings.checkpoint_seconds)
+        self._stream = LiveStream(
             capacity=CAPACITY,
             patience=IDLE_SECONDS,
             keep_open=True,
@@ -80,183 +119,304 @@ class Session:
             on_failure=self._report_failure,
             on_rejected=self._reject,
         )
-        self.watch = Watch(hub, self.positions, self._lose)
-        self._has_requests = True
-        self._unsaved = 0  # checkpoints until everything is in two of them
-        self._due_at = time.monotonic() + settings.checkpoint_seconds
+        self._watch = Watch(hub, self._positions, self._lose)
+        self._sources: dict[str, HubSource] = {}
+        self._alive_since: dict[str, float] = {}  # when each source was added, or could be reached again
+        self._refused_names: set[str] = set()
+        self._requests = Requests(settings.state)
+        self._requested: set[tuple[str, str]] = set()  # (request, task); requests to finish stay
+        self._requesting = Lock()  # between the check of a request and its record
+        self._look_for_requests: Literal["now", "later", "no"] = "now"
+        self._letters = self._letter_bytes = 0  # messages that are being put away
+        self._warned: set[str] = set()  # tasks whose first refused message is logged
+        self._trims: dict[str, str] = {}
+        self._ended_in_hub: set[str] = set()
+        self._memory_size = (0, 0)
         self._tick_at = 0.0
-        self._ignored: set[str] = set()
-        self._warned: set[str] = set()
-        self._forgotten: set[str] = set()
-        self._forgettable: tuple[list[str], str | None] = ([], None)  # finished tasks and request, last saved
         self._load()
 
-    # -- the loop
-
-    def advance(self) -> None:
-        """Carry out requests, add and end tasks, learn the next moment, and save if it is time to."""
-        if self._has_requests:
-            self._carry_out_requests()
-        self._add_found_tasks()
-        if time.monotonic() >= self._tick_at:
-            self._tick()
-        moment = next(iter(self.stream), None)
-        if moment is not None:
-            self._learn_schemas()
-            self._trainer.train(moment)
-            self._unsaved = 2
-        self._record_ends()
-        if self._unsaved and time.monotonic() >= self._due_at:
-            try:
-                self.save()
-            except SpclError as error:  # a full disk may have space later; nothing is lost meanwhile
-                _log.error("%s", error)
-                self._due_at = time.monotonic() + max(TICK_SECONDS, self._settings.checkpoint_seconds)
-
-    def request(self) -> None:
-        """Let the next :meth:`advance` look for requests; may be called from any thread."""
-        self._has_requests = True
-
-    def is_starting(self, task: str) -> bool:
-        """Return whether there is a request to start a task that was not carried out; may be called from any thread."""
-        waiting = self.requests.after(self.records.request)
-        return any(request["do"] == "start" and request["task"] == task for _, request in waiting)
-
-    def save(self) -> None:
-        """Save learner, positions and records in one file, and then let the hub forget what two checkpoints hold."""
-        begin = time.monotonic()
-        self._write()
-        self.saved_at = time.time()
-        self._unsaved = max(0, self._unsaved - 1)
-        self._due_at = time.monotonic() + self._settings.checkpoint_seconds
-        seconds, size = time.monotonic() - begin, self._path.stat().st_size
-        self._on_event(CheckpointEvent(self.saved_at, self.learner.steps, seconds, size))
-        if self._forget():
-            self._write()  # what was counted: the hub does not have it any more
-
-    def _write(self) -> None:
-        self._learn_schemas()
-        self.learner.save(self._path, stream=self.stream, service=self.records)
-
-    def close(self) -> None:
-        """Stop reading."""
-        self.watch.close()
-        self.stream.close()
-
-    def positions(self) -> dict[str, str | None]:
-        """Return how far each task that has not finished is learned."""
-        known = self.stream.positions
-        return {name: known.get(name) for name, record in list(self.records.tasks.items()) if not record.finished}
-
-    # -- the beginning
-
     def _load(self) -> None:
-        run_settings, inputs = self._settings.run_settings(), self._settings.inputs.spec()
+        run_settings, inputs = self._settings.run_settings(), self._settings.inputs
         if run_settings.threads is not None:
             torch.set_num_threads(run_settings.threads)
         if has_checkpoint(self._path):
-            self.learner = load_learner(self._path, run_settings, inputs, self.records, self.stream)
-            self.saved_at = self._path.stat().st_mtime if self._path.exists() else None
-            self._unsaved, self._forgettable = 1, self._done()
+            self.learner = load_learner(self._path, run_settings, inputs, self._records, self._stream)
+            self._checkpoints.load(self._held(), self._path.stat().st_mtime if self._path.exists() else None)
         else:
-            self.learner = new_learner(run_settings, inputs, self.records)
-        self._trainer = Trainer(self.learner, run_settings, self.records, self._on_event, self._reject_batch)
-        for record in self.records.tasks.values():
+            self.learner = new_learner(run_settings, inputs, self._records)
+        self._trainer = Trainer(self.learner, run_settings, self._records, self._on_event, self._reject_batch)
+        with suppress(OSError):
+            for _, data in self._requests.after(self._records.request):
+                with suppress(SpclError):
+                    self._requested.add(TaskRequest.parsed(data).key)
+        for record in self._records.tasks.values():
             if not record.finished:
                 self._add_source(record)
-        self.watch.start()
+        self._watch.start()
+
+    # -- what the thread that trains does
+
+    def run(self) -> None:
+        """Learn until the service is to stop, and save."""
+        self._trainer.train(self._moments())
+        self._finish()
+
+    def _moments(self) -> Iterator[Moment]:
+        """Yield what is to be learned; between two moments carry out requests, add and end tasks, and save."""
+        while not self._is_stopping():
+            self._beat_at = time.monotonic()
+            if self._look_for_requests == "now":
+                self._carry_out_requests()
+            self._add_found_tasks()
+            if time.monotonic() >= self._tick_at:
+                self._tick()
+            moment = next(iter(self._stream), None)  # None after a tenth of a second without any
+            if moment is not None:
+                self._learn_schemas()
+                yield moment
+                self._checkpoints.change()
+            self._record_ends()
+            self._take_all_done()
+            if self._checkpoints.is_due() and not self._letters:
+                self._try_to_save()
+
+    def _finish(self) -> None:
+        """Save what was learned, and stop reading; wait only briefly for a hub."""
+        deadline = time.monotonic() + CLOSING_SECONDS
+        while self._letters and time.monotonic() < deadline:
+            self._take_done(POLL_SECONDS)
+        if self._letters:
+            _log.warning(
+                "nothing is saved, as %d messages could not be put away in the hub; the next start reads them again",
+                self._letters,
+            )
+            return
+        self._save()
+        self.close()
+        if self._take_all_done():
+            self._write()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._watch.close()
+        self._stream.close()
+
+    def _tick(self) -> None:
+        self._tick_at = time.monotonic() + TICK_SECONDS
+        if self._look_for_requests == "later":
+            self._look_for_requests = "now"
+        if self.learner.memory is not None:
+            self._memory_size = len(self.learner.memory), self.learner.memory.nbytes
+        if self._settings.tasks.end == "silence":
+            queued = self._stream.queued
+            for name, seconds in self._silences().items():
+                if seconds > self._settings.tasks.silence_seconds and not queued.get(name):
+                    self._stream.remove(name)
 
     # -- tasks
 
     def _add_found_tasks(self) -> None:
-        for name in self.watch.tasks:
-            if name in self.records.tasks or name in self._ignored:
+        for name in self._watch.tasks:
+            if name in self._records.tasks or name in self._refused_names:
                 continue
             try:
                 self._add_task(check_task_name(name), None)
             except SpclError as error:
-                self._ignored.add(name)
+                self._refused_names.add(name)
                 self._on_event(TaskEvent(time.time(), name, "failed", str(error)))
 
-    def _add_task(self, name: str, schema: Schema | None) -> None:
-        self.records.tasks[name] = TaskRecord(name, schema)
-        self._add_source(self.records.tasks[name])
+    def _add_task(self, name: str, schema: TaskDescription | None) -> None:
+        record = TaskRecord(name, schema)
+        self._add_source(record)
+        self._records.tasks[name] = record
 
     def _add_source(self, record: TaskRecord) -> None:
         tasks = self._settings.tasks
-        sight: Schema | Literal["infer"] = "infer" if tasks.classes is None else Schema.of(tasks.kind, tasks.classes)
+        sight: TaskDescription | Literal["infer"] = "infer"
+        if tasks.classes is not None:
+            sight = describe_task(record.name, tasks.kind, tasks.classes)
         source = HubSource(
             self._hub,
             record.name,
-            self._inputs,
-            schema=record.schema,
+            self._settings.inputs.description(),
+            description=record.schema,
             first_sight=sight if tasks.start == "first-sight" else None,
             max_bytes=self._settings.max_bytes,
-            trim=self.watch.trim,
+            trim=self._trims.__setitem__,
             on_outage=self._report_outage,
         )
-        self.sources[record.name] = source
-        self.alive_since[record.name] = time.monotonic()
-        self.stream.add(record.name, source)
+        self._sources[record.name] = source
+        self._alive_since[record.name] = time.monotonic()
+        self._stream.add(record.name, source)
+
+    def _learn_schemas(self) -> None:
+        for name, source in self._sources.items():
+            if self._records.tasks[name].schema is None:
+                self._records.tasks[name].schema = source.description
+
+    def _record_ends(self) -> None:
+        for name in self._stream.ended:
+            record = self._records.tasks[name]
+            if not record.finished:
+                record.finished = True
+                self._sources.pop(name).close()
+                self._checkpoints.change()
+                self._on_event(TaskEvent(time.time(), name, "ended", f"after {record.batches} batches"))
+
+    def _positions(self) -> dict[str, str | None]:
+        """Return how far each task that has not finished is learned; the watch asks for it."""
+        known = self._stream.positions
+        return {name: known.get(name) for name, record in list(self._records.tasks.items()) if not record.finished}
+
+    def _silences(self) -> dict[str, float]:
+        """Return for how long each task that is known has had no message, up to the last time when its hub said so."""
+        now, lags = time.monotonic(), self._stream.lag
+        return {
+            name: source.quiet_at - max(now - lags[name], self._alive_since[name])
+            for name, source in list(self._sources.items())
+            if name in lags and source.description is not None
+        }
+
+    # -- requests
+
+    def request_start(self, name: str, schema: TaskDescription) -> None:
+        """Keep a request to start a task."""
+        with self._requesting:
+            source, record = self._sources.get(name), self._records.tasks.get(name)
+            if record is None and ("start", name) in self._requested:
+                raise TaskStateError(f"there is a request to start task {name!r} already; choose another name")
+            if record is not None and (source is None or source.description is not None):
+                state = "is finished" if record.finished else "is running"
+                raise TaskStateError(f"there is a task {name!r} already, which {state}; choose another name")
+            self._keep_request(TaskRequest("start", name, schema))
+
+    def request_finish(self, name: str) -> None:
+        """Keep a request to finish a task."""
+        with self._requesting:
+            record = self._records.tasks.get(name)
+            if record is None:
+                running = [each.name for each in list(self._records.tasks.values()) if not each.finished]
+                raise UnknownTaskError(f"there is no task {name!r}; the running tasks are {running}")
+            if record.finished or ("finish", name) in self._requested:
+                raise TaskStateError(f"task {name!r} is finished already, or about to be")
+            self._keep_request(TaskRequest("finish", name))
+
+    def _keep_request(self, request: TaskRequest) -> None:
+        try:
+            self._requests.add(request)
+        except OSError as error:
+            raise StorageError(
+                f"the request to {request.do} task {request.task!r} cannot be stored in the state: "
+                f"{error.strerror or error}; nothing was changed: try again when it can be"
+            ) from error
+        self._requested.add(request.key)
+        self._look_for_requests = "now"
 
     def _carry_out_requests(self) -> None:
         """Start and finish tasks as requested, and save at once, so that restarts do so at the same step."""
-        self._has_requests = False
-        for position, request in self.requests.after(self.records.request):
-            name, record = request["task"], self.records.tasks.get(request["task"])
-            if request["do"] == "finish" and record is not None and not record.finished:
-                self.stream.remove(name)
-            elif request["do"] == "start" and record is None:
-                self._add_task(name, Schema.parsed(request["schema"]))
-            elif request["do"] == "start" and name in self.sources and self.sources[name].schema is None:
-                self.sources[name].announce(Schema.parsed(request["schema"]))
-            self.records.request = position
-            self._unsaved, self._due_at = 2, 0.0
+        self._look_for_requests = "no"
+        try:
+            found = self._requests.after(self._records.request)
+        except ResetError as error:
+            _log.error("the requests are read from the beginning, as their log was replaced: %s", error)
+            self._records.request, self._look_for_requests = None, "now"
+            return
+        except OSError as error:
+            _log.error("the requests cannot be read, and are read again later: %s", error)
+            self._look_for_requests = "later"
+            return
+        for position, data in found:
+            try:
+                self._carry_out(TaskRequest.parsed(data))
+            except SpclError as error:
+                self._put_request_aside(position, data, str(error))
+            self._records.request = position
+            self._checkpoints.change(at_once=True)
+            self._look_for_requests = "now"  # there may be more than are returned at once
 
-    def _learn_schemas(self) -> None:
-        for name, source in self.sources.items():
-            if self.records.tasks[name].schema is None:
-                self.records.tasks[name].schema = source.schema
+    def _carry_out(self, request: TaskRequest) -> None:
+        name, record = request.task, self._records.tasks.get(request.task)
+        if request.do == "finish":
+            if record is None or record.finished:
+                raise TaskError(f"there is no running task {name!r} to finish")
+            self._stream.remove(name)
+        elif record is None:
+            self._add_task(name, request.schema)
+        elif request.schema is not None and name in self._sources and self._sources[name].description is None:
+            self._sources[name].announce(request.schema)
+        else:
+            raise TaskError(f"there is a task {name!r} already; choose another name")
 
-    def _record_ends(self) -> None:
-        for name in self.stream.ended:
-            record = self.records.tasks[name]
-            if not record.finished:
-                record.finished = True
-                self.sources.pop(name).close()
-                self._unsaved = 2
-                self._on_event(TaskEvent(time.time(), name, "ended", f"after {record.batches} batches"))
+    def _put_request_aside(self, position: str, data: Data | DataError, reason: str) -> None:
+        """Report a request that cannot be carried out; nothing in it may stop the service, now or at its next start."""
+        with suppress(SpclError):
+            self._requested.discard(TaskRequest.parsed(data).key)
+        try:
+            self._requests.put_aside(position, data, reason)
+        except OSError as error:
+            reason = f"{reason} (it could not be kept: {error})"
+        _log.warning("request %s was put aside: %s", position, reason)
+        self._on_event(TaskEvent(time.time(), "", "refused", f"request {position}: {reason}"))
 
-    def _tick(self) -> None:
-        self._tick_at = time.monotonic() + TICK_SECONDS
-        if self.learner.memory is not None:
-            self.memory_size = len(self.learner.memory), self.learner.memory.nbytes
-        if self._settings.tasks.end == "silence":
-            queued = self.stream.queued
-            for name, seconds in self.silences().items():
-                if seconds > self._settings.tasks.silence_seconds and not queued.get(name):
-                    self.stream.remove(name)
+    # -- checkpoints
 
-    def silences(self) -> dict[str, float]:
-        """Return for how long each task that is known has had no message, up to the last time when its hub said so."""
-        now, lags = time.monotonic(), self.stream.lag
-        return {
-            name: source.quiet_at - max(now - lags[name], self.alive_since[name])
-            for name, source in list(self.sources.items())
-            if name in lags and source.schema is not None
-        }
+    def _try_to_save(self) -> None:
+        try:
+            self._save()
+        except (SpclError, OSError) as error:
+            _log.error("%s", error)
+            if self._checkpoints.note_failure():
+                self._on_event(SaveFailedEvent(time.time(), self.learner.steps, str(error)))
+        finally:
+            self._beat_at = time.monotonic()
+
+    def _save(self) -> None:
+        """Save learner, positions and records in one file; let the hub forget what all kept checkpoints hold.
+
+        Only when no message is being put away: a checkpoint is after all messages that were read.
+        """
+        begin = time.monotonic()
+        self._write()
+        seconds, size = time.monotonic() - begin, self._path.stat().st_size
+        self._stream.commit()
+        forgettable = self._checkpoints.note_saved(self._held())
+        self._trims.clear()
+        self._on_event(CheckpointEvent(time.time(), self.learner.steps, seconds, size))
+        if forgettable is not None:
+            self._forget(forgettable)
+
+    def _write(self) -> None:
+        self._learn_schemas()
+        keep = self._settings.keep_checkpoints
+        self.learner.save(self._path, keep=keep, stream=self._stream, service=self._records)
+
+    def _held(self) -> Held:
+        finished = [name for name, each in self._records.tasks.items() if each.finished]
+        return Held(dict(self._trims), finished, self._records.request)
+
+    def _forget(self, held: Held) -> None:
+        for name, position in held.positions.items():
+            self._watch.trim(name, position)
+        for name in set(held.finished) - self._ended_in_hub:
+            self._ended_in_hub.add(name)
+            self._watch.end(name, self._stream.ends.get(name))
+        if held.request is not None:
+            try:
+                self._requests.forget(held.request)
+            except OSError as error:  # they are deleted after another checkpoint
+                _log.warning("requests that were carried out cannot be deleted: %s", error)
 
     # -- what goes wrong
 
     def _report_outage(self, task: str, error: Exception | None) -> None:
         if error is None:
-            self.alive_since[task] = time.monotonic()
+            self._alive_since[task] = time.monotonic()
             self._on_event(TaskEvent(time.time(), task, "recovered", "its source can be read again"))
         else:
             self._on_event(TaskEvent(time.time(), task, "failed", str(error)))
 
     def _lose(self, task: str, error: ResetError) -> None:
-        if (source := self.sources.get(task)) is not None:
+        if (source := self._sources.get(task)) is not None:
             source.lose(error)
 
     def _report_failure(self, task: str, failure: Failure) -> None:
@@ -264,75 +424,296 @@ class Session:
         self._on_event(TaskEvent(time.time(), task, "failed", repr(failure.exception)))
 
     def _reject_batch(self, task: str, batch: Batch, reason: str) -> None:
-        self._reject(task, Rejected(self.stream.positions[task], encode_batch(batch), reason))
+        self._reject(task, Rejected(self._stream.positions[task], encode_batch(batch), reason))
 
     def _reject(self, task: str, rejected: Rejected) -> None:
-        """Put a message away, and report it."""
-        reason = rejected.reason
-        try:
-            self._put_away(task, rejected)
-        except StoppedError:
-            raise
-        except Exception as error:  # a full disk, or whatever it is of any hub, must not stop the other tasks
-            reason = f"{reason} (it could not be kept: {error})"
-            _log.error("message %s of task %r: %s", rejected.position, task, reason)
-        self._warn_of_first(task, reason)
-        self.records.tasks[task].dead_letters += 1
-        self._unsaved = 2
-        self._on_event(DeadLetterEvent(time.time(), task, rejected.position, reason))
+        """Let a message be put away; if too many are, wait until they are."""
+        while self._letters and not self._is_stopping():
+            if self._letters < MOST_LETTERS and self._letter_bytes + len(rejected.data) <= MOST_LETTER_BYTES:
+                break
+            self._take_done(POLL_SECONDS)
+        self._letters += 1
+        self._letter_bytes += len(rejected.data)
+        self._checkpoints.change()
+        self._watch.put_away(task, rejected)
 
-    def _warn_of_first(self, task: str, reason: str) -> None:
-        """Log one refused message of a task: thousands have mostly the same reason, and all are counted and kept."""
-        if task not in self._warned:
-            self._warned.add(task)
-            _log.warning("a message of task %r was refused: %s (others of it only count)", task, reason)
+    def _take_all_done(self) -> bool:
+        """Record all that was done in the hub; return whether there was anything."""
+        found = False
+        while self._take_done():
+            found = True
+        return found
 
-    def _put_away(self, task: str, rejected: Rejected) -> None:
-        """Try until the hub can be reached: only then may a checkpoint be after the message."""
-        while not self._is_stopping():
+    def _take_done(self, wait: float = 0.0) -> bool:
+        """Record what was done in the hub; return whether anything was within ``wait`` seconds."""
+        done = self._watch.take(wait)
+        if isinstance(done, PutAway):
+            self._record_letter(done)
+        elif isinstance(done, Ended) and done.late:
+            self._record_late(done)
+        return done is not None
+
+    def _record_letter(self, done: PutAway) -> None:
+        self._letters -= 1
+        self._letter_bytes -= len(done.rejected.data)
+        reason = done.rejected.reason
+        if done.error is not None:
+            reason = f"{reason} (it could not be kept: {done.error})"
+            _log.error("message %s of task %r: %s", done.rejected.position, done.task, reason)
+        if done.task not in self._warned:  # thousands have mostly the same reason, and all are counted and kept
+            self._warned.add(done.task)
+            _log.warning("a message of task %r was refused: %s (others of it only count)", done.task, reason)
+        self._records.tasks[done.task].dead_letters += 1
+        self._on_event(DeadLetterEvent(time.time(), done.task, done.rejected.position, reason))
+
+    def _record_late(self, done: Ended) -> None:
+        self._records.tasks[done.task].late += done.late
+        self._checkpoints.change(at_once=True)
+        text = f"{done.late} of its messages were not learned, as it had ended; publish such under another name"
+        _log.warning("task %r: %s", done.task, text)
+        self._on_event(TaskEvent(time.time(), done.task, "late", text))
+
+    # -- what others ask
+
+    def has_task(self, name: str) -> bool:
+        """Return whether there is or was a task."""
+        return name in self._records.tasks
+
+    def faults(self) -> tuple[str, ...]:
+        """Return what keeps the service from its work now."""
+        waits = {
+            "training has not moved": _since(self._beat_at),
+            "the hub has not answered": self._watch.away_seconds,
+            "no checkpoint could be saved": _since(self._checkpoints.overdue_since),
+        }
+        limit = self._settings.ready_seconds
+        return tuple(f"{text} for {seconds:.0f} s" for text, seconds in waits.items() if seconds > limit)
+
+    def status(self) -> Status:
+        """Return the state of the service and of its tasks."""
+        records = list(self._records.tasks.values())
+        saved_at = self._checkpoints.saved_at
+        return Status(
+            tasks=self._task_statuses(records),
+            steps=self.learner.steps,
+            samples=sum(each.samples for each in records),
+            memory_samples=self._memory_size[0],
+            memory_bytes=self._memory_size[1],
+            checkpoint_time=saved_at,
+            checkpoint_age=None if saved_at is None else max(0.0, time.time() - saved_at),
+            uptime=_since(self._began),
+            running=True,
+            beat_age=_since(self._beat_at),
+            hub_away=self._watch.away_seconds,
+            unsaved=_since(self._checkpoints.unsaved_since),
+            save_failures=self._checkpoints.failures,
+            faults=self.faults(),
+        )
+
+    def _task_statuses(self, records: list[TaskRecord]) -> list[TaskStatus]:
+        silences, lags, failed = self._silences(), self._stream.lag, set(self._stream.failed)
+        backlogs, last_seen = self._watch.backlogs, self._stream.last_seen
+        silent = {name for name, seconds in silences.items() if seconds > self._settings.tasks.silence_seconds}
+        found = []
+        for record in records:
+            source, name = self._sources.get(record.name), record.name
+            schema = record.schema if source is None else source.description
+            has_failed = name in failed or (source is not None and source.is_out)
+            found.append(
+                TaskStatus(
+                    name=name,
+                    kind=None if schema is None else schema.kind,
+                    classes=None if schema is None else schema.classes,
+                    state=_state(record, has_failed, schema is not None, name in silent),
+                    batches=record.batches,
+                    samples=record.samples,
+                    skipped=record.skipped,
+                    lag_seconds=lags.get(name, 0.0),
+                    backlog=backlogs.get(name, 0),
+                    last_seen=last_seen.get(name),
+                    dead_letters=record.dead_letters,
+                    late=record.late,
+                )
+            )
+        return found
+
+
+def _state(record: TaskRecord, has_failed: bool, is_known: bool, is_silent: bool) -> TaskState:
+    if record.finished:
+        return "finished"
+    if has_failed:
+        return "failed"
+    if not is_known:
+        return "waiting"
+    return "silent" if is_silent else "running"
+
+
+def _since(begin: float | None) -> float:
+    """Return the seconds since a time (``time.monotonic()``); 0 without one."""
+    return 0.0 if begin is None else time.monotonic() - begin
+
+
+class Trainer:
+    """Trains the learner of a service by :meth:`spcl.learner.Learner.fit`, and outlives whatever its batches hold.
+
+    Args:
+        learner: the learner.
+        settings: with which its tasks are made.
+        records: of all tasks; the tasks of the moments have a schema.
+        on_event: receives what happens.
+        reject: called as ``reject(task, batch, reason)`` with a batch that cannot be learned.
+        clock: the time in seconds, which never goes back.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        settings: RunSettings,
+        records: Records,
+        on_event: Callable[[Event], object],
+        reject: Callable[[str, Batch, str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._learner = learner
+        self._settings = settings
+        self._records = records
+        self._on_event = on_event
+        self._reject = reject
+        self._clock = clock
+        self._moment: Moment | None = None  # that is being learned
+        self._done: set[str] = set()  # its batches that were learned or skipped
+        self._has_warned = False
+        self._began = self._measure_at = clock()
+        self._is_measured = False  # the step that began then
+        self._accuracies: dict[str, float] = {}
+
+    def train(self, moments: Iterable[Moment]) -> None:
+        """Add the tasks that are new, learn the batches, and finish the tasks that ended, until the moments end."""
+        noted = self._noted(moments)
+        while True:
             try:
-                self._hub.dead_letter(task, rejected.position, rejected.data, rejected.reason)
-            except HubError as error:
-                _log.warning("%s", error)
-                time.sleep(RETRY_SECONDS)
+                self._fit(noted)
+            except Exception as error:  # of the learner, which is as it was before the step
+                if self._moment is None:  # of the moments
+                    raise
+                self._learn_apart(self._moment, error)
             else:
                 return
-        raise StoppedError(f"stopped before a message of task {task!r} could be put away")
 
-    def _succeeds(self, call: Callable[[], Any]) -> bool:
+    def _noted(self, moments: Iterable[Moment]) -> Iterator[Moment]:
+        for moment in moments:
+            new = tuple(name for name in moment.batches if name not in self._learner.tasks)
+            self._moment, self._done = replace(moment, started=new), set()
+            yield self._moment
+            self._moment = None
+
+    def _fit(self, moments: Iterable[Moment]) -> None:
+        self._learner.fit(
+            moments,
+            on_start=self._add_task,
+            before_step=self._test,
+            on_step=self._report,
+            on_refused=self._refuse,
+        )
+
+    def _add_task(self, name: str) -> None:
+        record = self._records.tasks[name]
         try:
-            call()
-        except OSError as error:
-            _log.warning("%s", error)
-            return False
-        return True
+            add_task(self._learner, record.run_task, self._settings)
+        except SpclError as error:
+            raise TaskError(str(error)) from error
+        except Exception as error:  # such as a head that does not fit into memory
+            raise TaskError(f"{type(error).__name__}: {error}") from error
+        self._on_event(TaskEvent(time.time(), name, "started", f"{record.schema}"))
 
-    def _forget(self) -> bool:
-        """Let the hub delete what the checkpoint before the last holds, too; later, if it cannot be reached.
+    def _refuse(self, name: str, batch: Any, error: SpclError) -> None:
+        self._reject(name, batch, str(error))
 
-        Return whether that was more than was learned.
+    def _learn_apart(self, moment: Moment, error: Exception) -> None:
+        """Learn the batches of a moment one by one after an error that is of no batch alone, or of exhausted memory.
+
+        A batch that raises such an error alone is refused like any other: if the service ended instead, the batch would
+        be the first that its next start reads.
         """
-        before = [record.late for record in self.records.tasks.values()]
-        (finished, request), self._forgettable = self._forgettable, self._done()
-        self.stream.commit()
-        for name in set(finished) - self._forgotten:
-            if self._succeeds(partial(self._end_in_hub, name)):
-                self._forgotten.add(name)
-        if request is not None:
-            self._succeeds(partial(self.requests.forget, request))
-        return before != [record.late for record in self.records.tasks.values()]
+        if not self._has_warned:
+            self._has_warned = True
+            kind = type(error).__name__
+            _log.warning("a moment is learned batch by batch, as together it raised %s: %s", kind, error)
+        if is_out_of_memory(error):
+            gc.collect()
+            torch.cuda.empty_cache()
+        for name, batch in moment.batches.items():
+            if name in self._done:
+                continue
+            try:
+                new = (name,) if name in moment.started else ()
+                self._fit([Moment(moment.step, {name: batch}, new, ())])
+            except Exception as alone:
+                self._reject(name, batch, f"{type(alone).__name__}: {alone}")
+        for name in moment.ended:
+            try:
+                if name in self._learner.active_tasks:
+                    self._learner.finish_task(name)
+            except Exception as failure:  # of a memory, perhaps: it would fail again after every restart
+                _log.exception("task %r cannot be finished in the learner", name)
+                text = f"it cannot be finished in the learner: {failure!r}"
+                self._on_event(TaskEvent(time.time(), name, "failed", text))
 
-    def _end_in_hub(self, task: str) -> None:
-        """Count the messages of a task that came too late, and delete its stream."""
-        end = self.stream.ends.get(task)
-        late = 0 if end is None else self.watch.backlog(task, end)
-        self._hub.end(task)
-        if late:
-            self.records.tasks[task].late += late
-            text = f"{late} of its messages were not learned, as it had ended; publish such under another name"
-            _log.warning("task %r: %s", task, text)
-            self._on_event(TaskEvent(time.time(), task, "late", text))
+    def _test(self, batches: Mapping[str, Any]) -> None:
+        """Test classifiers on their batches before these are learned, if it is time to."""
+        self._began, self._accuracies = self._clock(), {}
+        self._is_measured = self._began >= self._measure_at
+        if not self._is_measured:
+            return
+        tasks = self._learner.tasks
+        known = [name for name in batches if tasks[name].classes is not None and tasks[name].signature is not None]
+        with self._measuring(), suppress(Exception):  # what cannot be predicted cannot be learned: the step says so
+            self._accuracies = {name: self._learner.evaluate([batches[name]], name) for name in known}
 
-    def _done(self) -> tuple[list[str], str | None]:
-        """Return the finished tasks, and the last request that was carried out."""
-        return [name for name, each in self.records.tasks.items() if each.finished], self.records.request
+    def _report(self, report: StepReport) -> None:
+        """Count what was learned, and report the step."""
+        assert self._moment is not None
+        seconds, samples = self._clock() - self._began, {}
+        for name, (_, y) in self._moment.batches.items():
+            record = self._records.tasks[name]
+            if name in report.skipped:
+                record.skipped += 1
+                self._done.add(name)
+            elif name in report.losses:
+                self._done.add(name)
+                samples[name] = y.shape[0]
+                record.batches += 1
+                record.samples += y.shape[0]
+        before, after = self._kappas(report) if self._is_measured else (None, None)
+        self._on_event(
+            StepEvent(
+                time=time.time(),
+                step=report.step,
+                samples=samples,
+                losses=report.losses,
+                accuracies=self._accuracies,
+                kappa_before=before,
+                kappa_after=after,
+                skipped=tuple(report.skipped),
+                seconds=seconds,
+            )
+        )
+
+    def _kappas(self, report: StepReport) -> tuple[float | None, float | None]:
+        """Return κ before and after, as far as the method computed gradients for it."""
+        with self._measuring():
+            kappas = [None if each is None else each.condition_number for each in (report.before, report.after)]
+        return kappas[0], kappas[1]
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """Time the block, and schedule the next measurement so that measuring takes at most 1 % of elapsed time.
+
+        Time without batches counts, so that where batches come rarely all are measured, but it is not saved up.
+        """
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            end = self._clock()
+            self._measure_at = max(self._measure_at, end) + (end - begin) / MEASURING_SHARE

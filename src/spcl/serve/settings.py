@@ -1,53 +1,24 @@
 """The settings of a service, from a YAML file."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
 
-from spcl.errors import SpclError
-from spcl.losses import TaskKind
+from spcl._util.registry import Named
+from spcl._util.validation import tagged, validated
+from spcl.batches import Inputs, describe
+from spcl.errors import DataError, SpclError, did_you_mean
 from spcl.models import InputSpec
-from spcl.registry import Named
+from spcl.options import LEARNER
 from spcl.runs import RunSettings, load_settings_file, resolve_settings
-from spcl.suggestions import did_you_mean
-from spcl.validation import validated
+from spcl.tasks import Kind
 
-__all__ = ["LEARNER", "HttpSettings", "InputSettings", "ServeSettings", "TaskSettings", "load_serve_settings"]
-
-LEARNER = (
-    "plugins",
-    "scenario",
-    "method",
-    "seed",
-    "backbone",
-    "batch_norm_momentum",
-    "learning_rate",
-    "optimizer",
-    "clip_norm",
-    "loss",
-    "regression_loss",
-    "multilabel_loss",
-    "augment",
-    "memory",
-    "memory_budget",
-    "memory_batch",
-    "updates",
-    "average",
-    "predict_by",
-    "frozen",
-    "stability",
-    "device",
-    "precision",
-    "capture",
-    "low_memory",
-    "threads",
-)
-"""The settings of a run that are settings of a service's learner, too; the others are about data and evaluation."""
-
-PATHS = ((None, "state"), ("source", "path"), ("http", "token_file"))
+PATHS = ((None, "state"), ("source", "path"), ("source", "password_file"), ("http", "token_file"))
 """The settings that are paths, each with its section."""
 
 
@@ -56,7 +27,7 @@ class _Section(BaseModel):
 
 
 class InputSettings(_Section):
-    """Shape and type of the samples that the backbone is built for, those of every task.
+    """Shape and type of the samples that the backbone is built for; every task has the same.
 
     >>> InputSettings(shape=(3, 32, 32), dtype="uint8").spec().shape
     (3, 32, 32)
@@ -85,6 +56,56 @@ class InputSettings(_Section):
         first = next(iter(parts.values()))
         return InputSpec(first.shape, first.dtype, first.vocabulary, parts)
 
+    def description(self) -> str:
+        """Return type and shape of one sample, as :func:`spcl.batches.describe` gives them.
+
+        >>> InputSettings(shape=(4,)).description()
+        'float32[4]'
+        """
+        if self.parts is None:
+            return describe(self._no_samples(), 1)
+        return describe(_joined({name: part._no_samples() for name, part in self.parts.items()}), 1)
+
+    def samples(self, values: Any) -> Inputs:
+        """Return samples as tensors.
+
+        Args:
+            values: a list with one entry per sample, each a number or nested lists of numbers; for inputs with several
+                parts a dict of such lists, by name or, where samples are tuples, by position.
+
+        >>> InputSettings(shape=(2,)).samples([[1, 2], [3, 4]])
+        tensor([[1., 2.],
+                [3., 4.]])
+        >>> InputSettings(shape=(2,)).samples([[1, 2], [3]])
+        Traceback (most recent call last):
+        ...
+        spcl.errors.DataError: the inputs are no samples of float32[2]: expected sequence of length 2 at dim 1 (got 1)
+        """
+        if self.parts is None:
+            return self._tensor(values, "the inputs")
+        if not isinstance(values, Mapping) or values.keys() != self.parts.keys():
+            found = f"parts {list(values)}" if isinstance(values, Mapping) else f"a {type(values).__name__}"
+            raise DataError(f"the inputs are {found}; give an object with the parts {list(self.parts)}")
+        return _joined(
+            {name: part._tensor(values[name], f"part {name!r} of the inputs") for name, part in self.parts.items()}
+        )
+
+    def _no_samples(self) -> Tensor:
+        spec = self.spec()
+        return torch.empty((0, *spec.shape), dtype=spec.dtype)
+
+    def _tensor(self, values: Any, owner: str) -> Tensor:
+        try:
+            return torch.tensor(values, dtype=self.spec().dtype)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise DataError(f"{owner} are no samples of {self.dtype}{list(self.shape)}: {error}") from None
+
+
+def _joined(parts: dict[str, Tensor]) -> Inputs:
+    """Return parts as a tuple where their names are the numbers from 0, in any order, and else as they are."""
+    numbers = [str(index) for index in range(len(parts))]
+    return tuple(parts[number] for number in numbers) if parts.keys() == set(numbers) else parts
+
 
 class TaskSettings(_Section):
     """When tasks start and end."""
@@ -92,7 +113,7 @@ class TaskSettings(_Section):
     start: Literal["announced", "first-sight"] = Field(
         "announced", description="by an announcement or a request; or also with the first batch"
     )
-    kind: TaskKind = Field("classification", description="of a task that starts on first sight")
+    kind: Kind = Field("classification", description="of a task that starts on first sight")
     classes: int | None = Field(None, ge=1, description="or outputs, of a task that starts on first sight")
     end: Literal["announced", "silence"] = Field("announced", description="by an announcement; or also after silence")
     silence_seconds: float = Field(
@@ -136,20 +157,27 @@ class ServeSettings(_Section):
     state: Path = Field(description="folder of the checkpoint; one running service per folder")
     source: Named = Field(description="where batches come from: folder or redis, with its options")
     inputs: InputSettings = Field(description="of all tasks")
-    learner: dict[str, Any] = Field(default={}, description="method, backbone, optimizer, …, as those of a run")
+    learner: dict[str, Any] = Field(default={}, description="method, backbone, optimizer, …, as of a run")
     tasks: TaskSettings = Field(TaskSettings(), description="when tasks start and end")
     together: bool = Field(
         False, description="wait for a batch of every task in every step: reproducible, at the pace of the slowest"
     )
     max_bytes: int = Field(64 * 2**20, ge=1, description="largest message of a source")
     checkpoint_seconds: float = Field(10.0, ge=0.0, description="time between checkpoints; 0 saves after every step")
+    keep_checkpoints: int = Field(
+        3, ge=2, description="kept checkpoints; batches stay in the hub until all of them hold what they taught"
+    )
+    ready_seconds: float = Field(
+        30.0, gt=0.0, description="until /readyz fails when training, the hub or saving is stuck"
+    )
     http: HttpSettings = Field(HttpSettings(), description="the HTTP interface")
 
     def run_settings(self) -> RunSettings:
         """Return the learner's settings, complete and checked."""
+        known = tagged(RunSettings, LEARNER)
         for name in self.learner:
-            if name not in LEARNER:
-                raise SpclError(f"learner: there is no setting {name!r}; {did_you_mean(name, LEARNER)}")
+            if name not in known:
+                raise SpclError(f"learner: there is no setting {name!r}; {did_you_mean(name, known)}")
         return resolve_settings(self.learner)
 
     @classmethod

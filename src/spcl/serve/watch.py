@@ -1,24 +1,49 @@
-"""Looking after a hub: which tasks it has, how much of them waits, and what may be deleted."""
+"""What has to wait for a hub, in a thread of its own: training never does."""
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
 
-from spcl.sources import Hub, ResetError
-
-__all__ = ["Watch"]
+from spcl.sources import Hub, Rejected, ResetError
 
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 10.0
 SHARE = 0.01  # the largest part of the time that asking takes: of many long streams it would compete with training
+RETRY_SECONDS = 0.2
+AWAY = (ConnectionError, TimeoutError)  # the hub cannot be reached now; another error is of one task or message
+LOG_SECONDS = 60.0  # between two reports of the same failure
 CLOSING_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class PutAway:
+    """A message that is in the dead letters now, or why it cannot be kept there."""
+
+    task: str
+    rejected: Rejected
+    error: Exception | None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task whose stream was deleted, and how many of its messages were not learned."""
+
+    task: str
+    late: int
+
+
 class Watch:
-    """Asks a hub for its tasks and backlogs, and deletes messages, in a thread of its own: training does not wait.
+    """Asks a hub for its tasks and backlogs, deletes messages, and puts away messages that cannot be learned.
+
+    Every call of the hub is made by the thread of the watch. What fails is tried again until the watch is closed; what
+    is not done by then is done by the next service.
 
     Args:
         hub: the hub.
@@ -41,23 +66,138 @@ class Watch:
         self._hub = hub
         self._positions = positions
         self._on_reset = on_reset
+        self._letters: deque[tuple[str, Rejected]] = deque()
         self._deletable: dict[str, str] = {}
+        self._endable: dict[str, str | None] = {}
+        self._done: SimpleQueue[PutAway | Ended] = SimpleQueue()
         self._awake = threading.Event()
         self._is_closed = False
-        self._is_reachable = True
+        self._warned: set[str] = set()  # tasks whose messages cannot be deleted
+        self._logged: dict[str, float] = {}
+        self._failing_since: float | None = None
+        self._asked_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Ask once, and then again and again in a thread."""
-        self._look()
+        """Ask from now on."""
         self._thread.start()
 
     def trim(self, task: str, upto: str) -> None:
-        """Let the thread delete messages up to a position, at once; what a crash prevents, the next service does."""
+        """Delete messages up to a position."""
         self._deletable[task] = upto
         self._awake.set()
 
-    def backlog(self, task: str, after: str | None) -> int:
+    def end(self, task: str, position: str | None) -> None:
+        """Count the messages of a task after a position, and delete its stream: :meth:`take` then has it."""
+        self._endable[task] = position
+        self._awake.set()
+
+    def put_away(self, task: str, rejected: Rejected) -> None:
+        """Add a message to the dead letters: :meth:`take` then has it."""
+        self._letters.append((task, rejected))
+        self._awake.set()
+
+    def take(self, wait: float = 0.0) -> PutAway | Ended | None:
+        """Return the next thing that was done; None if nothing was done within ``wait`` seconds."""
+        try:
+            return self._done.get(timeout=wait) if wait else self._done.get_nowait()
+        except Empty:
+            return None
+
+    @property
+    def away_seconds(self) -> float:
+        """For how long the hub has not answered; 0 while it does."""
+        since = [each for each in (self._failing_since, self._asked_at) if each is not None]
+        return time.monotonic() - min(since) if since else 0.0
+
+    def close(self) -> None:
+        """Stop asking, after what is to be deleted; wait no longer than a second for the hub."""
+        self._is_closed = True
+        self._awake.set()
+        if self._thread.is_alive():
+            self._thread.join(CLOSING_SECONDS)
+
+    def _run(self) -> None:
+        look_at = 0.0
+        while not self._is_closed:
+            self._asked_at = time.monotonic()
+            answers = self._put_all_away() and self._delete_all()
+            if (begin := time.monotonic()) >= look_at or not answers:
+                answers = self._look()
+                seconds = time.monotonic() - begin if answers else 0.0  # a timeout says nothing of the next time
+                look_at = time.monotonic() + min(max(PERIOD_SECONDS, seconds / SHARE), LONGEST_PERIOD_SECONDS)
+            self._asked_at = None
+            self._awake.wait(max(0.0, look_at - time.monotonic()) if answers else RETRY_SECONDS)
+            self._awake.clear()
+        if self._put_all_away():
+            self._delete_all()
+
+    def _put_all_away(self) -> bool:
+        """Put messages away in their order; return whether the hub answered."""
+        while self._letters:
+            task, rejected = self._letters[0]
+            error: Exception | None = None
+            try:
+                self._hub.dead_letter(task, rejected.position, rejected.data, rejected.reason)
+            except AWAY as away:
+                self._note(away)
+                return False
+            except Exception as refused:  # a full disk, or whatever it is of any hub
+                error = refused
+            self._note(None)
+            self._letters.popleft()
+            self._done.put(PutAway(task, rejected, error))
+        return True
+
+    def _delete_all(self) -> bool:
+        """Delete messages and streams, what cannot be deleted later again; return whether the hub answered."""
+        for task, upto in list(self._deletable.items()):
+            if self._succeeds(partial(self._trim, task, upto), task) and self._deletable[task] == upto:
+                del self._deletable[task]
+        for task, position in list(self._endable.items()):
+            if self._succeeds(partial(self._end, task, position), task):
+                del self._endable[task]
+        return self._failing_since is None
+
+    def _succeeds(self, delete: Callable[[], object], task: str) -> bool:
+        if self._failing_since is not None:
+            return False  # to ask for every task would take as many timeouts
+        try:
+            delete()
+        except AWAY as away:
+            self._note(away)
+        except Exception as refused:  # of any broker, for this task alone
+            if task not in self._warned:
+                _log.warning("what is learned of task %r cannot be deleted, and is tried again: %s", task, refused)
+            self._warned.add(task)
+        else:
+            self._warned.discard(task)
+            return True
+        return False
+
+    def _look(self) -> bool:
+        """List tasks and backlogs; return whether the hub answered."""
+        try:
+            self.tasks = self._hub.tasks()
+            self.backlogs = {task: self._backlog(task, after) for task, after in self._positions().items()}
+        except Exception as error:  # of any broker; it is asked again
+            self._note(error)
+            return False
+        self._note(None)
+        return True
+
+    def _trim(self, task: str, upto: str) -> None:
+        try:
+            self._hub.trim(task, upto)
+        except ResetError as error:
+            self._on_reset(task, error)
+
+    def _end(self, task: str, position: str | None) -> None:
+        late = 0 if position is None else self._backlog(task, position)
+        self._hub.end(task)
+        self._done.put(Ended(task, late))
+
+    def _backlog(self, task: str, after: str | None) -> int:
         """Return the number of messages after a position; of a stream that was reset, of all messages."""
         try:
             return self._hub.backlog(task, after)
@@ -65,41 +205,13 @@ class Watch:
             self._on_reset(task, error)
             return self._hub.backlog(task, None)
 
-    def close(self) -> None:
-        """Stop asking, after what is to be deleted."""
-        self._is_closed = True
-        self._awake.set()
-        if self._thread.is_alive():
-            self._thread.join(CLOSING_SECONDS)
-
-    def _run(self) -> None:
-        seconds = 0.0
-        while not self._is_closed:
-            self._awake.wait(min(max(PERIOD_SECONDS, seconds / SHARE), LONGEST_PERIOD_SECONDS))
-            self._awake.clear()
-            begin = time.monotonic()
-            self._look()
-            seconds = time.monotonic() - begin if self._is_reachable else 0.0  # a timeout says nothing of the next time
-
-    def _look(self) -> None:
-        try:
-            self._delete()
-            self.tasks = self._hub.tasks()
-            self.backlogs = {task: self.backlog(task, after) for task, after in self._positions().items()}
-        except Exception as error:  # of any broker; it is asked again
-            if self._is_reachable:
-                _log.warning("the tasks of the source cannot be listed: %s", error)
-            self._is_reachable = False
-        else:
-            self._is_reachable = True
-
-    def _delete(self) -> None:
-        while self._deletable:
-            task, upto = self._deletable.popitem()
-            try:
-                self._hub.trim(task, upto)
-            except ResetError as error:
-                self._on_reset(task, error)
-            except BaseException:
-                self._deletable.setdefault(task, upto)
-                raise
+    def _note(self, error: Exception | None) -> None:
+        """Note whether the hub answers; log a failure once a minute."""
+        if error is None:
+            self._failing_since = None
+            return
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        if now > self._logged.get(str(error), -LOG_SECONDS) + LOG_SECONDS:
+            self._logged = {str(error): now}
+            _log.warning("the hub of the sources does not answer, and is asked again: %s", error)

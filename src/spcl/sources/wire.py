@@ -1,6 +1,8 @@
 """Messages as bytes: safetensors with a batch, or an announcement in the metadata; never a pickle."""
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -11,17 +13,19 @@ import torch
 from torch import Tensor
 
 from spcl.batches import Batch, BatchLike, Inputs, as_batch, as_inputs, leaves
-from spcl.errors import DataError, SpclError
+from spcl.errors import DataError, SpclError, TaskError
 from spcl.sources.base import Data
-from spcl.sources.schema import Schema
-
-__all__ = ["MAX_BYTES", "Letter", "decode", "decode_inputs", "encode_batch", "encode_end", "encode_start", "too_large"]
+from spcl.tasks import TaskDescription
 
 MAX_BYTES = 64 * 2**20
 
+MOST_OUTPUTS = 100_000  # the head of a task that a message announces must fit into memory
 CACHED_BYTES = 4096  # the longest header that is remembered
 CONTENT = "spcl"
 TASK = "task"
+OPENING = b'{"__metadata__":{'  # of a header
+SEQUENCE = re.compile(re.escape(OPENING) + rb'("from":"([A-Za-z0-9_.-]{1,100}):([0-9]{1,18})",)')
+PUBLISHER = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +35,47 @@ class Letter:
     Attributes:
         content: whether it is a batch, or announces that the task starts or ends.
         batch: inputs and targets of a batch.
-        schema: of the task that starts; a batch may repeat it, so that a trimmed stream still says what its task is.
+        task: the task that starts; a batch may repeat it, so that a trimmed stream still says what its task is.
     """
 
     content: Literal["batch", "start", "end"]
     batch: Batch | None = None
-    schema: Schema | None = None
+    task: TaskDescription | None = None
 
 
-def encode_batch(batch: BatchLike, schema: Schema | None = None) -> bytes:
+def describe_task(
+    name: str, kind: str = "classification", classes: int | Sequence[str] | None = None
+) -> TaskDescription:
+    """Return the description of a task that may be announced, or raise a :class:`~spcl.errors.TaskError`.
+
+    Args:
+        name: of the task.
+        kind: what its targets are.
+        classes: the number or names of classes, labels or numbers; by default one number for a regression.
+    """
+    task = TaskDescription.of(name, kind, classes)
+    if (task.classes or 0) > MOST_OUTPUTS:
+        raise TaskError(f"task {name!r} has {task.classes} classes, and at most {MOST_OUTPUTS} can be announced")
+    return task
+
+
+def task_to_json(task: TaskDescription) -> dict[str, Any]:
+    """Return the description of a task, without its name, as plain data."""
+    return {"kind": task.kind, "classes": task.classes if task.class_names is None else list(task.class_names)}
+
+
+def task_from_json(name: str, values: Any) -> TaskDescription:
+    """Return the description of a task that plain data gives.
+
+    >>> task_from_json("pets", {"classes": ["cat", "dog"]}).class_names
+    ('cat', 'dog')
+    """
+    if not isinstance(values, dict) or not values.keys() <= {"kind", "classes"}:
+        raise TaskError(f"task {name!r} cannot be described by {values!r:.120}; give kind and classes")
+    return describe_task(name, **values)
+
+
+def encode_batch(batch: BatchLike, task: TaskDescription | None = None) -> bytes:
     """Return a batch as safetensors: the targets are ``y``, the inputs ``x``, or ``x.name`` or ``x[0]`` of their parts.
 
     >>> import torch
@@ -50,21 +86,41 @@ def encode_batch(batch: BatchLike, schema: Schema | None = None) -> bytes:
     x, y = as_batch(batch)
     tensors = {f"x{name}": leaf for name, leaf in leaves(x).items()} | {"y": y}
     copies = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}  # none share memory
-    return safetensors.torch.save(copies, _metadata("batch", schema))
+    return _encoded(copies, "batch", task)
 
 
-def encode_start(schema: Schema) -> bytes:
+def encode_start(task: TaskDescription) -> bytes:
     """Return the announcement that a task starts."""
-    return safetensors.torch.save({}, _metadata("start", schema))
+    return _encoded({}, "start", task)
 
 
 def encode_end() -> bytes:
     """Return the announcement that a task has ended."""
-    return safetensors.torch.save({}, _metadata("end", None))
+    return _encoded({}, "end", None)
 
 
-def decode(data: Data, max_bytes: int = MAX_BYTES) -> Letter:
-    """Return what a message says; raise a :class:`DataError` if it is malformed or larger than ``max_bytes``.
+def stamped(data: bytes, publisher: str, number: int) -> bytes:
+    """Return a message with its publisher and number, by which a hub recognises it when it is appended again.
+
+    >>> sequence_of(stamped(encode_end(), "camera-1", 7))
+    ('camera-1', 7)
+    """
+    return _extended(data, f'"from":"{publisher}:{number}",'.encode())
+
+
+def sequence_of(data: Data) -> tuple[str, int] | None:
+    """Return publisher and number of a message; None if it has none."""
+    match = SEQUENCE.match(data, 8)
+    return None if match is None else (match[2].decode(), int(match[3]))
+
+
+def decode(data: Data, max_bytes: int = MAX_BYTES, task: str = "") -> Letter:
+    """Return what a message says; raise a :class:`~spcl.errors.DataError` if it is malformed or too large.
+
+    Args:
+        data: the message.
+        max_bytes: the largest size.
+        task: the name of its task.
 
     >>> decode(b"hello")
     Traceback (most recent call last):
@@ -74,7 +130,7 @@ def decode(data: Data, max_bytes: int = MAX_BYTES) -> Letter:
     if len(data) > max_bytes:
         raise too_large(len(data), max_bytes)
     try:
-        return _decode(data)
+        return _decode(data, task)
     except SpclError as error:
         raise DataError(str(error)) from None
     except Exception as error:  # bytes from anywhere: whatever they cause, they are no reason to stop
@@ -102,18 +158,32 @@ def too_large(size: int, max_bytes: int) -> DataError:
     return DataError(f"the message has {size} bytes, and at most {max_bytes} are accepted; split it")
 
 
-def _metadata(content: str, schema: Schema | None) -> dict[str, str]:
-    return {CONTENT: content} | ({} if schema is None else {TASK: schema.model_dump_json()})
+def _encoded(tensors: dict[str, Tensor], content: str, task: TaskDescription | None) -> bytes:
+    """Return a message; equal content gives equal bytes, which safetensors does not promise for several metadata."""
+    data = safetensors.torch.save(tensors, {CONTENT: content})
+    if task is None:
+        return data
+    return _extended(data, f"{json.dumps(TASK)}:{json.dumps(json.dumps(task_to_json(task)))},".encode())
 
 
-def _decode(data: Data) -> Letter:
+def _extended(data: bytes, metadata: bytes) -> bytes:
+    """Insert metadata at the beginning of the header."""
+    metadata += b" " * (-len(metadata) % 8)  # tensors stay aligned
+    length = int.from_bytes(data[:8], "little") + len(metadata)
+    return length.to_bytes(8, "little") + OPENING + metadata + data[8 + len(OPENING) :]
+
+
+def _decode(data: Data, task: str) -> Letter:
     start = 8 + int.from_bytes(data[:8], "little")
     layout = _layout if start <= CACHED_BYTES else _layout.__wrapped__
-    letter, slots = layout(bytes(data[:start]), max(0, len(data) - start))
+    header = bytes(data[:start])
+    if match := SEQUENCE.match(header, 8):  # differs from message to message
+        header = (start - 8 - len(match[1])).to_bytes(8, "little") + OPENING + header[match.end() :]
+    letter, slots = layout(header, max(0, len(data) - start), task)
     if letter.content != "batch":
         return letter
     shared = data if isinstance(data, bytearray) else bytearray(data)
-    return Letter("batch", _pair({name: slot.tensor(shared, start) for name, slot in slots.items()}), letter.schema)
+    return Letter("batch", _pair({name: slot.tensor(shared, start) for name, slot in slots.items()}), letter.task)
 
 
 @dataclass(frozen=True)
@@ -145,39 +215,39 @@ def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 @lru_cache(maxsize=1024)
-def _layout(header: bytes, size: int) -> tuple[Letter, dict[str, _Slot]]:
-    """Return what a message with this header says, and where its tensors are in a body of so many bytes.
+def _layout(header: bytes, size: int, task: str) -> tuple[Letter, dict[str, _Slot]]:
+    """Return what a message of a task with this header says, and where its tensors are in a body of ``size`` bytes.
 
     Messages of a task have the same header again and again: it is checked, by safetensors and as a batch, once.
     """
     tensors = safetensors.torch.load(header + bytes(size))
     entries = json.loads(header[8:])
-    letter = _letter(entries.get("__metadata__", {}))
+    letter = _letter(entries.get("__metadata__", {}), task)
     if letter.content == "batch":
         as_batch(_pair(dict(tensors)))
     first = {name: entries[name]["data_offsets"][0] for name in tensors}
     return letter, {name: _Slot(first[name], leaf.dtype, leaf.shape) for name, leaf in tensors.items()}
 
 
-def _letter(metadata: dict[str, Any]) -> Letter:
+def _letter(metadata: dict[str, Any], name: str) -> Letter:
     """Return what the metadata say, without the batch."""
     content = metadata.get(CONTENT, "batch")
-    schema = _schema(metadata[TASK]) if TASK in metadata else None
+    task = _task(name, metadata[TASK]) if TASK in metadata else None
     if content == "end":
         return Letter("end")
     if content == "start":
-        if schema is None:
+        if task is None:
             raise DataError("the announcement does not say what the task is; send its kind and classes")
-        return Letter("start", schema=schema)
+        return Letter("start", task=task)
     if content != "batch":
         raise DataError(f"the message says it is {content!r:.80}; send batch, start or end")
-    return Letter("batch", schema=schema)
+    return Letter("batch", task=task)
 
 
 @lru_cache(maxsize=1024)
-def _schema(text: str) -> Schema:
-    """Return the schema that a message repeats, as one object, so that it is compared by one look."""
-    return Schema.parsed(json.loads(text))
+def _task(name: str, text: str) -> TaskDescription:
+    """Return the description that a message repeats, as one object, so that it is compared by one look."""
+    return task_from_json(name, json.loads(text))
 
 
 def _pair(tensors: dict[str, Tensor]) -> Batch:

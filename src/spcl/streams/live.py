@@ -1,9 +1,11 @@
 """A stream over sources that run concurrently, each at its own speed."""
 
+import logging
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
@@ -11,14 +13,20 @@ from typing import Any, Self, cast
 from spcl.batches import Batch
 from spcl.errors import SpclError, TaskError
 from spcl.sources import Message, Rejected, Source, as_source
-from spcl.streams.arguments import check_arguments
-from spcl.streams.feeder import Feeder
 from spcl.streams.moment import Moment
-from spcl.streams.progress import Progress
-from spcl.streams.reader import Failure, Queues, Reader
-from spcl.streams.reports import log_failure, log_rejected
+from spcl.streams.reading import HANGING_SECONDS, Failure, Queue, Readers
 
-__all__ = ["Failure", "LiveStream"]
+_log = logging.getLogger(__name__)
+
+
+def log_failure(name: str, failure: Failure) -> None:
+    """Log the failure of a source as a warning."""
+    _log.warning("source %r failed (%d×): %r", name, failure.count, failure.exception)
+
+
+def log_rejected(name: str, rejected: Rejected) -> None:
+    """Log a message that a source rejects as a warning."""
+    _log.warning("source %r: %s rejected: %s", name, rejected.position, rejected.reason)
 
 
 class LiveStream:
@@ -77,7 +85,7 @@ class LiveStream:
         together: bool = False,
         on_rejected: Callable[[str, Rejected], None] = log_rejected,
     ) -> None:
-        check_arguments(sources, capacity, patience, on_failure)
+        _check_arguments(sources, capacity, patience, on_failure)
         self.capacity = capacity
         self.patience = patience
         self.keep_open = keep_open
@@ -86,18 +94,16 @@ class LiveStream:
         self.on_rejected = on_rejected
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
-        self.last_seen: dict[str, float] = {}
-        self._sources: dict[str, Reader] = {}
-        self._progress = Progress()
+        self._sources: dict[str, Queue] = {}
+        self._progress = _Progress()
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
         self._unreported: deque[tuple[str, Failure]] = deque()
         self._threads: list[threading.Thread] = []
         self._step = 0
         self._closed = False
-        self._lock = threading.RLock()  # guards all of the above
-        self._changed = threading.Condition(self._lock)
-        self._queues = Queues(capacity, self._lock, self._changed, self.last_seen)
-        self._feeder = Feeder(self._queues, self._stop_reading)
+        self._readers = Readers(capacity, self._stop_reading)
+        self._changed = self._readers.changed  # its lock guards all of the above
+        self.last_seen = self._readers.last_seen
         for name, source in (sources or {}).items():
             self.add(name, source)
 
@@ -105,13 +111,13 @@ class LiveStream:
     def running(self) -> tuple[str, ...]:
         """Sources that are being read or still have batches queued."""
         with self._changed:
-            return tuple(source.name for source in self._sources.values() if source.reading or source.queue)
+            return tuple(queue.name for queue in self._sources.values() if queue.reading or queue.messages)
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Sources that have failed and were not restarted."""
         with self._changed:
-            return tuple(source.name for source in self._sources.values() if source.failed)
+            return tuple(queue.name for queue in self._sources.values() if queue.failed)
 
     @property
     def lag(self) -> dict[str, float]:
@@ -119,16 +125,16 @@ class LiveStream:
         with self._changed:
             now = time.monotonic()
             return {
-                source.name: 0.0 if source.awaited_since is None else now - source.awaited_since
-                for source in self._sources.values()
-                if source.reading
+                queue.name: 0.0 if queue.awaited_since is None else now - queue.awaited_since
+                for queue in self._sources.values()
+                if queue.reading
             }
 
     @property
     def queued(self) -> dict[str, int]:
         """The number of batches that are queued, by source."""
         with self._changed:
-            return {reader.name: len(reader.queue) for reader in self._sources.values()}
+            return {queue.name: len(queue.messages) for queue in self._sources.values()}
 
     @property
     def positions(self) -> dict[str, str]:
@@ -144,7 +150,7 @@ class LiveStream:
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """Sources that have ended, those that never had a batch included."""
+        """Sources that have ended, including sources that never had a batch."""
         with self._changed:
             return tuple(name for name, announced in self._ended.items() if announced)
 
@@ -154,24 +160,24 @@ class LiveStream:
             if name in self._sources or name in self._ended:
                 raise TaskError(f"there is or was a source {name!r}; add this one under another name")
             self._check_open(name)
-            self._sources[name] = self._new_reader(name, as_source(source))
+            self._sources[name] = self._new_queue(name, as_source(source))
 
     def restart(self, name: str, source: Iterable[Any] | Source) -> None:
         """Resume a failed source with a new iterable or source; batches queued before are delivered first."""
         with self._changed:
-            reader = self._find(name)
-            if not reader.failed:
+            queue = self._find(name)
+            if not queue.failed:
                 raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
             self._check_open(name)
-            reader.source = as_source(source)
-            self._keep(self._feeder.start(reader, reader.after))
+            queue.source = as_source(source)
+            self._keep(self._readers.start(queue, queue.after))
 
     def remove(self, name: str) -> None:
         """End a source immediately and discard its queued batches."""
         with self._changed:
-            reader = self._find(name)
-            reader.stop()
-            self._end(reader)
+            queue = self._find(name)
+            queue.stop()
+            self._end(queue)
             self._changed.notify_all()
 
     def close(self, timeout: float = 1.0) -> None:
@@ -182,8 +188,8 @@ class LiveStream:
         """
         with self._changed:
             self._closed = True
-            for reader in self._sources.values():
-                reader.stop()
+            for queue in self._sources.values():
+                queue.stop()
             self._changed.notify_all()
         deadline = time.monotonic() + timeout
         for thread in self._threads:
@@ -224,28 +230,28 @@ class LiveStream:
                 self._ended[name] = name not in self.delivered
             for name in state["ended"]:
                 if name in self._sources:
-                    reader = self._sources.pop(name)
-                    reader.stop()
-                    self._progress.restore_end(reader)
+                    queue = self._sources.pop(name)
+                    queue.stop()
+                    self._progress.restore_end(queue)
                 self._ended[name] = True
-            for name, reader in self._sources.items():
-                reader.started = name in self.delivered
-                if name in self._progress.positions and reader.can_be_read_again:
-                    reader.stop()
-                    self._sources[name] = self._new_reader(name, reader.source)
+            for name, queue in self._sources.items():
+                queue.started = name in self.delivered
+                if name in self._progress.positions and queue.can_be_read_again:
+                    queue.stop()
+                    self._sources[name] = self._new_queue(name, queue.source)
             self._changed.notify_all()
 
     def commit(self) -> None:
         """Let sources forget what they need no more; call it after a checkpoint with `state_dict()` is saved.
 
-        That is what was delivered before the checkpoint before: the last two are both good to go on from.
+        Sources may forget what was delivered before the previous checkpoint: both of the last two can be resumed.
         """
         with self._changed:
             forgettable = self._progress.forgettable(self._sources, self.ended)
         for source, position in forgettable:
             source.commit(position)
 
-    def _find(self, name: str) -> Reader:
+    def _find(self, name: str) -> Queue:
         if name not in self._sources:
             raise TaskError(f"there is no source {name!r} that has not ended; the sources are {list(self._sources)}")
         return self._sources[name]
@@ -254,66 +260,75 @@ class LiveStream:
         if self._closed:
             raise SpclError(f"the stream is closed, so source {name!r} cannot be added; create a new LiveStream")
 
-    def _new_reader(self, name: str, source: Source) -> Reader:
-        reader = Reader(name, source, name in self.delivered, self._queues)
-        self._keep(self._feeder.start(reader, self._progress.positions.get(name)))
-        return reader
+    def _new_queue(self, name: str, source: Source) -> Queue:
+        queue = Queue(name, source, name in self.delivered, self._readers)
+        self._keep(self._readers.start(queue, self._progress.positions.get(name)))
+        return queue
 
     def _keep(self, thread: threading.Thread) -> None:
         self._threads = [*{each for each in self._threads if each.is_alive()} | {thread}]
 
-    def _stop_reading(self, reader: Reader, error: BaseException | None) -> None:
+    def _stop_reading(self, queue: Queue, error: BaseException | None) -> None:
         with self._changed:
-            reader.reading, reader.awaited_since = False, None
-            if error is not None and not reader.stopped:
-                reader.failed = True
-                count = self.failures[reader.name].count + 1 if reader.name in self.failures else 1
-                failure = self.failures[reader.name] = Failure(error, time.time(), count)
-                self._unreported.append((reader.name, failure))
-            if reader.exhausted and not reader.stopped:
-                self._end(reader)
+            queue.reading, queue.awaited_since = False, None
+            if error is not None and not queue.stopped:
+                queue.failed = True
+                count = self.failures[queue.name].count + 1 if queue.name in self.failures else 1
+                failure = self.failures[queue.name] = Failure(error, time.time(), count)
+                self._unreported.append((queue.name, failure))
+            if queue.exhausted and not queue.stopped:
+                self._end(queue)
             self._changed.notify_all()
 
     def _next(self) -> Moment | None:
+        deadline = self._deadline()
         while True:
+            self._readers.open_received()
             with self._changed:
-                self._changed.wait_for(self._has_event, self.patience)
+                seconds = min(max(0.0, deadline - time.monotonic()), HANGING_SECONDS)  # to report a hub that hangs
+                is_event = self._changed.wait_for(lambda: self._readers.has_received or self._has_event(), seconds)
+                has_more = self._readers.has_received or not (is_event or time.monotonic() >= deadline)
+                if has_more and not self._closed:
+                    continue
                 report = None if self._closed else self._next_report()
                 if report is None:
                     return self._collect()
-            report()  # one at a time, as the call may raise
+            report()  # without the lock, and one at a time, as the call may raise
+            deadline = self._deadline()
+
+    def _deadline(self) -> float:
+        return math.inf if self.patience is None else time.monotonic() + self.patience
 
     def _next_report(self) -> Callable[[], object] | None:
         """Return the call that reports the next failure or rejected message, if there is one."""
         if self._unreported:
             return partial(self.on_failure, *self._unreported.popleft())
-        for name, reader in self._sources.items():
-            if reader.rejects:
-                rejected = cast(Rejected, reader.take())
+        for name, queue in self._sources.items():
+            if queue.rejects:
+                rejected = cast(Rejected, queue.take())
                 self._progress.positions[name] = rejected.position
-                if reader.exhausted:
-                    self._end(reader)
+                if queue.exhausted:
+                    self._end(queue)
                 self._changed.notify_all()
                 return partial(self.on_rejected, name, rejected)
         return None
 
     def _has_event(self) -> bool:
-        self._feeder.deliver()
-        readers = self._sources.values()
+        queues = self._sources.values()
         return (
             self._closed
             or bool(self._unreported)
             or not all(self._ended.values())
-            or any(reader.rejects for reader in readers)
+            or any(queue.rejects for queue in queues)
             or self._has_batches()
-            or not (self.keep_open or any(reader.reading for reader in readers))
+            or not (self.keep_open or any(queue.reading for queue in queues))
         )
 
     def _has_batches(self) -> bool:
         """Whether a moment can have batches now."""
-        readers = self._sources.values()
-        waiting = self.together and any(reader.reading and not reader.has_batch for reader in readers)
-        return not waiting and any(reader.has_batch for reader in readers)
+        queues = self._sources.values()
+        waiting = self.together and any(queue.reading and not queue.has_batch for queue in queues)
+        return not waiting and any(queue.has_batch for queue in queues)
 
     def _collect(self) -> Moment | None:
         if self._closed:
@@ -321,13 +336,13 @@ class LiveStream:
         batches = {}
         # Together, a task that has ended is finished before the next step, whenever its end became known.
         if self._has_batches() and not (self.together and not all(self._ended.values())):
-            batches = {name: self._take(reader) for name, reader in self._sources.items() if reader.has_batch}
+            batches = {name: self._take(queue) for name, queue in self._sources.items() if queue.has_batch}
         started = tuple(name for name in batches if not self._sources[name].started)
         for name in batches:
             self._sources[name].started = True
             self.delivered[name] = self.delivered.get(name, 0) + 1
-        for reader in [reader for reader in self._sources.values() if reader.exhausted]:
-            self._end(reader)
+        for queue in [queue for queue in self._sources.values() if queue.exhausted]:
+            self._end(queue)
         ended = tuple(name for name, announced in self._ended.items() if not announced)
         self._ended.update(dict.fromkeys(ended, True))
         if not (batches or ended):
@@ -336,14 +351,81 @@ class LiveStream:
         self._step += 1
         return Moment(self._step - 1, batches, started, ended)
 
-    def _take(self, reader: Reader) -> Batch:
-        message = cast(Message, reader.take())
-        if reader.can_be_read_again:
-            self._progress.positions[reader.name] = message.position
+    def _take(self, queue: Queue) -> Batch:
+        message = cast(Message, queue.take())
+        if queue.can_be_read_again:
+            self._progress.positions[queue.name] = message.position
         return message.batch
 
-    def _end(self, reader: Reader) -> None:
+    def _end(self, queue: Queue) -> None:
         """Remove the source; the next moment lists it in `ended` if one has listed it in `started`."""
-        del self._sources[reader.name]
-        self._progress.end(reader)
-        self._ended[reader.name] = not reader.started
+        del self._sources[queue.name]
+        self._progress.end(queue)
+        self._ended[queue.name] = not queue.started
+
+
+class _Progress:
+    """How far sources that can be read again were delivered, and what they may forget; the stream's lock guards it.
+
+    Attributes:
+        positions: the position of the last message of every source that was delivered or rejected.
+        ends: how far each source that has ended was read, the announcement of its end included.
+    """
+
+    def __init__(self) -> None:
+        self.positions: dict[str, str] = {}
+        self.ends: dict[str, str] = {}
+        self._saved: dict[str, str] = {}  # the positions in the last checkpoint
+        self._ended: dict[str, Source] = {}  # sources that were not told yet that all can be forgotten
+
+    def end(self, queue: Queue) -> None:
+        """Note how far a source was read that has ended; of one that was stopped, how far it was delivered."""
+        position = self.positions.get(queue.name) if queue.stopped else queue.after
+        if queue.can_be_read_again and position is not None:
+            self.ends[queue.name] = position
+            self._ended[queue.name] = queue.source
+
+    def forgettable(self, queues: Mapping[str, Queue], ended: Collection[str]) -> list[tuple[Source, str]]:
+        """Return the sources, and up to where each may forget its messages, after a checkpoint.
+
+        Args:
+            queues: of the sources that have not ended.
+            ended: sources that have ended according to the checkpoint.
+        """
+        saved, self._saved = self._saved, self._in_checkpoint(ended)
+        sources = self._ended | {name: queue.source for name, queue in queues.items()}
+        self._ended = {name: source for name, source in self._ended.items() if saved.get(name) != self.ends[name]}
+        return [(sources[name], position) for name, position in saved.items() if name in sources]
+
+    def state_dict(self, ended: Collection[str]) -> dict[str, Any]:
+        """Return the positions, and the ends of these sources, as far as there are any."""
+        ends = {name: position for name, position in self.ends.items() if name in ended}
+        return {name: each for name, each in {"positions": dict(self.positions), "ends": ends}.items() if each}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore from the state of a stream."""
+        self.positions = dict(state.get("positions", {}))
+        self.ends |= state.get("ends", {})
+        self._saved = self._in_checkpoint(state["ended"])
+
+    def restore_end(self, queue: Queue) -> None:
+        """Let a source forget that had ended according to the state that was loaded."""
+        if queue.name in self.ends:
+            self._ended[queue.name] = queue.source
+
+    def _in_checkpoint(self, ended: Collection[str]) -> dict[str, str]:
+        return self.positions | {name: position for name, position in self.ends.items() if name in ended}
+
+
+def _check_arguments(sources: object, capacity: object, patience: object, on_failure: object) -> None:
+    """Refuse arguments that a live stream cannot use."""
+    if not isinstance(sources, Mapping | None):
+        raise SpclError(f"sources is a {type(sources).__name__}; give a dict of iterables by name")
+    for source in (sources or {}).values():
+        as_source(source)  # before the thread of any other starts
+    if not isinstance(capacity, int) or capacity < 1:
+        raise SpclError(f"capacity is {capacity!r}; give an integer number of batches, at least 1")
+    if patience is not None and not (isinstance(patience, int | float) and 0 <= patience <= threading.TIMEOUT_MAX):
+        raise SpclError(f"patience is {patience!r}; give a number of seconds, or None to wait without limit")
+    if not callable(on_failure):
+        raise SpclError(f"on_failure is {on_failure!r}; give a function of the source's name and its Failure")

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from spcl.batches import Batch
 
-__all__ = ["Moment"]
-
 
 @dataclass(frozen=True, eq=False)
 class Moment:

@@ -8,8 +8,6 @@ import numpy as np
 
 from spcl.errors import SpclError
 
-__all__ = ["Timeline"]
-
 
 @dataclass(frozen=True)
 class Timeline:
@@ -48,7 +46,7 @@ class Timeline:
         """Draw a random timeline by the rule of the published PS-* protocols.
 
         The start of task i is uniform between the start s of task i-1 and the latest end e so far. `overlap` and `gap`
-        adjust that window to [e - ⌊overlap·(e - s)⌋ + gap, e + gap]; the defaults are those of the protocols.
+        adjust that window to [e - ⌊overlap·(e - s)⌋ + gap, e + gap]; the defaults give the published protocols.
 
         Args:
             durations: The number of steps of each task.

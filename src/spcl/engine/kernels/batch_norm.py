@@ -1,38 +1,35 @@
-"""Batch-norm of several batches of images side by side, together with what follows it in a network.
+"""Batch-norm of several batches of images side by side, with the addition, ReLU and max-pooling that may follow it.
 
-The rows of every batch are cut into chunks, and each program of a kernel reads a chunk of a few channels.
+The rows of every batch are cut into chunks, and each program of a kernel reads a chunk of a few channels. The autograd
+function comes first, then the kernels: statistics, normalisation, normalisation with pooling.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from spcl.engine.kernels.chunks import Chunks, power_of_two
-from spcl.engine.kernels.division import divisor
-from spcl.engine.kernels.normalisation import batch_sums, chunk_sums, input_gradient, normalise
-from spcl.engine.kernels.pooling import normalise_and_pool, pooled_input_gradient, pooled_sums
-from spcl.engine.kernels.statistics import batch_statistics, chunk_statistics, running_averages
-
-__all__ = ["BatchNorm", "BatchNormOptions"]
+from spcl.engine.kernels.chunks import Chunks, channels_of, chunk_of, divide, divisor, power_of_two, rows_of, scaling_of
 
 PROGRAMS = 512
-"""About how many programs a kernel has, several for each multiprocessor."""
+"""Approximate number of programs per kernel: several for each multiprocessor."""
 
 LEAST_ROWS, MOST_ROWS = 32, 512
-"""The rows of a chunk."""
+"""Bounds of the number of rows per chunk."""
 
 CHANNELS, ROWS = 64, 32
 """The most channels and rows that a program holds at once."""
 
 COMBINED = {"CHUNKS": 128, "CHANNELS": 16}
-"""The same where the results of chunks are combined."""
+"""The most chunks and channels at once, in kernels that combine the results of chunks."""
 
 AVERAGED = {"CHANNELS": 32}
+"""The most channels at once, in the kernel that updates running averages."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,12 @@ class BatchNormOptions:
     """How images are normalised, and what follows.
 
     Attributes:
-        sizes: the numbers of images of the batches.
-        momentum, eps: of batch-norm.
-        relu: whether negative results are zero.
-        pool: whether the largest of every 2×2 pixels are kept, after ReLU.
-        add_gradients: receives the gradients of weight and bias, a row per batch.
-        tables: keep what kernels need to know of the batches.
+        sizes: the number of images of every batch.
+        momentum, eps: options of batch-norm.
+        relu: whether ReLU follows.
+        pool: whether 2×2 max-pooling follows ReLU.
+        add_gradients: called with the gradients of weight and bias, one row per batch.
+        tables: cache of what kernels need to know about the batches.
     """
 
     sizes: tuple[int, ...]
@@ -57,12 +54,28 @@ class BatchNormOptions:
     tables: dict[object, Any]
 
 
-class BatchNorm(torch.autograd.Function):
-    """``relu((x − mean) / √(variance + eps) · weight + bias + addend)`` with mean and variance of every batch.
+class _Scaling(NamedTuple):
+    """The affine map of every batch, y = (x − mean) · scale · weight + bias, with scale = 1 / √(variance + eps)."""
 
-    Arguments: images N×C×H×W; what is added to the result, of the same shape, or None; (weight, bias); running mean and
-    variance, which are updated batch after batch, or None; options; a tensor that autograd follows in place of weight
-    and bias.
+    weight: Tensor
+    bias: Tensor
+    means: Tensor
+    scales: Tensor
+
+
+class _Sums(NamedTuple):
+    """Sums per batch, or per chunk, of the gradient (for bias) and of its product with normalised values (weight)."""
+
+    bias_sums: Tensor
+    weight_sums: Tensor
+
+
+class BatchNorm(torch.autograd.Function):
+    """``relu((x − mean) / √(variance + eps) · weight + bias + addend)`` with the mean and variance of every batch.
+
+    Arguments: images N×C×H×W; a tensor of the same shape that is added before ReLU, or None; (weight, bias); running
+    mean and variance, which are updated batch after batch, or None; options; the tensor that autograd follows in place
+    of weight and bias.
     """
 
     @staticmethod
@@ -77,41 +90,58 @@ class BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         """Return the result for the images of all batches."""
         x = x.contiguous(memory_format=torch.channels_last)
-        statistics = _statistics(x, running, options)
-        known = *parameters, *statistics[:2]
+        means, scales = _statistics(x, running, options)
+        scaling = _Scaling(*parameters, means, scales)
         if options.pool:
             y = _empty_images(x, x.shape[2] // 2, x.shape[3] // 2)
             launch = _Launch(y, options)
-            sizes = x.shape[1], y.shape[3], *divisor(y.shape[3])
-            normalise_and_pool[launch.grid](x, y, *known, launch.chunks.table, *sizes, **launch.shape)
+            normalise_and_pool[launch.grid](
+                x=x, y=y, table=launch.chunks.table, **scaling._asdict(), **_pooled_sizes(y), **launch.block
+            )
         else:
             addend = None if addend is None else addend.contiguous(memory_format=torch.channels_last)
             y, launch = torch.empty_like(x), _Launch(x, options)
-            flags = {"ADD": addend is not None, "RELU": options.relu}
-            added = x if addend is None else addend
-            normalise[launch.grid](x, added, y, *known, launch.chunks.table, x.shape[1], **flags, **launch.shape)
+            normalise[launch.grid](
+                x=x,
+                addend=x if addend is None else addend,
+                y=y,
+                table=launch.chunks.table,
+                channels=x.shape[1],
+                ADD=addend is not None,
+                RELU=options.relu,
+                **scaling._asdict(),
+                **launch.block,
+            )
         ctx.adds = addend is not None
-        ctx.save_for_backward(x, y if ctx.adds and options.relu else x, *known)
+        ctx.save_for_backward(x, y if ctx.adds and options.relu else x, *scaling)
         ctx.options = options
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the images and the addend; pass on those of weight and bias."""
-        x, y, *known = ctx.saved_tensors
+        """Return the gradients of the images and the addend; hand the gradients of weight and bias to the options."""
+        x, y, *saved = ctx.saved_tensors
+        scaling, options = _Scaling(*saved), ctx.options
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        if ctx.options.pool:
-            found, sums = _pooled_gradients(gradient, x, known, ctx.options)
-            flow = gradient
+        of_addend = gradient
+        if options.pool:
+            of_images, sums = _pooled_gradients(gradient, x, scaling, options)
         else:
-            found, flow, sums = _gradients(gradient, x, y, known, ctx.adds, ctx.options)
-        ctx.options.add_gradients(sums[1], sums[0])
-        return found, flow if ctx.adds else None, None, None, None, None
+            of_images, of_addend, sums = _gradients(gradient, x, y, scaling, ctx.adds, options)
+        options.add_gradients(sums.weight_sums, sums.bias_sums)
+        return of_images, of_addend if ctx.adds else None, None, None, None, None
 
 
 class _Launch:
-    """The programs of a kernel over the rows of images."""
+    """The programs of a kernel over the rows of images.
+
+    Attributes:
+        chunks: the rows of every batch, cut into chunks.
+        grid: the number of programs by chunk and by block of channels.
+        block: how many rows and channels a program holds at once.
+        combined: the number of programs of a kernel that combines the chunks of every batch.
+    """
 
     def __init__(self, images: Tensor, options: BatchNormOptions) -> None:
         count, channels, height, width = images.shape
@@ -122,64 +152,439 @@ class _Launch:
         rows = tuple(size * height * width for size in options.sizes)
         self.chunks = Chunks.of(rows, most_rows, images.device, options.tables)
         self.grid = self.chunks.count, columns
-        self.shape = {"ROWS": ROWS, "CHANNELS": block}
+        self.block = {"ROWS": ROWS, "CHANNELS": block}
         self.combined = triton.cdiv(channels, COMBINED["CHANNELS"]), len(options.sizes)
 
-    def partial(self, channels: int) -> Tensor:
-        """Return room for two numbers of every chunk and channel."""
+    def two_per_chunk(self, channels: int) -> Tensor:
+        """Return memory for two numbers per chunk and channel."""
         return torch.empty(2, self.chunks.count, channels, device=self.chunks.table.device)
 
 
-def _statistics(x: Tensor, running: tuple[Tensor, Tensor] | None, options: BatchNormOptions) -> Tensor:
-    """Return mean, 1 / √(variance + eps) and unbiased variance of every batch; update the running averages."""
+def _statistics(x: Tensor, running: tuple[Tensor, Tensor] | None, options: BatchNormOptions) -> tuple[Tensor, Tensor]:
+    """Return mean and 1 / √(variance + eps) of every batch; update the running averages."""
     channels, batches, launch = x.shape[1], len(options.sizes), _Launch(x, options)
-    chunks, partial = launch.chunks, launch.partial(channels)
-    statistics = torch.empty(3, batches, channels, device=x.device)
-    chunk_statistics[launch.grid](x, *partial, chunks.table, channels, **launch.shape)
+    chunks = launch.chunks
+    means, deviations = launch.two_per_chunk(channels)
+    mean_out, scale_out, variance_out = torch.empty(3, batches, channels, device=x.device)
+    chunk_statistics[launch.grid](
+        x=x, means=means, deviations=deviations, table=chunks.table, channels=channels, **launch.block
+    )
     batch_statistics[launch.combined](
-        *partial, chunks.table, chunks.first, *statistics, channels, options.eps, **COMBINED
+        means=means,
+        deviations=deviations,
+        table=chunks.table,
+        first=chunks.first,
+        mean_out=mean_out,
+        scale_out=scale_out,
+        variance_out=variance_out,
+        channels=channels,
+        eps=options.eps,
+        **COMBINED,
     )
     if running is not None:
-        padded, grid = power_of_two(batches), (triton.cdiv(channels, AVERAGED["CHANNELS"]),)
-        averages = statistics[0], statistics[2], *running
-        running_averages[grid](*averages, channels, batches, options.momentum, BATCHES=padded, **AVERAGED)
-    return statistics
+        grid = (triton.cdiv(channels, AVERAGED["CHANNELS"]),)
+        running_averages[grid](
+            means=mean_out,
+            variances=variance_out,
+            running_mean=running[0],
+            running_variance=running[1],
+            channels=channels,
+            batches=batches,
+            momentum=options.momentum,
+            BATCHES=power_of_two(batches),
+            **AVERAGED,
+        )
+    return mean_out, scale_out
 
 
 def _gradients(
-    gradient: Tensor, x: Tensor, y: Tensor, known: Sequence[Tensor], adds: bool, options: BatchNormOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of the images, that behind ReLU, and its sums over the batches for bias and weight."""
+    gradient: Tensor, x: Tensor, y: Tensor, scaling: _Scaling, adds: bool, options: BatchNormOptions
+) -> tuple[Tensor, Tensor, _Sums]:
+    """Return the gradient of the images, the gradient before ReLU, and its sums over every batch."""
     channels, launch = x.shape[1], _Launch(x, options)
-    chunks, partial, sums = launch.chunks, launch.partial(channels), _sums(x, options)
+    chunks, partial = launch.chunks, _Sums(*launch.two_per_chunk(channels))
     is_stored = adds and options.relu
-    flow, found = torch.empty_like(x) if is_stored else gradient, torch.empty_like(x)
-    flags = {"ADD": adds, "RELU": options.relu}
-    chunk_sums[launch.grid](gradient, x, y, flow, *known, *partial, chunks.table, channels, **flags, **launch.shape)
-    batch_sums[launch.combined](*partial, chunks.first, *sums, channels, **COMBINED)
-    tables, flags = (chunks.table, chunks.rows), {"RELU": options.relu and not is_stored}
-    input_gradient[launch.grid](flow, x, found, *known, *sums, *tables, channels, **flags, **launch.shape)
-    return found, flow, sums
+    before_relu, of_images = torch.empty_like(x) if is_stored else gradient, torch.empty_like(x)
+    chunk_sums[launch.grid](
+        gradient=gradient,
+        x=x,
+        y=y,
+        masked=before_relu,
+        table=chunks.table,
+        channels=channels,
+        ADD=adds,
+        RELU=options.relu,
+        **scaling._asdict(),
+        **partial._asdict(),
+        **launch.block,
+    )
+    sums = _batch_sums(partial, launch, channels)
+    input_gradient[launch.grid](
+        gradient=before_relu,
+        x=x,
+        out=of_images,
+        table=chunks.table,
+        counts=chunks.rows,
+        channels=channels,
+        RELU=options.relu and not is_stored,
+        **scaling._asdict(),
+        **sums._asdict(),
+        **launch.block,
+    )
+    return of_images, before_relu, sums
 
 
 def _pooled_gradients(
-    gradient: Tensor, x: Tensor, known: Sequence[Tensor], options: BatchNormOptions
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the images, and the sums of that behind ReLU over the batches for bias and weight."""
+    gradient: Tensor, x: Tensor, scaling: _Scaling, options: BatchNormOptions
+) -> tuple[Tensor, _Sums]:
+    """Return the gradient of the images, and the sums over every batch of the gradient before ReLU."""
     channels, launch = x.shape[1], _Launch(gradient, options)
-    chunks, partial, sums = launch.chunks, launch.partial(channels), _sums(x, options)
-    found, sizes = torch.empty_like(x), (channels, gradient.shape[3], *divisor(gradient.shape[3]))
-    pooled_sums[launch.grid](gradient, x, *known, *partial, chunks.table, *sizes, **launch.shape)
-    batch_sums[launch.combined](*partial, chunks.first, *sums, channels, **COMBINED)
-    tables = chunks.table, chunks.rows
-    pooled_input_gradient[launch.grid](gradient, x, found, *known, *sums, *tables, *sizes, **launch.shape)
-    return found, sums
+    chunks, partial = launch.chunks, _Sums(*launch.two_per_chunk(channels))
+    of_images, sizes = torch.empty_like(x), _pooled_sizes(gradient)
+    pooled_sums[launch.grid](
+        gradient=gradient,
+        x=x,
+        table=chunks.table,
+        **scaling._asdict(),
+        **partial._asdict(),
+        **sizes,
+        **launch.block,
+    )
+    sums = _batch_sums(partial, launch, channels)
+    pooled_input_gradient[launch.grid](
+        gradient=gradient,
+        x=x,
+        out=of_images,
+        table=chunks.table,
+        counts=chunks.rows,
+        **scaling._asdict(),
+        **sums._asdict(),
+        **sizes,
+        **launch.block,
+    )
+    return of_images, sums
 
 
-def _sums(x: Tensor, options: BatchNormOptions) -> Tensor:
-    return torch.empty(2, len(options.sizes), x.shape[1], device=x.device)
+def _batch_sums(partial: _Sums, launch: _Launch, channels: int) -> _Sums:
+    """Add up the sums of the chunks of every batch."""
+    sums = _Sums(*torch.empty(2, launch.combined[1], channels, device=partial.bias_sums.device))
+    batch_sums[launch.combined](
+        **partial._asdict(),
+        first=launch.chunks.first,
+        bias_out=sums.bias_sums,
+        weight_out=sums.weight_sums,
+        channels=channels,
+        **COMBINED,
+    )
+    return sums
+
+
+def _pooled_sizes(pooled: Tensor) -> dict[str, int]:
+    """Return the channels and the width of pooled images, and how kernels divide by the width."""
+    factor, shift = divisor(pooled.shape[3])
+    return {"channels": pooled.shape[1], "width": pooled.shape[3], "width_factor": factor, "width_shift": shift}
 
 
 def _empty_images(like: Tensor, height: int, width: int) -> Tensor:
     shape = (len(like), like.shape[1], height, width)
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+# -- kernels: means and variances. Sums are of differences from one value of the data, so that squares do not cancel
+# -- where means are large.
+
+
+@triton.jit
+def chunk_statistics(x, means, deviations, table, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Compute the mean and the sum of squared deviations of every chunk."""
+    column, inside = channels_of(channels, CHANNELS)
+    chunk, _, begin, end = chunk_of(table)
+    first = tl.load(x + begin * channels + column, mask=inside, other=0.0).to(tl.float32)
+    sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    squares = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        values = tl.load(x + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        centred = tl.where(mask, values - first[None, :], 0.0)
+        sums += centred
+        squares += centred * centred
+    count = (end - begin).to(tl.float32)
+    shift = tl.sum(sums, 0) / count
+    deviation = tl.maximum(tl.sum(squares, 0) - shift * shift * count, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(means + chunk * channels + column, first + shift, mask=inside)
+    tl.store(deviations + chunk * channels + column, deviation, mask=inside)
+
+
+@triton.jit
+def batch_statistics(
+    means, deviations, table, first, mean_out, scale_out, variance_out, channels, eps,
+    CHUNKS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Combine the chunks of every batch: mean, 1 / √(variance + eps), unbiased variance."""
+    batch = tl.program_id(1)
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    begin = tl.load(first + batch)
+    end = tl.load(first + batch + 1)
+    one = tl.load(means + begin * channels + column, mask=inside, other=0.0)
+    sums = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    squares = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    counts = tl.zeros([CHUNKS], tl.float32)
+    for start in range(begin, end, CHUNKS):
+        chunk = start + tl.arange(0, CHUNKS)
+        known = chunk < end
+        mask = known[:, None] & inside[None, :]
+        ends = tl.load(table + 3 * chunk + 2, mask=known, other=0)
+        rows = (ends - tl.load(table + 3 * chunk + 1, mask=known, other=0)).to(tl.float32)
+        at = chunk[:, None] * channels + column[None, :]
+        shift = tl.where(mask, tl.load(means + at, mask=mask, other=0.0) - one[None, :], 0.0)
+        sums += shift * rows[:, None]
+        squares += tl.load(deviations + at, mask=mask, other=0.0) + shift * shift * rows[:, None]
+        counts += rows
+    count = tl.sum(counts, 0)
+    centred = tl.sum(sums, 0) / count
+    total = tl.maximum(tl.sum(squares, 0) - centred * centred * count, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    place = batch * channels + column
+    tl.store(mean_out + place, one + centred, mask=inside)
+    tl.store(scale_out + place, 1.0 / tl.sqrt(total / count + eps), mask=inside)
+    tl.store(variance_out + place, total / tl.maximum(count - 1.0, 1.0), mask=inside)
+
+
+@triton.jit
+def running_averages(
+    means, variances, running_mean, running_variance, channels, batches, momentum,
+    BATCHES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Update running averages r by every batch in turn, r ← (1 − m) r + m · statistic, as one weighted sum."""
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    batch = tl.arange(0, BATCHES)
+    inside = column < channels
+    mask = (batch < batches)[:, None] & inside[None, :]
+    logarithm = tl.log(1.0 - momentum)
+    later = (batches - 1 - batch).to(tl.float32)
+    weights = tl.where(later > 0.0, momentum * tl.exp(later * logarithm), momentum)
+    weights = tl.where(batch < batches, weights, 0.0)
+    kept = tl.exp(logarithm * batches)
+    at = batch[:, None] * channels + column[None, :]
+    mean = tl.sum(tl.load(means + at, mask=mask, other=0.0) * weights[:, None], 0)
+    variance = tl.sum(tl.load(variances + at, mask=mask, other=0.0) * weights[:, None], 0)
+    mean += kept * tl.load(running_mean + column, mask=inside, other=0.0)
+    variance += kept * tl.load(running_variance + column, mask=inside, other=0.0)
+    tl.store(running_mean + column, mean, mask=inside)
+    tl.store(running_variance + column, variance, mask=inside)
+
+
+# -- kernels: normalisation and its gradient
+
+
+@triton.jit
+def normalise(
+    x, addend, y, weight, bias, means, scales, table, channels,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Normalise, scale and shift every chunk; add the addend; apply ReLU."""
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, _, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        at = rows[:, None] * channels + column[None, :]
+        values = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * factor
+        values += shift
+        if ADD:
+            values += tl.load(addend + at, mask=mask, other=0.0).to(tl.float32)
+        if RELU:
+            values = tl.where(values < 0.0, 0.0, values)
+        tl.store(y + at, values.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def chunk_sums(
+    gradient, x, y, masked, weight, bias, means, scales, bias_sums, weight_sums, table, channels,
+    ADD: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient before ReLU, and its product with the normalised values, over every chunk.
+
+    With an addend the gradient before ReLU is stored in ``masked``: it is the addend's gradient, too. Without one the
+    sign of the result is computed again from the images, which is faster than reading it.
+    """
+    column, inside = channels_of(channels, CHANNELS)
+    chunk, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    gradient_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    product_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        at = rows[:, None] * channels + column[None, :]
+        grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        if RELU and ADD:
+            grad = tl.where(tl.load(y + at, mask=mask, other=0.0).to(tl.float32) > 0.0, grad, 0.0)
+            tl.store(masked + at, grad.to(masked.dtype.element_ty), mask=mask)
+        elif RELU:
+            grad = tl.where(centred * factor + shift > 0.0, grad, 0.0)
+        gradient_sums += grad
+        product_sums += tl.where(mask, grad * centred, 0.0)
+    at = chunk * channels + column
+    tl.store(bias_sums + at, tl.sum(gradient_sums, 0), mask=inside)
+    tl.store(weight_sums + at, tl.sum(product_sums, 0) * scale, mask=inside)
+
+
+@triton.jit
+def batch_sums(
+    bias_sums, weight_sums, first, bias_out, weight_out, channels, CHUNKS: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Add up the sums of the chunks of every batch."""
+    batch = tl.program_id(1)
+    column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = column < channels
+    begin = tl.load(first + batch)
+    end = tl.load(first + batch + 1)
+    gradient_sums = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    product_sums = tl.zeros([CHUNKS, CHANNELS], tl.float32)
+    for start in range(begin, end, CHUNKS):
+        chunk = start + tl.arange(0, CHUNKS)
+        mask = (chunk < end)[:, None] & inside[None, :]
+        at = chunk[:, None] * channels + column[None, :]
+        gradient_sums += tl.load(bias_sums + at, mask=mask, other=0.0)
+        product_sums += tl.load(weight_sums + at, mask=mask, other=0.0)
+    tl.store(bias_out + batch * channels + column, tl.sum(gradient_sums, 0), mask=inside)
+    tl.store(weight_out + batch * channels + column, tl.sum(product_sums, 0), mask=inside)
+
+
+@triton.jit
+def input_gradient(
+    gradient, x, out, weight, bias, means, scales, bias_sums, weight_sums, table, counts, channels,
+    RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Compute w/σ · (g − mean(g) − x̂ · mean(g x̂)), the gradient of the images, from g, the gradient before ReLU."""
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    place, count = batch * channels + column, tl.load(counts + batch).to(tl.float32)
+    mean_gradient = tl.load(bias_sums + place, mask=inside, other=0.0) / count
+    mean_product = tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        at = rows[:, None] * channels + column[None, :]
+        grad = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        if RELU:
+            grad = tl.where(centred * factor + shift > 0.0, grad, 0.0)
+        found = factor * (grad - mean_gradient[None, :] - centred * mean_product[None, :])
+        tl.store(out + at, found.to(out.dtype.element_ty), mask=mask)
+
+
+# -- kernels: normalisation, ReLU and 2×2 max-pooling. The normalised values are not stored: the backward pass computes
+# -- them again to find the largest pixel, the first one of equal ones, compared in the type of the images, as PyTorch's
+# -- max-pooling does.
+
+
+@triton.jit
+def _first_pixels(rows, width, factor, shift):
+    """Return the row of the upper left of the 2×2 pixels of each row of the result; ``width`` is the result's."""
+    return 2 * rows + 2 * width * divide(rows, factor, shift)
+
+
+@triton.jit
+def _four(at, mask, mean, channels, width):
+    """Return the four pixels minus the mean."""
+    below = at + 2 * width * channels
+    x0 = tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean
+    x1 = tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean
+    x2 = tl.load(below, mask=mask, other=0.0).to(tl.float32) - mean
+    x3 = tl.load(below + channels, mask=mask, other=0.0).to(tl.float32) - mean
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _larger(values, number: tl.constexpr, best, winner):
+    """Return the larger one of ``values`` and ``best``, and the number of its pixel."""
+    is_larger = values > best
+    return tl.where(is_larger, values, best), tl.where(is_larger, number, winner)
+
+
+@triton.jit
+def _winners(x0, x1, x2, x3, factor, shift, TYPE: tl.constexpr):
+    """Return the largest normalised pixel, rounded to a type, and its number; x0 to x3 are pixels minus the mean."""
+    best = (x0 * factor + shift).to(TYPE).to(tl.float32)
+    winner = tl.zeros(best.shape, tl.int32)
+    best, winner = _larger((x1 * factor + shift).to(TYPE).to(tl.float32), 1, best, winner)
+    best, winner = _larger((x2 * factor + shift).to(TYPE).to(tl.float32), 2, best, winner)
+    best, winner = _larger((x3 * factor + shift).to(TYPE).to(tl.float32), 3, best, winner)
+    return best, winner
+
+
+@triton.jit
+def normalise_and_pool(
+    x, y, weight, bias, means, scales, table, channels, width, width_factor, width_shift,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Compute the result; chunks are of its rows, and ``width`` is the width of its images."""
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, _, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        at = x + _first_pixels(rows, width, width_factor, width_shift)[:, None] * channels + column[None, :]
+        x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
+        best = _winners(x0, x1, x2, x3, factor, shift, y.dtype.element_ty)[0]
+        result = tl.where(best < 0.0, 0.0, best)
+        tl.store(y + rows[:, None] * channels + column[None, :], result.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def pooled_sums(
+    gradient, x, weight, bias, means, scales, bias_sums, weight_sums, table, channels, width, width_factor, width_shift,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradient before ReLU, and its product with the normalised largest pixels, over every chunk."""
+    column, inside = channels_of(channels, CHANNELS)
+    chunk, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    gradient_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    product_sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        at = x + _first_pixels(rows, width, width_factor, width_shift)[:, None] * channels + column[None, :]
+        x0, x1, x2, x3 = _four(at, mask, mean, channels, width)
+        best, winner = _winners(x0, x1, x2, x3, factor, shift, x.dtype.element_ty)
+        of = tl.where(winner == 0, x0, tl.where(winner == 1, x1, tl.where(winner == 2, x2, x3)))
+        grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        grad = tl.where(best > 0.0, grad, 0.0)
+        gradient_sums += grad
+        product_sums += tl.where(mask, grad * of, 0.0)
+    at = chunk * channels + column
+    tl.store(bias_sums + at, tl.sum(gradient_sums, 0), mask=inside)
+    tl.store(weight_sums + at, tl.sum(product_sums, 0) * scale, mask=inside)
+
+
+@triton.jit
+def pooled_input_gradient(
+    gradient, x, out, weight, bias, means, scales, bias_sums, weight_sums, table, counts, channels, width,
+    width_factor, width_shift, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of the images as :func:`input_gradient` does; g = 0 where a pixel is not the largest."""
+    column, inside = channels_of(channels, CHANNELS)
+    _, batch, begin, end = chunk_of(table)
+    mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
+    place, count = batch * channels + column, 4.0 * tl.load(counts + batch).to(tl.float32)
+    mean_gradient = (tl.load(bias_sums + place, mask=inside, other=0.0) / count)[None, :]
+    mean_product = (tl.load(weight_sums + place, mask=inside, other=0.0) / count * scale)[None, :]
+    below = 2 * width * channels
+    for row in range(begin, end, ROWS):
+        rows, mask = rows_of(row, end, inside, ROWS)
+        at = _first_pixels(rows, width, width_factor, width_shift)[:, None] * channels + column[None, :]
+        x0, x1, x2, x3 = _four(x + at, mask, mean, channels, width)
+        best, winner = _winners(x0, x1, x2, x3, factor, shift, x.dtype.element_ty)
+        grad = tl.load(gradient + rows[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        grad = tl.where(best > 0.0, grad, 0.0)
+        d0 = factor * (tl.where(winner == 0, grad, 0.0) - mean_gradient - x0 * mean_product)
+        d1 = factor * (tl.where(winner == 1, grad, 0.0) - mean_gradient - x1 * mean_product)
+        d2 = factor * (tl.where(winner == 2, grad, 0.0) - mean_gradient - x2 * mean_product)
+        d3 = factor * (tl.where(winner == 3, grad, 0.0) - mean_gradient - x3 * mean_product)
+        to = out + at
+        tl.store(to, d0.to(out.dtype.element_ty), mask=mask)
+        tl.store(to + channels, d1.to(out.dtype.element_ty), mask=mask)
+        tl.store(to + below, d2.to(out.dtype.element_ty), mask=mask)
+        tl.store(to + below + channels, d3.to(out.dtype.element_ty), mask=mask)

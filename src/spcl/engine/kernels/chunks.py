@@ -1,24 +1,25 @@
-"""The pixels of several batches of images, cut into chunks that programs of a kernel work on side by side.
+"""What all kernels share: the pixels of a joint batch in chunks, and index arithmetic.
 
-In memory images are rows of channels (channels-last), one row per pixel.
+In memory images are rows of channels (channels-last), one row per pixel. Each program of a kernel works on one chunk of
+rows.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-
-__all__ = ["Chunks", "power_of_two"]
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """The chunks of all batches, none of which has rows of two batches.
+    """The rows of several batches cut into chunks; each chunk lies within one batch.
 
     Attributes:
         table: batch, first row and end of every chunk.
-        first: the first chunk of every batch, and the number of chunks.
+        first: the first chunk of every batch, then the number of chunks.
         rows: the number of rows of every batch.
         count: the number of chunks.
 
@@ -35,7 +36,7 @@ class Chunks:
 
     @classmethod
     def of(cls, sizes: tuple[int, ...], most_rows: int, device: torch.device, tables: dict[object, Any]) -> "Chunks":
-        """Return the chunks of batches that have so many rows each, which are kept in the tables."""
+        """Return the chunks of batches with ``sizes`` rows, at most ``most_rows`` per chunk; cached in ``tables``."""
         key = "chunks", sizes, most_rows, device
         if key not in tables:
             tables[key] = cls._make(sizes, most_rows, device)
@@ -55,9 +56,71 @@ class Chunks:
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least so large.
+    """Return the smallest power of two that is at least ``number``.
 
     >>> [power_of_two(number) for number in (0, 1, 5, 64)]
     [1, 1, 8, 64]
     """
     return 1 << max(0, number - 1).bit_length()
+
+
+def divisor(number: int) -> tuple[int, int]:
+    """Return factor and shift for :func:`divide`: ⌊2³¹⁺ˢ / d⌋ + 1 and the least s with 2ˢ ≥ d.
+
+    A GPU has no instruction that divides integers, so kernels multiply and shift instead.
+
+    >>> factor, shift = divisor(7)
+    >>> [(row * factor) >> (31 + shift) for row in (0, 6, 7, 2**31 - 1)] == [0, 0, 1, (2**31 - 1) // 7]
+    True
+    """
+    shift = (number - 1).bit_length()
+    return (1 << 31 + shift) // number + 1, shift
+
+
+@triton.jit
+def divide(numbers, factor, shift):
+    """Return ⌊n / d⌋ for numbers n from 0 to 2³¹ − 1, given factor and shift of :func:`divisor` for d."""
+    doubled = (2 * numbers.to(tl.uint32)).to(tl.uint32)
+    return (tl.umulhi(doubled, factor.to(tl.uint32)) >> shift).to(tl.int32)
+
+
+@triton.jit
+def channels_of(channels, CHANNELS: tl.constexpr):
+    """Return the channels of a program, and a mask of the channels that exist."""
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    return channel, channel < channels
+
+
+@triton.jit
+def chunk_of(table):
+    """Return the chunk of a program: its number, its batch, its first row and its end."""
+    chunk = tl.program_id(0)
+    return chunk, tl.load(table + 3 * chunk), tl.load(table + 3 * chunk + 1), tl.load(table + 3 * chunk + 2)
+
+
+@triton.jit
+def rows_of(row, end, inside, ROWS: tl.constexpr):
+    """Return the ``ROWS`` rows from ``row`` on, and a mask of the rows before ``end`` and the channels that exist."""
+    rows = row + tl.arange(0, ROWS)
+    return rows, (rows < end)[:, None] & inside[None, :]
+
+
+@triton.jit
+def scaling_of(weight, bias, means, scales, batch, channels, channel, inside):
+    """Return mean, 1/σ, w/σ and b of every channel of a batch: y = (x − mean) · w/σ + b."""
+    place = batch * channels + channel
+    mean = tl.load(means + place, mask=inside, other=0.0)
+    scale = tl.load(scales + place, mask=inside, other=0.0)
+    factor = scale * tl.load(weight + channel, mask=inside, other=0.0)
+    return mean[None, :], scale, factor[None, :], tl.load(bias + channel, mask=inside, other=0.0)[None, :]
+
+
+def launch_first(device: torch.device) -> None:
+    """Compile and launch the smallest kernel, to find out whether this machine can; raise what the compiler raises."""
+    _double[(1,)](torch.ones(1, device=device))
+
+
+@triton.jit
+def _double(number):
+    """Double a number."""
+    tl.store(number, 2.0 * tl.load(number))

@@ -1,43 +1,42 @@
-"""Convolutions of images: the weight gradient of every segment of a batch by one kernel, and results from few inputs.
+"""Convolutions of images: the weight gradients of all segments by one kernel, and results of filters with few weights.
 
-Both are matrix products with patches, which are read from the images and never stored: a row per pixel of the result,
-a column per weight of a filter, that is per place in the filter (tap) and channel.
+Both are matrix products with patches: one row per pixel of the result, one column per weight of a filter, that is per
+place in the filter (tap) and channel. Patches are read from the images and never stored.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from spcl.engine.kernels.chunks import Chunks, power_of_two
-from spcl.engine.kernels.division import divide, divisor
+from spcl.engine.kernels.chunks import Chunks, divide, divisor, power_of_two
+from spcl.engine.layers import ConvolutionOptions
 from spcl.engine.segments import Segments
 
 __all__ = ["Geometry", "convolve", "has_few_columns", "write_weight_gradients"]
 
 PROGRAMS = 396
-"""About how many programs a kernel has, several for each multiprocessor."""
+"""Approximate number of programs per kernel: several for each multiprocessor."""
 
 LEAST_ROWS = 512
-"""The least rows of a chunk, of which every one writes a gradient."""
+"""The least rows per chunk: every chunk writes a whole weight gradient."""
 
 BLOCK = 128
-"""The most channels or filters of a product that a program computes at once; and pixels of a result."""
+"""The most channels, filters or pixels of the result that a program multiplies at once."""
 
 LEAST_BLOCK = 16
-"""The least of the same that a matrix unit takes."""
+"""The smallest block that a matrix unit takes."""
 
 ROWS = 64
-"""Rows of patches that a program multiplies at a time."""
+"""The rows of patches that a program multiplies at a time."""
 
 FEW_COLUMNS = 64
-"""Up to so many weights a filter, cuDNN's kernels are slower than these."""
+"""The most weights per filter for which :func:`convolve` is faster than cuDNN."""
 
 SUMMED = {"CHUNKS": 16, "NUMBERS": 128}
-"""How many numbers a program sums, over how many chunks at a time."""
+"""How many chunks are added up at a time, and of how many numbers per program."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,9 @@ class Geometry:
 
     Attributes:
         image, result: height and width.
-        kernel, stride, padding, dilation: by dimension.
-        channels, filters: of images and result.
+        kernel, stride, padding, dilation: vertical and horizontal.
+        channels: the number of channels of the images.
+        filters: the number of channels of the result.
     """
 
     image: tuple[int, int]
@@ -60,9 +60,9 @@ class Geometry:
     filters: int
 
     @classmethod
-    def of(cls, x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> "Geometry":
-        """Return the sizes; the options are those of ``torch.ops.aten.convolution`` after the bias."""
-        stride, padding, dilation = options[:3]
+    def of(cls, x: Tensor, weight: Tensor, options: ConvolutionOptions) -> "Geometry":
+        """Return the sizes of the convolution of images by a weight."""
+        stride, padding, dilation = options.stride, options.padding, options.dilation
         reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
         sizes = zip(x.shape[2:], padding, reach, stride, strict=True)
         height, width = ((size + 2 * pad - extent) // step + 1 for size, pad, extent, step in sizes)
@@ -80,20 +80,29 @@ class Geometry:
         return self.result[0] * self.result[1]
 
     @property
-    def arguments(self) -> tuple[int, ...]:
-        """The sizes as arguments of kernels."""
-        height, width = self.result
-        result = height, *divisor(height), width, *divisor(width)
-        return (
-            *self.image,
-            *result,
-            *self.stride,
-            *self.padding,
-            *self.dilation,
-            self.kernel[1],
-            self.channels,
-            self.filters,
-        )
+    def arguments(self) -> dict[str, int]:
+        """The sizes as keyword arguments of the kernels."""
+        (in_h, in_w), (out_h, out_w) = self.image, self.result
+        (by_h, shift_h), (by_w, shift_w) = divisor(out_h), divisor(out_w)
+        return {
+            "in_h": in_h,
+            "in_w": in_w,
+            "out_h": out_h,
+            "by_h": by_h,
+            "shift_h": shift_h,
+            "out_w": out_w,
+            "by_w": by_w,
+            "shift_w": shift_w,
+            "stride_h": self.stride[0],
+            "stride_w": self.stride[1],
+            "pad_h": self.padding[0],
+            "pad_w": self.padding[1],
+            "dilation_h": self.dilation[0],
+            "dilation_w": self.dilation[1],
+            "kernel_w": self.kernel[1],
+            "channels": self.channels,
+            "filters": self.filters,
+        }
 
 
 def has_few_columns(weight: Tensor) -> bool:
@@ -102,27 +111,35 @@ def has_few_columns(weight: Tensor) -> bool:
 
 
 def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return a convolution of images by filters with few weights."""
+    """Return the convolution of images by filters with few weights."""
     x, weight = (each.contiguous(memory_format=torch.channels_last) for each in (x, weight))
     shape = len(x), geometry.filters, *geometry.result
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    rows = len(x) * geometry.pixels
-    filters = _block(geometry.filters)
-    blocks = {"ROWS": BLOCK, "COLUMNS": _block(geometry.columns), "FILTERS": filters}
-    grid = triton.cdiv(rows, BLOCK), triton.cdiv(geometry.filters, filters)
-    _convolve[grid](x, weight, y, rows, geometry.columns, *geometry.arguments, **blocks, num_warps=4)
+    rows, filters = len(x) * geometry.pixels, _block(geometry.filters)
+    _convolve[triton.cdiv(rows, BLOCK), triton.cdiv(geometry.filters, filters)](
+        x=x,
+        weight=weight,
+        y=y,
+        rows=rows,
+        columns=geometry.columns,
+        **geometry.arguments,
+        ROWS=BLOCK,
+        COLUMNS=_block(geometry.columns),
+        FILTERS=filters,
+        num_warps=4,
+    )
     return y
 
 
 def write_weight_gradients(x: Tensor, gradient: Tensor, geometry: Geometry, segments: Segments, block: Tensor) -> None:
-    """Write the weight gradient of every segment into its row of a block, whose filters are channels-last.
+    """Write the weight gradient of every segment into its row of a block.
 
     Args:
         x: the images.
-        gradient: of the result.
-        geometry: of the convolution.
-        segments: of the images.
-        block: one gradient a row.
+        gradient: the gradient of the convolution's result.
+        geometry: the sizes of the convolution.
+        segments: the segments of the images.
+        block: one weight gradient per row, with filters in channels-last format.
     """
     x, gradient = (each.contiguous(memory_format=torch.channels_last) for each in (x, gradient))
     tiles = _Tiles(geometry)
@@ -131,17 +148,41 @@ def write_weight_gradients(x: Tensor, gradient: Tensor, geometry: Geometry, segm
     chunks = Chunks.of(sizes, most_rows, x.device, segments.tables)
     rows, numbers, is_whole = _rows(segments, x.device), geometry.filters * geometry.columns, chunks.count == len(sizes)
     parts = block if is_whole else torch.empty(chunks.count, numbers, device=x.device)
-    places = chunks.table, rows, parts.stride(0), geometry.columns, tiles.by_filters
     _weight_gradients[tiles.count, chunks.count](
-        x, gradient, parts, *places, *geometry.arguments, **tiles.shape, IS_WHOLE=is_whole, num_warps=4, num_stages=3
+        x=x,
+        gradient=gradient,
+        out=parts,
+        table=chunks.table,
+        rows=rows,
+        out_stride=parts.stride(0),
+        columns=geometry.columns,
+        tiles=tiles.by_filters,
+        **geometry.arguments,
+        **tiles.block,
+        IS_WHOLE=is_whole,
+        num_warps=4,
+        num_stages=3,
     )
     if not is_whole:
-        grid = triton.cdiv(numbers, SUMMED["NUMBERS"]), len(sizes)
-        _sum_chunks[grid](parts, block, chunks.first, rows, numbers, block.stride(0), **SUMMED)
+        _sum_chunks[triton.cdiv(numbers, SUMMED["NUMBERS"]), len(sizes)](
+            parts=parts,
+            out=block,
+            first=chunks.first,
+            rows=rows,
+            numbers=numbers,
+            out_stride=block.stride(0),
+            **SUMMED,
+        )
 
 
 class _Tiles:
-    """How a weight gradient is cut into tiles: of filters and, for every tap, channels; of few channels, all taps."""
+    """How a weight gradient is cut into tiles: filters × channels of one tap, or of all taps where channels are few.
+
+    Attributes:
+        by_filters: the number of blocks of filters.
+        count: the number of tiles.
+        block: how many rows, columns and filters a program multiplies at once.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         is_flat = geometry.channels < LEAST_BLOCK
@@ -149,7 +190,7 @@ class _Tiles:
         columns, filters = _block(width), _block(geometry.filters)
         self.by_filters = triton.cdiv(geometry.filters, filters)
         self.count = taps * triton.cdiv(width, columns) * self.by_filters
-        self.shape = {"ROWS": ROWS, "COLUMNS": columns, "FILTERS": filters, "IS_FLAT": is_flat}
+        self.block = {"ROWS": ROWS, "COLUMNS": columns, "FILTERS": filters, "IS_FLAT": is_flat}
 
 
 def _block(size: int) -> int:
@@ -157,7 +198,7 @@ def _block(size: int) -> int:
 
 
 def _rows(segments: Segments, device: torch.device) -> Tensor:
-    """Return the rows of the segments, which are kept in their tables."""
+    """Return the rows of the segments as a tensor, cached in their tables."""
     key = "rows", device
     if key not in segments.tables:
         segments.tables[key] = torch.tensor(segments.rows, dtype=torch.int64, device=device)
@@ -167,7 +208,7 @@ def _rows(segments: Segments, device: torch.device) -> Tensor:
 
 @triton.jit
 def _pixels(row, out_h, by_h, shift_h, out_w, by_w, shift_w, stride_h, stride_w, pad_h, pad_w):
-    """Return the image of every row of patches, and where its patch begins."""
+    """Return image, top and left of the patch of every row."""
     line = divide(row, by_w, shift_w)
     image = divide(line, by_h, shift_h)
     return image, (line - image * out_h) * stride_h - pad_h, (row - line * out_w) * stride_w - pad_w
@@ -179,7 +220,7 @@ def _convolve(
     in_h, in_w, out_h, by_h, shift_h, out_w, by_w, shift_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
     kernel_w, channels, filters, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FILTERS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply patches by filters; all columns at once."""
+    """Multiply patches by filters, all columns at once."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     output = tl.program_id(1) * FILTERS + tl.arange(0, FILTERS)
@@ -201,7 +242,7 @@ def _convolve(
 
 @triton.jit
 def _columns(tile, channels, columns, COLUMNS: tl.constexpr, IS_FLAT: tl.constexpr):
-    """Return tap and channel of every column of a tile, the columns, and which of them there are."""
+    """Return tap, channel and number of every column of a tile, and a mask of the columns that exist."""
     if IS_FLAT:
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
         return column // channels, column % channels, column, column < columns
@@ -219,7 +260,7 @@ def _weight_gradients(
     kernel_w, channels, filters, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FILTERS: tl.constexpr,
     IS_FLAT: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the gradients of a chunk by its patches: a tile of filters and of columns, of one tap unless flat."""
+    """Multiply the gradients of a chunk by its patches: one tile of filters and columns, of one tap unless flat."""
     tile = tl.program_id(0)
     chunk = tl.program_id(1)
     output = (tile % tiles) * FILTERS + tl.arange(0, FILTERS)
@@ -250,7 +291,7 @@ def _weight_gradients(
 
 @triton.jit
 def _sum_chunks(parts, out, first, rows, numbers, out_stride, CHUNKS: tl.constexpr, NUMBERS: tl.constexpr):
-    """Sum over the chunks of every segment, in a fixed order, into its row."""
+    """Add up the chunks of every segment, in a fixed order, in its row."""
     segment = tl.program_id(1)
     number = tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)
     inside = number < numbers

@@ -1,20 +1,32 @@
-"""The paper's figures and comparisons of runs, drawn with Matplotlib."""
+"""Figures of runs, drawn with Matplotlib."""
 
-from spcl.results.figures.comparison import comparison_figure, comparison_path, save_comparison
-from spcl.results.figures.drawing import Drawing, draw_figure, figure_paths, save_drawing
-from spcl.results.figures.paper.timeline import draw_protocol
-from spcl.results.figures.registry import FIGURES, figure_spec
-from spcl.results.figures.spec import FigureSpec, MissingRunsError
+from spcl.results.figures.drawing import (
+    FIGURES,
+    Drawing,
+    FigureSpec,
+    GridCommand,
+    MissingRunsError,
+    all_figures,
+    draw_figure,
+    figure,
+    figure_paths,
+    figure_spec,
+    save_drawing,
+)
+from spcl.results.figures.gallery import comparison_figure, comparison_path, draw_protocol, save_comparison
 
 __all__ = [
     "FIGURES",
     "Drawing",
     "FigureSpec",
+    "GridCommand",
     "MissingRunsError",
+    "all_figures",
     "comparison_figure",
     "comparison_path",
     "draw_figure",
     "draw_protocol",
+    "figure",
     "figure_paths",
     "figure_spec",
     "save_comparison",

@@ -1,6 +1,8 @@
 """The report: one self-contained HTML file."""
 
-from collections.abc import Callable, Sequence
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -10,18 +12,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import spcl
+from spcl._util.files import read_json, user_errors, write_text
 from spcl.errors import SpclError
-from spcl.files import user_errors, write_text
-from spcl.results.formatting import format_ranges
-from spcl.results.records import RunRecord, read_runs
-from spcl.results.report.pictures import draw_pictures
+from spcl.methods import METHODS
+from spcl.results.figures import FigureSpec, all_figures, draw_figure
+from spcl.results.names import display_name, format_ranges, format_value, method_order
+from spcl.results.records import RunRecord, complete_runs, group_by, read_runs
 from spcl.results.report.runs import pack, points_per_curve, run_details, run_row, to_columns
-from spcl.results.report.summary import common_settings, differing_settings, summarise
-from spcl.results.report.tables import report_tables
-from spcl.results.report.tuning import find_tunings
-from spcl.results.tables.methods import method_order
+from spcl.results.tables import ResultTable, make_tables
+from spcl.results.tables.build import Cell, Over
+from spcl.runs.settings import RunSettings, shown_settings
 
-__all__ = ["write_report"]
+# -- page
 
 SCRIPTS = ("elements.js", "charts.js", "run_list.js", "run_charts.js", "run_page.js", "navigation.js")
 """The parts of the page's script, which share one scope, in their order."""
@@ -108,3 +110,171 @@ def _decimal(value: float) -> str:
     '−3.14'
     """
     return f"{value:.2f}".replace("-", "−")
+
+
+# -- summary
+
+
+@dataclass(frozen=True)
+class BenchmarkSummary:
+    """The runs on one benchmark in one scenario, in numbers."""
+
+    benchmark: str
+    scenario: str
+    methods: list[str]
+    configs: list[int]
+    seeds: list[int]
+    complete: int
+    unfinished: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting, its values among the runs, and its description."""
+
+    name: str
+    values: list[str]
+    description: str
+
+
+def summarise(runs: Sequence[RunRecord]) -> list[BenchmarkSummary]:
+    """Return a summary for each benchmark and scenario."""
+    groups = group_by(runs, lambda run: (run.benchmark, run.scenario))
+    return [_summary(benchmark, scenario, group) for (benchmark, scenario), group in groups.items()]
+
+
+def common_settings(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Return the settings, apart from those of methods, that have one value in all runs."""
+    return [setting for setting in _settings(runs) if len(setting.values) == 1 and "." not in setting.name]
+
+
+def differing_settings(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Return the settings that have several values."""
+    return [setting for setting in _settings(runs) if len(setting.values) > 1]
+
+
+def _summary(benchmark: str, scenario: str, runs: Sequence[RunRecord]) -> BenchmarkSummary:
+    complete = complete_runs(runs)
+    return BenchmarkSummary(
+        benchmark=benchmark,
+        scenario=scenario,
+        methods=[display_name(name) for name in sorted({run.method for run in runs}, key=method_order)],
+        configs=sorted({run.config for run in runs}),
+        seeds=sorted({run.seed for run in runs}),
+        complete=len(complete),
+        unfinished=len(runs) - len(complete),
+        seconds=sum(run.result.seconds.get("training", 0.0) for run in complete),
+    )
+
+
+def _settings(runs: Sequence[RunRecord]) -> list[Setting]:
+    values: dict[str, dict[str, None]] = {}
+    descriptions: dict[str, str] = {}
+    for run in runs:
+        for name, value in shown_settings(run.settings).items():
+            values.setdefault(name, {})["–" if value is None else format_value(value)] = None
+            descriptions.setdefault(name, _description(name, run.method))
+    return [Setting(name, list(found), descriptions[name]) for name, found in values.items()]
+
+
+def _description(name: str, method: str) -> str:
+    inner = name.removeprefix("method.")
+    if inner == name:
+        fields = RunSettings.model_fields
+    else:
+        fields = METHODS[method].Settings.model_fields if method in METHODS else {}
+    return fields[inner].description or "" if inner in fields else ""
+
+
+# -- tables
+
+
+def report_tables(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return the tables as plain data, with the paper's values; the deviation is over configurations for one seed."""
+    over: Over = "configs" if len({run.seed for run in runs}) == 1 < len({run.config for run in runs}) else "seeds"
+    return [_table(table) for table in make_tables(runs, over, paper=True)]
+
+
+def _table(table: ResultTable) -> dict[str, Any]:
+    published = {benchmark for (_, benchmark), cell in table.cells.items() if cell.paper}
+    return {
+        "title": table.title,
+        "note": " ".join(table.remarks),
+        "scenario": table.scenario,
+        "measure": table.measure,
+        "benchmarks": [{"name": name, "paper": name in published} for name in table.benchmarks],
+        "rows": [
+            {
+                "label": row.label,
+                "method": display_name(row.label),
+                "family": row.family,
+                "cells": {name: _cell(table.cells.get((row.label, name))) for name in table.benchmarks},
+            }
+            for row in table.rows
+        ],
+    }
+
+
+def _cell(cell: Cell | None) -> dict[str, Any] | None:
+    if cell is None or not cell.runs:
+        return None
+    return {
+        "runs": cell.runs,
+        "missing": cell.missing,
+        "accuracy": vars(cell.accuracy),
+        "forgetting": vars(cell.forgetting),
+        "paper": vars(cell.paper) if cell.paper else None,
+    }
+
+
+# -- pictures
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the paper: its image as a data URL and caption, or the reason why there is none."""
+
+    spec: FigureSpec
+    caption: str = ""
+    image: str = ""
+    problem: str = ""
+
+
+def draw_pictures(runs: Sequence[RunRecord]) -> list[Picture]:
+    """Draw all figures."""
+    return [_picture(spec, runs) for spec in all_figures()]
+
+
+def _picture(spec: FigureSpec, runs: Sequence[RunRecord]) -> Picture:
+    try:
+        drawing = draw_figure(spec, runs)
+    except SpclError as error:
+        return Picture(spec, problem=str(error))
+    image = base64.b64encode(drawing.svg().encode()).decode()
+    return Picture(spec, drawing.caption, f"data:image/svg+xml;base64,{image}")
+
+
+# -- tuning
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A search made by ``spcl tune``: its best trial, and Optuna's plots as Plotly figures."""
+
+    folder: Path
+    best: Mapping[str, Any]
+    plots: Mapping[str, Any]
+
+
+def find_tunings(folders: Sequence[str | Path]) -> list[Tuning]:
+    """Return the searches in these folders and those below."""
+    records = sorted({record.parent for folder in folders for record in Path(folder).rglob("tuning.json")})
+    return [
+        Tuning(
+            folder,
+            best=read_json(folder / "best.json") or {},
+            plots={path.stem.replace("_", " "): read_json(path) for path in sorted((folder / "plots").glob("*.json"))},
+        )
+        for folder in records
+    ]

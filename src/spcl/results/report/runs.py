@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from spcl.errors import SpclError
-from spcl.results.measures import MEASURES
+from spcl.results.compare import MEASURES
+from spcl.results.names import display_name
 from spcl.results.records import RunRecord
-from spcl.results.tables.methods import display_name
-from spcl.runs.identity import shown_settings
+from spcl.runs.settings import shown_settings
 
 __all__ = ["pack", "points_per_curve", "run_details", "run_row", "to_columns"]
 

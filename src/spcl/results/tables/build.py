@@ -1,24 +1,188 @@
-"""Construction of result tables from runs."""
+"""Tables of final accuracy and forgetting, built from runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from operator import attrgetter, itemgetter
+from typing import Any, Literal
 
 import numpy as np
 
+from spcl.data.catalogue import DATA_SETS
 from spcl.errors import SpclError
-from spcl.results.duplicates import check_duplicates
-from spcl.results.grouping import group_by
-from spcl.results.records import CompleteRun, RunRecord, complete_runs
-from spcl.results.tables.averages import expected_runs, mean_values, measure, median_step_time
-from spcl.results.tables.methods import family_of, method_order
-from spcl.results.tables.paper_problem import comparable_paper_result, paper_note
-from spcl.results.tables.partial_data import partial_data
-from spcl.results.tables.significance import configuration_p_value, holm, paired_p_value
-from spcl.results.tables.table import Cell, Over, ResultTable, Row
-from spcl.results.tables.usual_settings import usual_settings_note
-from spcl.runs.result import common_measure
+from spcl.results.names import (
+    Published,
+    PublishedResult,
+    display_name,
+    family_of,
+    format_count,
+    format_value,
+    joined,
+    method_order,
+    published_for,
+)
+from spcl.results.records import USUAL_VALUES, CompleteRun, RunRecord, complete_runs, group_by
+from spcl.results.selection import check_duplicates
+from spcl.results.tables.significance import SIGNIFICANT, configuration_p_value, holm, paired_p_value, pairs_needed
+from spcl.runs.records import common_measure
+from spcl.runs.settings import decisive_settings, with_defaults
 
-__all__ = ["make_tables"]
+# -- the content of a table
+
+Over = Literal["seeds", "configs"]
+"""What the standard deviation is taken over."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A mean with its standard deviation (None for a single value), and its rank if it is 1 or 2."""
+
+    mean: float
+    std: float | None
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The results of one method on one benchmark.
+
+    Attributes:
+        accuracy: A, in per cent.
+        forgetting: F, in per cent.
+        runs: the number of complete runs.
+        missing: the number of runs that other methods have on the benchmark, but not this one.
+        runs_with_skips: the number of runs in which a task was skipped in a step, because its loss or gradient was not
+            finite.
+        paper: the published result.
+        p_value: of the accuracy's difference from the reference method's, corrected for the number of methods.
+        gain: the mean of that difference.
+        config_p_value: of the test on the means of the configurations, not corrected; None with one seed, where it is
+            the same test.
+        pairs: the number of runs that the reference method has with the same configuration and seed.
+        step_time: the median over runs of the time of a training step, in milliseconds; None where it is not recorded.
+    """
+
+    accuracy: Measure
+    forgetting: Measure
+    runs: int
+    missing: int
+    runs_with_skips: int = 0
+    paper: PublishedResult | None = None
+    p_value: float | None = None
+    config_p_value: float | None = None
+    gain: float | None = None
+    pairs: int | None = None
+    step_time: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, or a variant of one."""
+
+    label: str
+    method: str
+    family: str
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """All methods on all benchmarks in one scenario.
+
+    Attributes:
+        scenario: ``task`` or ``class`` (incremental).
+        benchmarks: the benchmarks, by name.
+        rows: the methods.
+        cells: the results by label and benchmark.
+        over: what the standard deviation is taken over.
+        against: the reference method of the significance tests.
+        partial_data: the benchmarks whose published data was incomplete, and how much of it there was.
+        usual_settings: the benchmarks with variants of methods, and the settings that rows do not name.
+        paper_notes: the benchmarks whose runs are not like the paper's, and in what they differ.
+        measure: what A is the mean of: accuracy, or score where tasks have other metrics.
+        time: whether the time of a training step is shown.
+    """
+
+    scenario: str
+    benchmarks: tuple[str, ...]
+    rows: tuple[Row, ...]
+    cells: Mapping[tuple[str, str], Cell]
+    over: Over
+    against: str | None = None
+    partial_data: Mapping[str, str] = field(default_factory=dict)
+    usual_settings: Mapping[str, str] = field(default_factory=dict)
+    paper_notes: Mapping[str, str] = field(default_factory=dict)
+    measure: str = "accuracy"
+    time: bool = False
+
+    @property
+    def title(self) -> str:
+        """The heading of the table.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0)
+        >>> ResultTable("task", (), (), {("er", "ps-emnist"): cell}, "seeds").title
+        'task-incremental, mean ± standard deviation over seeds'
+        >>> ResultTable("task", (), (), {}, "seeds").title
+        'task-incremental, one seed'
+        """
+        if all(cell.accuracy.std is None for cell in self.cells.values()):
+            return f"{self.scenario}-incremental, one {'seed' if self.over == 'seeds' else 'configuration'}"
+        return f"{self.scenario}-incremental, mean ± standard deviation over {self.over}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about partial data, settings, differences from the paper, missing runs, skips and few pairs."""
+        parts = [f"{name} had only a part of the published data: {part}." for name, part in self.partial_data.items()]
+        parts += [*self.usual_settings.values(), *self.paper_notes.values()]
+        if any(cell.missing for cell in self.cells.values()):
+            parts.append("Cells with missing runs are not ranked.")
+        return [*parts, *([self.skips_note] if self.skips_note else []), *self._pairs_notes()]
+
+    @property
+    def skips_note(self) -> str:
+        """In how many runs of which methods tasks were skipped; empty if in none.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, runs_with_skips=2)
+        >>> ResultTable("task", ("toy",), (Row("er", "er", "SCL"),), {("er", "toy"): cell}, "seeds").skips_note
+        'Tasks were skipped in steps, because a loss or gradient was not finite, in 2 of 3 runs of ER on toy.'
+        """
+        counts = [
+            f"{cell.runs_with_skips} of {cell.runs} runs of {display_name(row.label)} on {benchmark}"
+            for benchmark in self.benchmarks
+            for row in self.rows
+            if (cell := self.cells.get((row.label, benchmark))) and cell.runs_with_skips
+        ]
+        reason = "because a loss or gradient was not finite"
+        return f"Tasks were skipped in steps, {reason}, in {', '.join(counts)}." if counts else ""
+
+    def _pairs_notes(self) -> list[str]:
+        """Return a sentence for each benchmark with too few pairs of runs for any significant difference.
+
+        >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, p_value=0.25, pairs=3)
+        >>> ResultTable("task", ("toy",), (), {("er", "toy"): cell}, "seeds")._pairs_notes()
+        ['Too few pairs of runs on toy for any p below 0.05: 3 pairs, but it takes 6.']
+        """
+        notes = []
+        for benchmark in self.benchmarks:
+            cells = [cell for (_, name), cell in self.cells.items() if name == benchmark]
+            pairs = [cell.pairs for cell in cells if cell.pairs is not None]
+            if pairs and max(pairs) < (needed := pairs_needed(max(1, sum(count > 0 for count in pairs)))):
+                found = f"{format_count(pairs, 'pair')}, but it takes {needed}"
+                notes.append(f"Too few pairs of runs on {benchmark} for any p below {SIGNIFICANT}: {found}.")
+        return notes
+
+    def only(self, benchmark: str) -> "ResultTable":
+        """Return the part about one benchmark."""
+        return replace(
+            self,
+            benchmarks=(benchmark,),
+            rows=tuple(row for row in self.rows if (row.label, benchmark) in self.cells),
+            partial_data={name: text for name, text in self.partial_data.items() if name == benchmark},
+            usual_settings={name: text for name, text in self.usual_settings.items() if name == benchmark},
+            paper_notes={name: text for name, text in self.paper_notes.items() if name == benchmark},
+        )
+
+
+# -- construction
 
 SCENARIOS = ("task", "class")
 
@@ -44,7 +208,7 @@ def make_tables(
     everything = list(records)
     check_duplicates(everything)
     reference = None if against is None else _known_name(against, everything)
-    by_scenario = group_by(everything, lambda record: record.scenario)
+    by_scenario = group_by(everything, attrgetter("scenario"))
     tables = [_table(name, by_scenario[name], over, reference, paper) for name in SCENARIOS if name in by_scenario]
     return [replace(table, time=time) for table in tables]
 
@@ -64,16 +228,21 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
         Row(label, methods[label], family_of(methods[label]))
         for label in sorted(methods, key=lambda label: method_order(methods[label]))
     )
-    by_benchmark = group_by(records, lambda record: record.benchmark)
+    by_benchmark = group_by(records, attrgetter("benchmark"))
     benchmarks = tuple(sorted(by_benchmark))
     cells: dict[tuple[str, str], Cell] = {}
+    publications = {name: published_for(by_benchmark[name]) if paper else None for name in benchmarks}
     for benchmark in benchmarks:
-        column = group_by(by_benchmark[benchmark], lambda record: record.label)
-        for label, cell in _cells(column, over, against, paper).items():
+        column = group_by(by_benchmark[benchmark], attrgetter("label"))
+        for label, cell in _cells(column, over, against, publications[benchmark]).items():
             cells[label, benchmark] = cell
     partial = {name: text for name in benchmarks if (text := partial_data(complete_runs(by_benchmark[name])))}
     usual_settings = {name: text for name in benchmarks if (text := usual_settings_note(by_benchmark[name]))}
-    paper_notes = {name: text for name in benchmarks if paper and (text := paper_note(by_benchmark[name]))}
+    paper_notes = {
+        name: text
+        for name, published in publications.items()
+        if published is not None and (text := published.note(by_benchmark[name]))
+    }
     measure_name = common_measure(record.result for record in records)
     notes = (partial, usual_settings, paper_notes)
     return ResultTable(scenario, benchmarks, rows, cells, over, against, *notes, measure_name)
@@ -81,16 +250,19 @@ def _table(scenario: str, records: Sequence[RunRecord], over: Over, against: str
 
 # -- cells
 
+Values = Mapping[tuple[int, int], float]
+"""A number of every complete run, by configuration and seed."""
 
-def _cells(column: Column, over: Over, against: str | None, paper: bool) -> dict[str, Cell]:
+
+def _cells(column: Column, over: Over, against: str | None, published: Published | None) -> dict[str, Cell]:
     """Return the cells of one benchmark by label."""
     expected = expected_runs(record for records in column.values() for record in records)
     unranked = {label: _cell(complete_runs(records), expected, over) for label, records in column.items()}
     cells = {label: cell for labels in _comparable(column) for label, cell in _ranked(unranked, labels).items()}
     if against is not None:
         cells = _with_significance(cells, column, against)
-    if paper:
-        cells = {label: replace(cell, paper=comparable_paper_result(column[label][0])) for label, cell in cells.items()}
+    if published is not None:
+        cells = {label: replace(cell, paper=published.result(column[label][0])) for label, cell in cells.items()}
     return cells
 
 
@@ -172,3 +344,110 @@ def _reference(column: Column, against: str) -> str:
     if len(variants) > 1:
         raise SpclError(f"{against!r} has variants; compare with one of {', '.join(map(repr, variants))}")
     return variants[0] if variants else against
+
+
+# -- averages
+
+
+def expected_runs(records: Iterable[RunRecord]) -> int:
+    """Return the number of runs that each method needs to have all configurations and seeds among the records."""
+    keys = {(record.config, record.seed) for record in records}
+    return len({config for config, _ in keys}) * len({seed for _, seed in keys})
+
+
+def mean_values(runs: Iterable[CompleteRun], name: str) -> Values:
+    """Return ``accuracy`` or ``forgetting`` by configuration and seed; runs that share both count with their mean."""
+    groups = group_by(runs, attrgetter("config", "seed"))
+    return {key: float(np.mean([getattr(run.result, name) for run in group])) for key, group in groups.items()}
+
+
+def median_step_time(runs: Iterable[CompleteRun]) -> float | None:
+    """Return the median over runs of the milliseconds of a training step; None if no run has recorded its time."""
+    recorded = [(run.result.seconds.get("training"), run.result.steps) for run in runs]
+    times = [1e3 * seconds / steps for seconds, steps in recorded if seconds is not None and steps]
+    return float(np.median(times)) if times else None
+
+
+def measure(values: Values, over: Over) -> Measure:
+    """Return the mean and deviation over seeds of the mean over configurations, or the other way round.
+
+    >>> measure({(0, 0): 1.0, (1, 0): 3.0, (0, 1): 5.0, (1, 1): 7.0}, "configs")
+    Measure(mean=4.0, std=1.4142135623730951, rank=None)
+    >>> measure({(0, 0): 1.0, (1, 0): 3.0}, "seeds")
+    Measure(mean=2.0, std=None, rank=None)
+    """
+    groups = group_by(values, itemgetter(1 if over == "seeds" else 0))
+    means = [float(np.mean([values[key] for key in group])) for group in groups.values()]
+    if not means:
+        return Measure(float("nan"), None)
+    return Measure(float(np.mean(means)), float(np.std(means, ddof=1)) if len(means) > 1 else None)
+
+
+# -- notes on the data and on settings
+
+LARGEST_DENOMINATOR = 10
+
+
+def partial_data(runs: Iterable[CompleteRun]) -> str:
+    """Return how much of a published data set these runs had; empty if all of it."""
+    for run in runs:
+        published, data = DATA_SETS.get(run.benchmark), run.result.data
+        if published is None or data is None:
+            continue
+        found = {"training": (data.train, published.train), "test": (data.test, published.test)}
+        if run.settings.get("validation"):  # then the test samples are held-out training samples
+            found = {"training": (data.train + data.test, published.train)}
+        parts = [f"{own:,} {kind} samples, not {whole:,}" for kind, (own, whole) in found.items() if own != whole]
+        if parts:
+            return ", and ".join(parts)
+    return ""
+
+
+def data_share(run: CompleteRun) -> str:
+    """Return the share of a published data set that a run trained on in a few words, and empty where it is unknown."""
+    published, data = DATA_SETS.get(run.benchmark), run.result.data
+    if published is None or data is None:
+        return ""
+    if data.train != published.train:
+        return f"{_share(data.train / published.train)} of the data"
+    if data.test != published.test:
+        return f"{_share(data.test / published.test)} of the tests"
+    return "all data"
+
+
+def _share(share: float) -> str:
+    """Return a share as the nearest simple fraction, or in per cent.
+
+    >>> _share(116_323 / 697_932), _share(0.12), _share(0.66)
+    ('1/6', '1/8', '66 %')
+    """
+    simple = Fraction(share).limit_denominator(LARGEST_DENOMINATOR)
+    return str(simple) if simple.numerator == 1 < simple.denominator else f"{100 * share:.0f} %"
+
+
+def usual_settings_note(runs: Sequence[RunRecord]) -> str:
+    """Return, for runs on one benchmark, the values that rows of methods with variants do not name; empty if none.
+
+    >>> from pathlib import Path
+    >>> settings = {"benchmark": "toy", "scenario": "task", "method": {"name": "spcl", "kappa": 2.0}}
+    >>> other = RunRecord(Path(), settings | {"method": {"name": "spcl", "kappa": 1.0}}, None, {"method.kappa": 1.0})
+    >>> usual_settings_note([RunRecord(Path(), settings, None), other])
+    'Rows of SPCL on toy have kappa=2 where they name no other value.'
+    """
+    by_recipe = group_by(runs, lambda run: display_name(run.recipe))
+    named = {recipe: joined(texts, "and") for recipe, group in by_recipe.items() if (texts := _usual_settings(group))}
+    sentences = [
+        f"Rows of {joined(recipes, 'and')} on {runs[0].benchmark} have {text} where they name no other value."
+        for text, recipes in group_by(named, lambda recipe: named[recipe]).items()
+    ]
+    return " ".join(sentences)
+
+
+def _usual_settings(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the settings of runs of one method that only its other runs name."""
+    names = {name for run in runs for name in run.variant if name not in USUAL_VALUES}
+    values: dict[str, Any] = {}
+    for run in runs:
+        settings = decisive_settings(with_defaults(run.settings))
+        values |= {name: settings[name] for name in names if name not in run.variant and name in settings}
+    return sorted(f"{name.removeprefix('method.')}={format_value(value)}" for name, value in values.items())

@@ -121,13 +121,15 @@ function drawTasks() {
       make("th", { scope: "row" }, sample(task.name), " ", task.name),
       cell(task.state, ""), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
       cell(number(newest("losses", task.name))), cell(percent(newest("accuracies", task.name))),
-      cell(duration(task.lag_seconds)), cell(number(task.backlog)), cell(number(task.dead_letters)), cell(number(task.late)));
+      cell(duration(task.lag_seconds)), cell(number(task.backlog)),
+      cell(number(task.skipped)), cell(number(task.dead_letters)), cell(number(task.late)));
   }));
 }
 
 function described(name, event) {
-  if (name === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, ["failed", "late"].includes(event.kind)];
+  if (name === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, ["failed", "late", "refused"].includes(event.kind)];
   if (name === "dead-letter") return [`${event.task}: batch ${event.position} refused: ${event.reason}`, true];
+  if (name === "save-failed") return [`no checkpoint could be saved after step ${number(event.step)}: ${event.reason}`, true];
   return [`checkpoint after step ${number(event.step)}: ${bytes(event.bytes)} in ${duration(event.seconds)}`, false];
 }
 

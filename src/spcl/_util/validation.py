@@ -1,0 +1,72 @@
+"""Validation of settings, with errors that name every wrong value."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spcl.errors import SpclError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+S = TypeVar("S", bound="BaseModel")
+
+
+def validated(model: type[S], values: Any, owner: str) -> S:
+    """Return the settings, or raise one SpclError that lists every wrong value and suggests known names.
+
+    Args:
+        model: the class of the settings.
+        values: its fields by name, or anything else, which is an error, too.
+        owner: whose settings they are; the error begins with it.
+
+    >>> from pydantic import BaseModel
+    >>> class Settings(BaseModel, extra="forbid"):
+    ...     rate: float
+    >>> validated(Settings, {"rate": "fast", "rata": 1}, "method 'x'")
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: method 'x': rate = 'fast': Input should be a valid number, unable to parse string as a
+    number; there is no setting 'rata'; did you mean 'rate'?
+    """
+    from pydantic import ValidationError
+
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise SpclError(f"{owner}: " + "; ".join(_explanation(model, detail) for detail in error.errors())) from None
+
+
+def setting(default: Any, description: str, *tags: str, **bounds: Any) -> Any:
+    """Declare a setting: a field of a model with its meaning, tags of :mod:`spcl.options`, and bounds."""
+    from pydantic import Field
+
+    return Field(default, description=description, json_schema_extra={"tags": list(tags)}, **bounds)
+
+
+def tagged(model: "type[BaseModel]", *tags: str) -> tuple[str, ...]:
+    """Return the names of the settings that have any of these tags.
+
+    >>> from pydantic import BaseModel
+    >>> class Settings(BaseModel):
+    ...     rate: float = setting(0.1, "how fast", "speed")
+    ...     name: str = setting("x", "what it is called")
+    >>> tagged(Settings, "speed", "record")
+    ('rate',)
+    """
+    found = {name: (field.json_schema_extra or {}) for name, field in model.model_fields.items()}
+    return tuple(name for name, extra in found.items() if isinstance(extra, dict) and set(tags) & {*_tags(extra)})
+
+
+def _tags(extra: Mapping[str, Any]) -> list[str]:
+    return list(extra.get("tags", ()))
+
+
+def _explanation(model: "type[BaseModel]", detail: Any) -> str:
+    name = ".".join(str(part) for part in detail["loc"])
+    if not name:
+        return str(detail["msg"])
+    if detail["type"] == "missing":
+        return f"{name} must be given"
+    if detail["type"] == "extra_forbidden":
+        return f"there is no setting {name!r}; {did_you_mean(name, sorted(model.model_fields))}"
+    return f"{name} = {detail['input']!r}: {detail['msg']}"

@@ -1,0 +1,149 @@
+"""``spcl predict``, ``spcl evaluate`` and ``spcl export``: the model of a complete run."""
+
+import csv
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from spcl._util.text import csv_cell, printable
+from spcl.cli.shared import DEVICE, WIDE, DataDir, Plugins, naming_flags, plain_console
+from spcl.errors import DataError, TaskError
+
+if TYPE_CHECKING:
+    from spcl.runs.trained import Row
+
+TEXTS = ("file", "task", "class")
+"""The columns of a table of predictions that hold text."""
+UNSAID = {"index": None, "rank": 1}
+"""A column of the table is left out if it holds only this value, or only empty cells."""
+
+RunPath = Annotated[Path, typer.Argument(help="The folder of a complete run.")]
+TaskName = Annotated[
+    str | None, typer.Option("--task", help="The samples' task; needed if the run is task-incremental.")
+]
+Device = Annotated[str, DEVICE]
+
+
+def predict(
+    run: RunPath,
+    files: Annotated[list[Path], typer.Argument(help="Pictures, folders of pictures, .npy, or .npz with an array x.")],
+    task: TaskName = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to give for a sample.")] = 1,
+    form: Annotated[
+        Literal["table", "csv", "json"], typer.Option("--format", help="table, csv, or json (an object a line).")
+    ] = "table",
+    device: Device = "auto",
+    plugin: Plugins = None,
+) -> None:
+    """Predict the classes of pictures or arrays with the model of a complete run."""
+    from spcl.runs import read_run
+    from spcl.runs.trained import check_task, predict_files
+
+    errors: list[DataError] = []
+
+    def report(error: DataError) -> None:
+        errors.append(error)
+        plain_console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+
+    with _naming_flags(run):
+        trained = read_run(run, plugin or ())
+        check_task(trained, task)
+        rows = predict_files(trained, trained.learner(device), files, task=task, top=top, on_error=report)
+        {"table": _print_table, "csv": _print_csv, "json": _print_json}[form](rows)
+    if errors:
+        raise typer.Exit(1)
+
+
+def evaluate(run: RunPath, device: Device = "auto", data_dir: DataDir = None, plugin: Plugins = None) -> None:
+    """Evaluate the model of a complete run on its test data, beside what the run recorded."""
+    from spcl.runs import read_run
+    from spcl.runs.evaluation import evaluate_run
+
+    with _naming_flags(run):
+        trained = read_run(run, plugin or ())
+        outcome = evaluate_run(trained, device, None if data_dir is None else str(data_dir.resolve()))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("task")
+    table.add_column("metric")
+    for name in ("recorded %", "now %"):
+        table.add_column(name, justify="right")
+    for task, recorded in outcome.recorded.items():
+        table.add_row(task, outcome.metrics[task], f"{recorded:.2f}", f"{outcome.now[task]:.2f}")
+    table.add_section()
+    table.add_row("A", "", *(f"{average:.2f}" for average in outcome.averages))
+    plain_console().print(table)
+
+
+def export(
+    run: RunPath,
+    out: Annotated[
+        Path, typer.Option(help="FILE.pt2 (PyTorch) or FILE.onnx; FILE….json beside it describes inputs and classes.")
+    ],
+    task: TaskName = None,
+    plugin: Plugins = None,
+) -> None:
+    """Export the model of a complete run as a program for PyTorch alone (.pt2), or as ONNX."""
+    from spcl.runs import read_run
+    from spcl.runs.export import export_run
+
+    with _naming_flags(run):
+        export_run(read_run(run, plugin or ()), out, task)
+    console = plain_console()
+    console.print(f"wrote {out} and {out}.json", soft_wrap=True)
+    if out.suffix == ".pt2":
+        console.print(f"load it with: torch.export.load({str(out)!r}).module()", soft_wrap=True)
+
+
+@contextmanager
+def _naming_flags(run: Path) -> Iterator[None]:
+    """Append the flag, or the command, that helps to errors of loading a run and choosing a task."""
+    from spcl.plugins import PluginError
+    from spcl.runs import DeviceError, UnfinishedRunError
+
+    resume = shlex.join(["spcl", "run", "--out", str(run), "--resume"])
+    flags = {UnfinishedRunError: resume, DeviceError: "--device cpu", TaskError: "--task", PluginError: "--plugin"}
+    with naming_flags(flags):
+        yield
+
+
+def _print_table(rows: "Iterable[Row]") -> None:
+    from spcl.runs.settings import flat_settings
+
+    shown = list(map(flat_settings, rows))
+    if not shown:
+        return
+    columns = [name for name in shown[0] if not all(row[name] == UNSAID.get(name, "") for row in shown)]
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in TEXTS else "right", overflow="fold")
+    for row in shown:
+        table.add_row(*(_cell(row[name]) for name in columns))
+    console = plain_console()
+    (console if console.is_terminal else plain_console(width=WIDE)).print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _print_csv(rows: "Iterable[Row]") -> None:
+    from spcl.runs.settings import flat_settings
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for number, row in enumerate(map(flat_settings, rows)):
+        if number == 0:
+            writer.writerow(map(csv_cell, row))
+        writer.writerow(map(csv_cell, row.values()))
+
+
+def _print_json(rows: "Iterable[Row]") -> None:
+    for row in rows:
+        typer.echo(printable(json.dumps(row, ensure_ascii=False)))

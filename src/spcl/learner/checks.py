@@ -1,0 +1,413 @@
+"""Everything that is checked before a call changes a learner."""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import is_
+from threading import RLock
+from typing import Any, Self, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from spcl.batches import BatchLike, as_batch, leaves, map_leaves
+from spcl.engine.model import Samples, SharedModel
+from spcl.engine.ranks import World, whole
+from spcl.errors import DataError, SpclError, TaskError
+from spcl.learner.parameters import shares_trained
+from spcl.losses import CrossEntropy, Loss
+from spcl.memory import Memory
+from spcl.methods.base import MEMORY, Method
+from spcl.tasks import Task, TaskDescription, check_labels_of_tasks
+
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+"""By name, since importing the second one takes longer than importing PyTorch."""
+
+T = TypeVar("T")
+
+ROUNDING = 1e-9
+"""Relative difference of sums over the same batch that processors of different kinds may compute."""
+
+
+# -- arguments of a learner
+
+
+def check_arguments(backbone: object, method: object, memory: object, *, schedule: object, augment: object) -> None:
+    """Raise an error if an argument of a learner cannot be used; its options check themselves."""
+    if not isinstance(backbone, nn.Module):
+        raise SpclError(f"the backbone must be a torch.nn.Module, but it is {backbone!r:.80}")
+    _check_whole(backbone)
+    for name, parameter in backbone.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise SpclError(
+                f"the backbone's parameter {name!r} has no shape yet; run a batch through the backbone first"
+            )
+    check_method(method)
+    if not isinstance(memory, Memory | None):
+        raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
+    if memory is not None and memory.buffers:
+        raise SpclError(f"the memory holds samples of {list(memory.buffers)} already; give the learner a new one")
+    for name, function, module in (("schedule", schedule, "schedules"), ("augment", augment, "transforms")):
+        if function is not None and not callable(function):
+            raise SpclError(f"{name} must be a function, but it is {function!r:.80}; see spcl.{module}")
+
+
+def _check_whole(backbone: nn.Module) -> None:
+    """Refuse a backbone that averages gradients over ranks itself."""
+    for kind in {parent.__name__ for module in backbone.modules() for parent in type(module).__mro__}:
+        if kind in WRAPPERS:
+            raise SpclError(f"the backbone is wrapped in {kind}; pass the module that it wraps, and distributed=")
+
+
+def check_method(method: object) -> None:
+    """Refuse what is no method, or one without name or settings."""
+    if not isinstance(method, Method):
+        raise SpclError(
+            f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
+        )
+    method.check_declared()
+    if not hasattr(method, "settings"):
+        raise SpclError(f"{method!r} has no settings; call super().__init__(**settings) in its __init__")
+    if method.elementwise and method.reduction != "none":
+        raise SpclError(f"{method!r} overrides combine, which needs reduction 'none', but it is {method.reduction!r}")
+    if method.edits_memory and method.reduction == "sum":
+        raise SpclError(f"{method!r} edits memory along the tasks' mean gradient, which reduction 'sum' does not keep")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- tasks
+
+
+def new_task(
+    model: SharedModel,
+    name: str,
+    classes: int | Sequence[str] | None,
+    head: nn.Module | None,
+    loss: Loss | None,
+) -> Task:
+    """Return a task that can be added to the model, or raise an error that says why it cannot."""
+    tasks = model.tasks
+    if not isinstance(name, str) or not name or name == MEMORY:
+        raise TaskError(f"a task's name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
+    if name in tasks:
+        state = "is finished" if tasks[name].finished else "is running"
+        raise TaskError(f"there is a task {name!r} already, which {state}; choose another name")
+    if (classes is None) == (head is None) or (head is not None and loss is None):
+        raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
+    if loss is not None and not callable(loss):
+        raise TaskError(f"task {name!r}: its loss must be a function of output and targets, but it is {loss!r:.80}")
+    if head is not None and loss is not None:
+        _check_head(name, head, model)
+        return Task(name, None, loss, head.to(model.device), 0)
+    description = TaskDescription.of(name, classes=classes)
+    assert description.classes is not None
+    weights = loss.class_weights if isinstance(loss, CrossEntropy) else None
+    if weights is not None and len(weights) != description.classes:
+        raise TaskError(
+            f"task {name!r} has {description.classes} classes, but its loss has {len(weights)} class weights"
+        )
+    offset = sum(task.classes or 0 for task in tasks.values())
+    return classifier_task(name, description.classes, offset, loss, description.class_names)
+
+
+def classifier_task(
+    name: str, classes: int, offset: int, loss: Loss | None = None, class_names: tuple[str, ...] | None = None
+) -> Task:
+    """Return a classification task, by default with plain cross-entropy; its head is made with its first batch."""
+    if loss is None or loss == CrossEntropy():
+        loss = cross_entropy
+    return Task(name, classes, loss, None, offset, class_names)
+
+
+def _check_head(task: str, head: object, model: SharedModel) -> None:
+    """Refuse what is no module, or has parameters that the backbone or another head trains."""
+    if not isinstance(head, nn.Module):
+        raise TaskError(f"task {task!r}: its head must be a torch.nn.Module, but it is {head!r:.80}")
+    if shares_trained(head, model.modules()):
+        raise TaskError(f"task {task!r}: its head shares parameters with the backbone or another head; copy it")
+
+
+# -- batches
+
+
+class RankCheck:
+    """Refuses, before a step, ranks that have different batches, backbones, methods or new heads.
+
+    What one rank refuses before a step, all refuse.
+
+    Args:
+        world: the ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_done = False
+        self._heads: set[str] = set()
+
+    def admitted(self, check: Callable[[], list[Samples]]) -> list[Samples]:
+        """Return the batches that this rank has checked, once all ranks have; an error of any is raised on all.
+
+        Raise an error on all ranks, too, unless their batches have the same sizes, targets and first inputs.
+        """
+
+        def compute() -> tuple[list[Samples], float]:
+            samples = check()
+            return samples, _batch_checksum(samples)
+
+        samples, checksums = self._world.attempted(compute)
+        largest = max(map(abs, checksums))
+        for rank, checksum in enumerate(checksums):
+            if abs(checksum - checksums[0]) > ROUNDING * largest:
+                raise SpclError(
+                    f"the ranks have different batches of {', '.join(group.task.name for group in samples)}: those of "
+                    f"rank {rank} are not those of rank 0; give every rank the same batches, which are then split"
+                )
+        return samples
+
+    def forget(self) -> None:
+        """Compare the backbones of the ranks anew before the next step."""
+        self._is_done = False
+
+    def agreed(self, compute: Callable[[], T]) -> T:
+        """Return what this rank computes; an error of any rank is raised on all of them."""
+        return self._world.attempted(lambda: (compute(), 0.0))[0]
+
+    def check(self, model: SharedModel, method: Method) -> None:
+        """Raise an error on all ranks unless they have the same model and method; once is enough for each part."""
+        if not self._is_done:
+            self._world.check_same("backbones", _checksums(model.backbone))
+            self._world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
+            self._is_done = True
+        heads = {task.name: task.head for task in model.tasks.values() if task.head is not None}
+        new = {name: _checksums(head) for name, head in heads.items() if name not in self._heads}
+        if new:
+            self._world.check_same("heads", new)
+            self._heads |= new.keys()
+
+
+def _checksums(module: nn.Module) -> dict[str, int]:
+    return {name: _checksum(tensor) for name, tensor in module.state_dict().items()}
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(whole(tensor.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _batch_checksum(samples: Sequence[Samples]) -> float:
+    """Return a number that tells batches apart by their sizes, targets and first inputs."""
+    parts = [part for group in samples for part in (group.y, *(leaf[0] for leaf in leaves(group.x).values()))]
+    sums = [part.double().sum() for part in parts]
+    sizes = torch.tensor([float(len(group.y)) for group in samples], dtype=torch.float64)
+    numbers = torch.cat([sizes, torch.stack([each.to(sums[0].device) for each in sums]).cpu()]).nan_to_num()
+    return float(numbers @ torch.arange(1.0, len(numbers) + 1, dtype=torch.float64))
+
+
+class Admission:
+    """Checks the batches of a step against the tasks, the model, the method and the memory.
+
+    Args:
+        model: the shared model.
+        method: how gradients become an update.
+        memory: of earlier samples, or None.
+        ranks: the ranks that train together, all of which refuse what one refuses, or None.
+        is_sharded: whether the backbone's parameters are sharded over ranks.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        method: Method,
+        memory: Memory | None,
+        ranks: RankCheck | None,
+        is_sharded: bool = False,
+    ) -> None:
+        self._model = model
+        self._method = method
+        self._memory = memory
+        self._ranks = ranks
+        self._has_own_check = memory is not None and type(memory).check is not Memory.check
+        self._trainable = {parameter: parameter.requires_grad for parameter in model.backbone.parameters()}
+        self._parts = _Parts(model.backbone, by_name=is_sharded)
+
+    def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
+        """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
+        return self._checked(batches) if self._ranks is None else self._ranks.admitted(lambda: self._checked(batches))
+
+    def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
+        self._check_trainable()
+        tasks = self._model.tasks
+        if not isinstance(batches, dict | Mapping):  # the second alone takes longer
+            raise TaskError(f"a step takes a dict of (inputs, targets) by task, but it is a {type(batches).__name__}")
+        if not batches:
+            running = [name for name, task in tasks.items() if not task.finished]
+            raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")
+        for name in batches:
+            find_task(tasks, name)
+        samples = [samples_of(task, batches[name]) for name, task in tasks.items() if name in batches]
+        for group in samples:
+            group.task.check_batch(group.x, group.y)
+        check_labels_of_tasks([(group.task, group.y) for group in samples])
+        if self._memory is not None and self._has_own_check:  # a policy that refuses samples which fit their task
+            for group in samples:
+                self._memory.check(group.task.name, group.x, group.y)
+        return samples
+
+    def features_of(self, new: Sequence[Samples]) -> int | None:
+        """Run the first samples of tasks through the model; return the number of features, once it is known."""
+        return self._features(new) if self._ranks is None else self._ranks.agreed(lambda: self._features(new))
+
+    def errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
+        """Return why batches are refused, each checked alone, by task; ranks find the same without a word."""
+        refused = {}
+        for name, batch in batches.items():
+            try:
+                self._features([group for group in self._checked({name: batch}) if group.task.signature is None])
+            except TaskError as error:
+                refused[name] = error
+        return refused
+
+    def _features(self, new: Sequence[Samples]) -> int | None:
+        feature_dim = self._model.feature_dim
+        for group in new:
+            self._method.check_task(group.task, group.x, self._memory)
+            features = self._model.probe(group)
+            if feature_dim is not None and features not in (None, feature_dim):
+                raise TaskError(
+                    f"task {group.task.name!r}: the backbone gives {features} features for it and {feature_dim} "
+                    f"for the tasks before"
+                )
+            feature_dim = feature_dim or features
+        return feature_dim
+
+    def removed_parameters(self) -> set[nn.Parameter] | None:
+        """Return the parameters that the backbone had and has no longer; None if its parts are the same as before."""
+        return (
+            set(self._trainable).difference(self._model.backbone.parameters()) if self._parts.have_changed() else None
+        )
+
+    def _check_trainable(self) -> None:
+        """Refuse a backbone whose parts were changed, frozen or unfrozen since: the gradient matrix would not fit."""
+        if self._ranks is not None and self._parts.have_changed():
+            raise SpclError(
+                "parameters or modules of the backbone were added, removed or replaced after the learner was made; "
+                "call the learner's unfreeze with the names of the new parameters on every rank, or, if the backbone "
+                "is sharded, make a new learner"
+            )
+        if [parameter.requires_grad for parameter in self._trainable] == [*self._trainable.values()]:
+            return
+        for name, parameter in self._model.backbone.named_parameters():
+            if parameter.requires_grad != self._trainable.get(parameter, parameter.requires_grad):
+                done = "unfrozen" if parameter.requires_grad else "frozen"
+                raise SpclError(
+                    f"the backbone's parameter {name!r} was {done} after the learner was made; "
+                    f"set it back, and call the learner's {done.removesuffix('frozen')}freeze({name!r}) instead"
+                )
+
+
+class _Parts:
+    """The modules and parameters of a backbone, held to notice when it has others.
+
+    Reading the dicts that hold them takes microseconds, walking over the modules ten times as long.
+    """
+
+    def __init__(self, backbone: nn.Module, by_name: bool) -> None:
+        self._owners = [owned for part in backbone.modules() for owned in (part._parameters, part._modules)]
+        self._entries: Callable[[Any], Iterable[object]] = dict.keys if by_name else dict.values
+        self._known = [*self._present()]
+
+    def have_changed(self) -> bool:
+        """Return whether any module or parameter was added, removed or replaced."""
+        present = [*self._present()]
+        return len(present) != len(self._known) or not all(map(is_, present, self._known))
+
+    def _present(self) -> Iterable[object]:
+        return chain.from_iterable(map(self._entries, self._owners))
+
+
+def samples_of(task: Task, batch: BatchLike) -> Samples:
+    """Return a batch as samples of the task, or raise an error that names the task.
+
+    Tensors that require gradients are detached: a step must not write the ``.grad`` of the caller's tensors.
+    """
+    try:
+        x, y = as_batch(batch)
+    except DataError as error:
+        raise TaskError(f"task {task.name!r}: {error}") from None
+    return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(y))
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def find_task(tasks: Mapping[str, Task], name: str) -> Task:
+    """Return the task of this name, or raise an error that lists the tasks."""
+    if name not in tasks:
+        raise TaskError(f"there is no task {name!r}; there are {list(tasks)}; start it with add_task")
+    return tasks[name]
+
+
+# -- calls
+
+
+class OneCallAtATime:
+    """Refuses calls that would meet another call of the same learner halfway.
+
+    While a thread is in a call, other threads are refused. Within a call that changes the learner, such as a step, the
+    same thread may predict, e.g. in a loss, but not begin another change.
+
+    >>> calls = OneCallAtATime()
+    >>> with calls.changing("step"):
+    ...     with calls.reading("predict"):
+    ...         calls.changing("save").__enter__()
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: save was called within a call of step; call it when that one has returned
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._change: str | None = None
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()  # a copy of a learner is called independently
+
+    def changing(self, name: str) -> "_Call":
+        """Return the context of a call that changes the learner, or reads what a step changes."""
+        return _Call(self, name, is_change=True)
+
+    def reading(self, name: str) -> "_Call":
+        """Return the context of a call that predicts."""
+        return _Call(self, name, is_change=False)
+
+
+class _Call:
+    def __init__(self, calls: OneCallAtATime, name: str, is_change: bool) -> None:
+        self._calls = calls
+        self._name = name
+        self._is_change = is_change
+
+    def __enter__(self) -> None:
+        calls = self._calls
+        if not calls._lock.acquire(blocking=False):
+            raise SpclError(
+                f"{self._name} was called while another thread is in a call of the same learner; make the calls of a "
+                f"learner one after the other, e.g. in one thread, and predict in other threads by learner.snapshot()"
+            )
+        if self._is_change and calls._change is not None:
+            calls._lock.release()
+            raise SpclError(
+                f"{self._name} was called within a call of {calls._change}; call it when that one has returned"
+            )
+        if self._is_change:
+            calls._change = self._name
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_change:
+            self._calls._change = None
+        self._calls._lock.release()

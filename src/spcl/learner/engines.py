@@ -1,0 +1,118 @@
+"""Which engine computes the steps of a learner."""
+
+import warnings
+
+from spcl.engine.base import Engine
+from spcl.engine.eager import EagerEngine
+from spcl.engine.graphs import CudaGraphEngine
+from spcl.engine.low_memory import LowMemoryEngine, free_memory
+from spcl.engine.model import SharedModel
+from spcl.engine.ranks import DistributedEngine, ShardedEngine, World
+from spcl.engine.ranks.sharded import check_sharded, is_sharded
+from spcl.engine.rows import GradientMatrix
+from spcl.errors import SpclError
+from spcl.methods.base import Method
+from spcl.options import LowMemory
+
+UNCAPTURED_RANKS = "ranks that train together capture no CUDA graphs, so their kernels are launched one by one"
+
+LARGEST_SHARE = 0.75
+"""The share of the free memory that gradients may take; the rest is for passes and the optimiser."""
+
+
+class Engines:
+    """Makes the engine that fits model, method, device and ranks, and another one where its gradients do not fit.
+
+    Args:
+        model: the shared model.
+        method: how gradients become an update.
+        capture: whether CUDA graphs are captured on a GPU.
+        low_memory: whether gradients are not held; ``"auto"``: only their Gramian once they would not fit.
+        distributed: the ranks that train the model together, or None.
+
+    Attributes:
+        is_sharded: whether the backbone's parameters are sharded over ranks.
+        is_low_memory: whether gradients are not held; once they are not, they never are again.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        method: Method,
+        *,
+        capture: bool,
+        low_memory: LowMemory,
+        distributed: World | None,
+    ) -> None:
+        check_sharded(model.backbone, method, distributed)
+        if distributed is not None and low_memory is True:
+            raise SpclError(
+                "low_memory holds no gradients, but ranks exchange them; leave low_memory out, or distributed: every "
+                "rank holds the gradients of its own tasks, and a part of all others"
+            )
+        self._model = model
+        self._method = method
+        self._captures = capture and model.device.type == "cuda"
+        self._low_memory = low_memory
+        self._distributed = distributed
+        self.is_sharded = is_sharded(model.backbone)
+        self.is_low_memory = False
+        self._has_warned = False
+
+    def make(self) -> Engine:
+        """Return a new engine."""
+        if self._distributed is not None:
+            kind = ShardedEngine if self.is_sharded else DistributedEngine
+            ranks = kind(self._model, self._method, self._distributed)
+            ranks.fallback_reason = UNCAPTURED_RANKS if self._captures else None
+            return ranks
+        if self.is_low_memory:
+            return LowMemoryEngine(self._model, self._method)
+        return (CudaGraphEngine if self._captures else EagerEngine)(self._model, self._method)
+
+    def need_low_memory(self, rows: int, gradients: GradientMatrix) -> bool:
+        """Return whether the next step needs the engine that holds no gradients, as its ``rows`` do not fit."""
+        if self.is_low_memory or self._low_memory is False or self._distributed is not None or rows < 2:
+            return False
+        estimate = self._estimate(rows, gradients)
+        if estimate is None:
+            return False
+        reason = _obstacle(self._method)
+        if reason is None:
+            self.is_low_memory = True
+            if self._low_memory == "auto":
+                _warn(f"{estimate}: low_memory is used from now on, with two backward passes a step")
+        elif not self._has_warned:
+            self._has_warned = True
+            _warn(f"{estimate}, but low_memory is not possible: {reason}")
+        return self.is_low_memory
+
+    def _estimate(self, rows: int, gradients: GradientMatrix) -> str | None:
+        """Return, in words, how much memory the rows take, if that is a reason not to hold them."""
+        needed = rows * gradients.length * gradients.dtype.itemsize
+        text = f"the {rows} gradients of a step take {_mebibytes(needed)}"
+        if self._low_memory is True:
+            return text
+        free = free_memory(gradients.device)
+        if free is None:
+            return None
+        free += gradients.buffer.nbytes
+        return f"{text} of {_mebibytes(free)} free" if needed > LARGEST_SHARE * free else None
+
+
+def _obstacle(method: Method) -> str | None:
+    if method.elementwise:
+        return f"{method!r} combines gradients entry by entry"
+    if method.edits_memory:
+        return f"{method!r} edits memory along the gradients"
+    if method.settings.weigh_heads:
+        return f"{method!r} weighs the gradients of heads, too"
+    return None
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=5)

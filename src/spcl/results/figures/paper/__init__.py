@@ -1,1 +1,0 @@
-"""The figures of the paper: each module defines one as ``FIGURE``."""

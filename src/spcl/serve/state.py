@@ -1,0 +1,372 @@
+"""The state folder of a service: who uses it, requests to start and finish tasks, the learner, and its checkpoints."""
+
+import json
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from spcl._util.files import locked, read_json, user_errors, write_json
+from spcl._util.validation import tagged
+from spcl.checkpoint import checked_content, read_newest
+from spcl.errors import CheckpointError, DataError, SpclError
+from spcl.learner import Learner
+from spcl.methods import recorded_settings
+from spcl.options import LEARNER, SPEED
+from spcl.runs import RunSettings
+from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
+from spcl.serve.settings import InputSettings
+from spcl.sources import Data, Entry, FolderHub, check_task_name
+from spcl.sources.wire import MAX_BYTES, task_from_json, task_to_json
+from spcl.streams import LiveStream
+from spcl.tasks import TaskDescription
+
+# -- one service per folder
+
+
+class StateInUseError(SpclError):
+    """A state folder that another service uses."""
+
+
+@contextmanager
+def held_state(folder: Path, wait: Callable[[], bool] | None = None) -> Iterator[bool]:
+    """Hold the folder within the block; yield whether it is held.
+
+    The operating system lets go of it when the process ends, in whatever way.
+
+    Args:
+        folder: made if it does not exist.
+        wait: called again and again while another service holds the folder; returns whether to wait longer. Without it,
+            a folder in use raises a :class:`StateInUseError`.
+    """
+    with ExitStack() as stack:
+        with user_errors(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)  # it holds what was learned of the data: for the service's user alone
+            held = stack.enter_context(locked(folder / "lock", wait))
+            if held:
+                write_json(folder / "owner.json", {"host": socket.gethostname(), "process": os.getpid()})
+        if not held and wait is None:
+            raise StateInUseError(
+                f"the state {folder} is in use by {_owner(folder)}; stop that, or choose another state"
+            )
+        yield held
+
+
+def _owner(folder: Path) -> str:
+    known = read_json(folder / "owner.json")
+    return f"process {known['process']} on {known['host']}" if isinstance(known, dict) else "another service"
+
+
+# -- requests
+
+STREAM = "requests"
+MOST_REQUESTS = 1000  # that are read at once
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """A request to start or to finish a task.
+
+    Attributes:
+        do: what is requested.
+        task: the task's name.
+        schema: what the targets of a task that starts are.
+
+    >>> TaskRequest.parsed(b'{"do": "finish", "task": "camera"}')
+    TaskRequest(do='finish', task='camera', schema=None)
+    >>> TaskRequest.parsed(b'{"do": "finish"}')
+    Traceback (most recent call last):
+    ...
+    spcl.errors.TaskError: a task cannot be named None; take up to 100 letters, digits, '_', '-' and '.', which is not
+    the first, of at most 200 bytes
+    """
+
+    do: Literal["start", "finish"]
+    task: str
+    schema: TaskDescription | None = None
+
+    @classmethod
+    def parsed(cls, data: Data | DataError) -> "TaskRequest":
+        """Return the request in a file, or raise an error that says why it is not one."""
+        if isinstance(data, DataError):
+            raise data
+        try:
+            values = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"the request is not JSON: {error!s:.200}") from None
+        if not isinstance(values, dict) or values.get("do") not in ("start", "finish"):
+            raise DataError(f"the request is {values!r:.120}; ask to start or to finish a task")
+        name = check_task_name(values.get("task"))
+        schema = task_from_json(name, values.get("schema")) if values["do"] == "start" else None
+        return cls(values["do"], name, schema)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The kind of request and the task."""
+        return self.do, self.task
+
+    def encoded(self) -> bytes:
+        """Return the request as JSON."""
+        values: dict[str, Any] = {"do": self.do, "task": self.task}
+        return json.dumps(values if self.schema is None else values | {"schema": task_to_json(self.schema)}).encode()
+
+
+class Requests:
+    """Requests on disk, each carried out once: the position of the last one is in the checkpoint.
+
+    Args:
+        folder: of the service's state.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "requests"
+        self._hub = FolderHub(self._path)
+
+    def add(self, request: TaskRequest) -> None:
+        """Keep a request."""
+        self._hub.append(STREAM, request.encoded())
+
+    def after(self, position: str | None) -> list[Entry]:
+        """Return up to 1,000 requests after a position, each with its own position, as they are stored."""
+        hub = FolderHub(self._path)  # a new one: the listing of an old one may be half a second old
+        return list(hub.read({STREAM: position}, MOST_REQUESTS, wait=0.0, max_bytes=MAX_BYTES)[STREAM])
+
+    def put_aside(self, position: str, data: Data | DataError, reason: str) -> None:
+        """Keep a request that cannot be carried out, with the reason, in ``requests/dead-letters``."""
+        self._hub.dead_letter(STREAM, position, b"" if isinstance(data, DataError) else bytes(data), reason)
+
+    def forget(self, upto: str) -> None:
+        """Delete requests that are in all kept checkpoints."""
+        self._hub.trim(STREAM, upto)
+
+
+# -- what is in a checkpoint beside the learner and the positions
+
+
+@dataclass
+class TaskRecord:
+    """A task.
+
+    Attributes:
+        name: its name.
+        schema: what its targets are; None while it is not known.
+        finished: whether it has ended.
+        batches: how many were learned.
+        samples: how many were learned.
+        skipped: how many batches were skipped, because loss or gradient were not finite.
+        dead_letters: how many messages could not be learned.
+        late: how many messages were not learned because it had ended.
+    """
+
+    name: str
+    schema: TaskDescription | None = None
+    finished: bool = False
+    batches: int = 0
+    samples: int = 0
+    skipped: int = 0
+    dead_letters: int = 0
+    late: int = 0
+
+    @property
+    def run_task(self) -> TaskDescription:
+        """The task as runs describe it."""
+        assert self.schema is not None
+        return self.schema
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the task as plain data."""
+        schema = None if self.schema is None else task_to_json(self.schema)
+        return vars(self) | {"schema": schema}
+
+
+@dataclass
+class Records:
+    """All tasks by name, and how far requests are carried out.
+
+    Attributes:
+        tasks: in the order in which they were seen.
+        request: the position of the last request that was carried out; None before the first.
+        learner: the settings that the learner was made with.
+    """
+
+    tasks: dict[str, TaskRecord] = field(default_factory=dict)
+    request: str | None = None
+    learner: dict[str, Any] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the records as plain data."""
+        tasks = [task.state_dict() for task in list(self.tasks.values())]
+        return {"tasks": tasks, "request": self.request, "learner": self.learner}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore from :meth:`state_dict`."""
+        for saved in state["tasks"]:
+            self.tasks[saved["name"]] = TaskRecord(**saved | {"schema": _restored(saved["name"], saved["schema"])})
+        self.request = state["request"]
+        self.learner = state["learner"]
+
+
+def _restored(name: str, values: dict[str, Any] | None) -> TaskDescription | None:
+    """Return the schema of a checkpoint without checks: what was valid when the task started stays so."""
+    if values is None:
+        return None
+    kind, classes = values["kind"], values["classes"]
+    if isinstance(classes, int):
+        return TaskDescription(name, kind, classes)
+    return TaskDescription(name, kind, len(classes), class_names=tuple(classes))
+
+
+# -- the learner
+
+
+def new_learner(settings: RunSettings, inputs: InputSettings, records: Records) -> Learner:
+    """Return a learner without tasks; its settings are recorded."""
+    torch.manual_seed(settings.seed)
+    records.learner = _identity(settings)
+    parts = learner_parts(settings, [inputs.spec()], pick_device(settings.device), steps=1)
+    return Learner(**parts, **learner_options(settings))
+
+
+def load_learner(
+    path: Path, settings: RunSettings, inputs: InputSettings, records: Records, stream: LiveStream
+) -> Learner:
+    """Return the learner of the newest checkpoint that is valid, and restore records and stream with it."""
+    state = read_newest(path)
+    with checked_content(path):
+        if "service" not in state.get("sources", {}):
+            raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
+        records.load_state_dict(state["sources"]["service"])
+        _check_settings(path, records.learner, _identity(settings))
+        _check_inputs(path, state["tasks"], inputs)
+        added = {entry["name"] for entry in state["tasks"]}
+    parts = learner_parts(settings, [inputs.spec()], pick_device(settings.device), steps=1)
+    tasks = [record.run_task for record in records.tasks.values() if record.name in added]
+    heads = make_heads(tasks, parts["backbone"], settings)
+    return Learner.load(state, **parts, heads=heads, losses=make_losses(tasks, settings), stream=stream)
+
+
+def _identity(settings: RunSettings) -> dict[str, Any]:
+    """Return what must not change between two runs of a service on one state."""
+    fixed = {*tagged(RunSettings, LEARNER)}.difference(tagged(RunSettings, SPEED))
+    return settings.model_dump(mode="json", include=fixed)
+
+
+def _check_settings(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
+    recorded = {**recorded, "method": recorded_settings(recorded["method"])}
+    for name, value in now.items():
+        if name in recorded and recorded[name] != value:
+            raise CheckpointError(
+                f"the learner in {path} has {name} = {recorded[name]!r}, and the settings say {value!r}; "
+                f"put the setting back, or choose another state folder"
+            )
+
+
+def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSettings) -> None:
+    """Raise if the configured inputs differ from the inputs that the learner was trained with."""
+    now = inputs.description()
+    for task in tasks:
+        if task["signature"] is not None and task["signature"][0] != now:
+            raise CheckpointError(
+                f"task {task['name']!r} of the learner in {path} has samples of {task['signature'][0]}, and the "
+                f"settings say inputs of {now}; put the setting back, or choose another state folder"
+            )
+
+
+# -- checkpoints
+
+RETRY_SECONDS = 10.0  # the longest time after which saving is tried again
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a checkpoint holds.
+
+    Attributes:
+        positions: how far the messages of tasks were learned.
+        finished: the tasks that have ended.
+        request: the position of the last request that was carried out.
+    """
+
+    positions: dict[str, str]
+    finished: list[str]
+    request: str | None
+
+
+class Checkpoints:
+    """When to save, and what all kept checkpoints hold, so that the hub may forget it.
+
+    Args:
+        keep: how many checkpoints are kept, at least 2.
+        seconds: between two checkpoints.
+
+    Attributes:
+        saved_at: when the last one was saved (``time.time()``); None before.
+        failures: how many could not be saved.
+        unsaved_since: when the first change happened that is in no checkpoint (``time.monotonic()``); None without one.
+        overdue_since: since when one should be saved and is not (``time.monotonic()``); None while none should be.
+
+    >>> checkpoints = Checkpoints(keep=2, seconds=0.0)
+    >>> [checkpoints.note_saved(Held({}, [name], None)) for name in "abc"]
+    [None, Held(positions={}, finished=['a'], request=None), Held(positions={}, finished=['b'], request=None)]
+    """
+
+    def __init__(self, keep: int, seconds: float) -> None:
+        self.saved_at: float | None = None
+        self.failures = 0
+        self.unsaved_since: float | None = None
+        self.overdue_since: float | None = None
+        self._keep = keep
+        self._seconds = seconds
+        self._missing = 0  # checkpoints until all that are kept hold everything
+        self._is_failing = False
+        self._due_at = time.monotonic() + seconds
+        self._held: deque[Held] = deque()  # of the kept checkpoints but the oldest
+
+    def load(self, held: Held, saved_at: float | None) -> None:
+        """Go on after a checkpoint that was loaded."""
+        self.saved_at = saved_at
+        self._missing = self._keep - 1
+        self._held.append(held)
+
+    def change(self, *, at_once: bool = False) -> None:
+        """Note that something happened that belongs into checkpoints."""
+        self._missing = self._keep
+        self.unsaved_since = self.unsaved_since or time.monotonic()
+        if at_once:
+            self._due_at = 0.0
+
+    def is_due(self) -> bool:
+        """Return whether a checkpoint is to be saved now."""
+        now = time.monotonic()
+        is_due = self._missing > 0 and now >= self._due_at
+        if is_due:
+            self.overdue_since = self.overdue_since or now
+        return is_due
+
+    def note_failure(self) -> bool:
+        """Note that a checkpoint could not be saved: a full disk may have space later; return whether it is news."""
+        is_news, self._is_failing = not self._is_failing, True
+        self.failures += 1
+        self._due_at = time.monotonic() + min(max(self._seconds, 1.0), RETRY_SECONDS)
+        return is_news
+
+    def note_saved(self, held: Held) -> Held | None:
+        """Note that a checkpoint was saved; return what all kept ones hold now, if that is more than before.
+
+        ``held.positions`` belong to the checkpoint before, as :meth:`spcl.streams.LiveStream.commit` gives them.
+        """
+        self.saved_at, self.unsaved_since, self.overdue_since = time.time(), None, None
+        self._missing, self._is_failing = max(0, self._missing - 1), False
+        self._due_at = time.monotonic() + self._seconds
+        if self._held:
+            self._held[-1].positions.update(held.positions)
+        self._held.append(Held({}, held.finished, held.request))
+        return self._held.popleft() if len(self._held) == self._keep else None

@@ -1,0 +1,284 @@
+"""Tasks: the one description of what a task predicts, the one check of its targets, and a task in training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from spcl.batches import Inputs, describe, kind_of_pair, number_of_samples
+from spcl.errors import DataError, SpclError, TaskError
+
+__all__ = ["Kind", "Task", "TaskDescription", "check_labels_of_tasks", "check_targets"]
+
+Kind = Literal["classification", "regression", "multilabel"]
+"""What the targets of a task are: one class per sample, numbers, or any number of labels per sample."""
+
+PROBABILITY_TOLERANCE = 1e-4
+"""By how much the sum of a target's probabilities may differ from 1."""
+
+INTEGERS = frozenset(
+    (torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64)
+)
+
+
+# -- what a task predicts
+
+
+@dataclass(frozen=True)
+class TaskDescription:
+    """What a task predicts.
+
+    Attributes:
+        name: its name.
+        kind: what its targets are.
+        classes: the number of classes, labels or numbers that are predicted; None where it is not known.
+        class_counts: the number of training samples of every class or label; None where they are not known.
+        class_names: the names of the classes, labels or numbers; None where they have none.
+
+    >>> TaskDescription.of("pets", classes=["cat", "dog"])
+    TaskDescription(name='pets', kind='classification', classes=2, class_counts=None, class_names=('cat', 'dog'))
+    >>> print(TaskDescription.of("speed", "regression"))
+    regression with 1 output
+    >>> TaskDescription.of("pets", classes=["cat", "cat"])
+    Traceback (most recent call last):
+    ...
+    spcl.errors.TaskError: task 'pets': the names of classes must be different texts, but they are ['cat', 'cat']
+    """
+
+    name: str
+    kind: Kind = "classification"
+    classes: int | None = None
+    class_counts: tuple[int, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, name: str, kind: str = "classification", classes: int | Sequence[str] | None = None) -> Self:
+        """Return a checked description, or raise a :class:`~spcl.errors.TaskError`.
+
+        Args:
+            name: of the task.
+            kind: what its targets are.
+            classes: the number of classes, labels or numbers, or their names; by default one number for a regression.
+        """
+        if kind not in get_args(Kind):
+            raise TaskError(f"task {name!r}: there is no kind {kind!r}; choose one of {', '.join(get_args(Kind))}")
+        if classes is None and kind == "regression":
+            classes = 1
+        if isinstance(classes, int) and not isinstance(classes, bool) and classes >= 1:
+            return cls(name, kind, classes)  # type: ignore[arg-type]
+        if not isinstance(classes, tuple | list) or not classes:
+            raise TaskError(
+                f"task {name!r}: classes must be a positive whole number, or names, but it is {classes!r:.80}"
+            )
+        if not all(isinstance(each, str) and each for each in classes) or len(set(classes)) < len(classes):
+            raise TaskError(
+                f"task {name!r}: the names of classes must be different texts, but they are {classes!r:.80}"
+            )
+        return cls(name, kind, len(classes), class_names=tuple(classes))  # type: ignore[arg-type]
+
+    @classmethod
+    def inferred(cls, name: str, y: Tensor) -> Self:
+        """Return the description that targets say enough for: of numbers, or of several labels per sample.
+
+        >>> TaskDescription.inferred("signs", torch.zeros(2, 3, dtype=torch.bool)).kind
+        'multilabel'
+        """
+        if y.is_floating_point() and y.ndim <= 2:
+            return cls(name, "regression", y.shape[1] if y.ndim == 2 else 1)
+        if y.ndim == 2:
+            return cls(name, "multilabel", y.shape[1])
+        raise DataError(
+            f"the number of classes is not known from targets {describe(y, 1)}; announce the task, or configure classes"
+        )
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the classes, labels or numbers, or their indices where they have none."""
+        return self.class_names or tuple(map(str, range(self.classes or 0)))
+
+    def __str__(self) -> str:
+        """Return kind and size in words."""
+        if self.kind == "classification":
+            return f"{self.classes} classes"
+        return f"{self.kind} with {self.classes} output{'' if self.classes == 1 else 's'}"
+
+    def fit(self, y: Tensor) -> Tensor:
+        """Return targets in the type that a learner trains on, or raise a :class:`~spcl.errors.DataError`.
+
+        Labels of any integer type become int64, numbers and zeros and ones float32; a vector of numbers gets a second
+        dimension.
+
+        >>> TaskDescription("speed", "regression", 1).fit(torch.tensor([1, 2]))
+        tensor([[1.],
+                [2.]])
+        """
+        if self.kind == "classification":
+            fitting = y.to(torch.int64) if y.dtype in INTEGERS else y.float() if y.is_floating_point() else y
+        else:
+            y = y.unsqueeze(1) if y.ndim == 1 and self.kind == "regression" else y
+            convertible = not y.is_complex() and (self.kind == "multilabel" or y.dtype != torch.bool)
+            fitting = y.float() if convertible else y
+        check_targets(f"task {self.name!r}", fitting, self.kind, self.classes or 0, DataError)
+        return fitting
+
+
+# -- the check of targets
+
+
+def check_targets(
+    owner: str, y: Tensor, kind: Kind, classes: int, error: Callable[[str], SpclError] = TaskError
+) -> None:
+    """Raise an error unless targets are of this kind.
+
+    Args:
+        owner: whose targets they are; the error begins with it.
+        y: the targets of a batch.
+        kind: classification: int64 labels from 0, or probabilities of shape (samples, classes); regression:
+            floating-point numbers; multilabel: zeros and ones, both of shape (samples, classes).
+        classes: the number of classes, numbers or labels.
+        error: the type of the error.
+
+    >>> check_targets("task 'pets'", torch.tensor([0, 3]), "classification", 3)
+    Traceback (most recent call last):
+    ...
+    spcl.errors.TaskError: task 'pets' has classes 0 to 2, but the batch has label 3; fix it, or add a task with more
+    classes
+    """
+    if kind == "classification":
+        if y.is_floating_point() and y.shape[1:] == (classes,):
+            _check_probabilities(owner, y, error)
+            return
+        if y.ndim != 1 or y.dtype != torch.int64:
+            raise error(
+                f"{owner}: class labels must be a vector of int64, or probabilities of shape (samples, {classes}), but "
+                f"they are {y.dtype} of shape {tuple(y.shape)}"
+            )
+        if (wrong := _label_outside(y, classes)) is not None:
+            raise error(
+                f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}; fix it, or add a task with "
+                f"more classes"
+            )
+        return
+    if not y.is_floating_point() or y.shape[1:] != (classes,):
+        wanted = "numbers" if kind == "regression" else "zeros or ones"
+        raise error(
+            f"{owner}: targets of a {kind} must be floating-point {wanted} of shape (samples, {classes}), but they are "
+            f"{y.dtype} of shape {tuple(y.shape)}"
+        )
+    if kind == "multilabel" and not bool(((y == 0) | (y == 1)).all()):
+        value = float(y[(y != 0) & (y != 1)][0])
+        raise error(f"{owner}: targets of a multilabel task hold {value:.4g}; give 1 where a label is present, else 0")
+
+
+def check_labels_of_tasks(targets: Sequence[tuple["Task", Tensor]]) -> None:
+    """Raise an error if the targets of a classifier in a step are wrong.
+
+    The labels of tasks with the same number of classes are looked at together: a GPU is waited for once.
+    """
+    alike: dict[object, list[tuple[Task, Tensor]]] = {}
+    for task, y in targets:
+        if task.classes is not None:
+            alike.setdefault((task.classes, y.dtype, y.ndim, y.device), []).append((task, y))
+    for members in alike.values():
+        task, first = members[0]
+        if first.ndim == 1 and first.dtype == torch.int64:
+            joint = torch.cat([y for _, y in members])
+            if _label_outside(joint, task.classes or 0) is None:
+                continue
+        for task, y in members:
+            task.check_targets(y)
+
+
+def _label_outside(y: Tensor, classes: int) -> int | None:
+    """Return a label that is not one of the classes; None if there is none."""
+    if not y.numel():
+        return None
+    lowest, highest = (int(label) for label in torch.aminmax(y.cpu()))
+    if lowest < 0:
+        return lowest
+    return highest if highest >= classes else None
+
+
+def _check_probabilities(owner: str, y: Tensor, error: Callable[[str], SpclError]) -> None:
+    """Refuse rows that are negative or do not add up to 1; NaN is neither."""
+    sums = y.sum(dim=1, dtype=torch.float64)
+    wrong = ~((sums - 1.0).abs() <= PROBABILITY_TOLERANCE) | ~(y >= 0.0).all(dim=1)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise error(
+            f"{owner}: the probabilities of {int(wrong.sum())} of {len(y)} samples are negative or do not add up to 1 "
+            f"(first: sample {row}, sum {float(sums[row]):.6g}, minimum {float(y[row].min()):.6g}); normalise them"
+        )
+
+
+# -- a task in training
+
+
+@dataclass(eq=False)
+class Task:
+    """A task of a learner: a classifier with ``classes`` classes or, with ``classes=None``, a head and loss of its own.
+
+    Attributes:
+        name: its name, unique in the learner.
+        classes: the number of classes, or None.
+        loss: (output of the head, targets) → scalar; a classifier's gets the logits of all classes that it is trained
+            against, and labels as indices into them, or probabilities of the same shape.
+        head: the module on top of the shared backbone; a classifier's is made when its first batch arrives.
+        offset: the index of its first class among all classes seen.
+        class_names: the names of its classes, if it has any.
+        finished: whether :meth:`Learner.finish_task` was called.
+        signature: shapes and types of one sample and target, fixed by the first batch.
+        skipped: the number of steps in which it was skipped because its loss or gradient was not finite.
+        skipped_in_a_row: the number of the latest steps in which it was skipped, one after the other.
+    """
+
+    name: str
+    classes: int | None
+    loss: Callable[[Tensor, Tensor], Tensor]
+    head: nn.Module | None
+    offset: int
+    class_names: tuple[str, ...] | None = None
+    finished: bool = False
+    signature: tuple[str, str] | None = None
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    _kind: object = None  # cache: the kind of the last batch that fitted the signature
+
+    def check_batch(self, x: Inputs, y: Tensor) -> None:
+        """Refuse a batch that this task cannot be trained on; its labels are left to :func:`check_labels_of_tasks`."""
+        if self.finished:
+            raise TaskError(f"task {self.name!r} is finished; start a new one with add_task")
+        count, kind = kind_of_pair(x, y)
+        self._check_sizes(count, x, y)
+        if self.signature is not None and kind != self._kind:
+            self._check_signature(describe(x, 1), describe(y, 1))
+            self._kind = kind
+
+    def check_samples(self, x: Inputs, y: Tensor) -> None:
+        """Refuse samples that this task cannot be evaluated on; labels may be classes where it learns probabilities."""
+        self._check_sizes(number_of_samples(x), x, y)
+        if self.signature is not None:
+            self._check_signature(describe(x, 1), describe(y, 1) if self.classes is None else self.signature[1])
+        self.check_targets(y)
+
+    def check_targets(self, y: Tensor) -> None:
+        """Refuse what is neither labels nor probabilities of a classifier's classes."""
+        if self.classes is not None:
+            check_targets(f"task {self.name!r}", y, "classification", self.classes)
+
+    def _check_sizes(self, count: int, x: Inputs, y: Tensor) -> None:
+        if not count:
+            shape = f"x has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"x is {describe(x)}"
+            raise TaskError(f"task {self.name!r}: the batch is empty ({shape}); leave the task out instead")
+        if y.ndim == 0 or y.shape[0] != count:
+            raise TaskError(f"task {self.name!r}: {count} inputs but targets of shape {tuple(y.shape)}")
+
+    def _check_signature(self, *signature: str) -> None:
+        if self.signature is not None and signature != self.signature:
+            raise TaskError(
+                f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
+                f"but this batch has {' with targets '.join(signature)}; convert it (pad sequences to one length), "
+                f"or add a task for such samples"
+            )

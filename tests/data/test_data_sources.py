@@ -1,0 +1,250 @@
+"""Data of several sources: what is accepted, how it is split, and what is said of what is not accepted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data_files import write_pets
+from spcl.data import (
+    DATA,
+    ImageData,
+    SourceData,
+    SourceSamples,
+    from_arrays,
+    from_npz,
+    from_sources,
+    hold_out,
+    preset_for,
+)
+from spcl.errors import DataError, SpclError
+from spcl.runs import load_benchmark
+from spcl.runs.records import fingerprint
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(40, 5))
+TOKENS = RNG.integers(1, 30, size=(40, 7))
+
+
+def car() -> SourceData:
+    """Three sources of one shape: speed (regression), signs (multi-label) and light (classes)."""
+    return from_sources(
+        {
+            "speed": (FEATURES, FEATURES[:, 0]),
+            "signs": (FEATURES, (FEATURES[:, :3] > 0).astype(int)),
+            "light": (FEATURES, np.where(FEATURES[:, 1] > 0, "red", "green")),
+        },
+        name="car",
+    )
+
+
+def test_kinds_follow_from_the_targets() -> None:
+    speed, signs, light = car().sources
+    assert (speed.kind, speed.outputs, speed.classes) == ("regression", 1, None)
+    assert (signs.kind, signs.outputs, signs.classes) == ("multilabel", 3, None)
+    assert (light.kind, light.outputs, light.class_names) == ("classification", 2, ("green", "red"))
+    assert speed.train_y.shape == (32, 1)
+    assert speed.train_y.dtype == signs.train_y.dtype == torch.float32
+
+
+def test_held_out_samples_are_a_fraction_of_every_source_and_class() -> None:
+    data = car()
+    for source in data.sources:
+        both = torch.cat([source.train_x, source.test_x])  # type: ignore[list-item]
+        assert torch.equal(both.sort(dim=0).values, torch.from_numpy(FEATURES).float().sort(dim=0).values)
+    speed, _, light = data.sources
+    assert len(speed.test_y) == 8
+    assert torch.equal(speed.test_x[:, :1], speed.test_y)  # type: ignore[call-overload, index]
+    counts = [torch.bincount(light.train_y).tolist(), torch.bincount(light.test_y).tolist()]
+    assert [round((train + test) / 5) for train, test in zip(*counts, strict=True)] == counts[1]
+
+
+def test_given_test_samples_are_used() -> None:
+    data = from_sources({"a": (FEATURES, ["x", "y"] * 20, FEATURES[:3], ["y", "x", "y"])})
+    assert data.sources[0].test_y.tolist() == [1, 0, 1]
+
+
+def test_texts_images_and_several_parts() -> None:
+    masked = {"input_ids": TOKENS, "attention_mask": (TOKENS > 5).astype(np.int64)}
+    images = RNG.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    data = from_sources(
+        {
+            "text": (masked, TOKENS[:, 0] % 2),
+            "pictures": (images, FEATURES[:, :2]),
+            "pair": ((FEATURES, images), [0, 1] * 20),
+        }
+    )
+    text, pictures, pair = data.sources
+    assert isinstance(text.train_x, dict)
+    assert torch.equal(text.train_x["attention_mask"], (text.train_x["input_ids"] > 5).long())
+    assert pictures.outputs == 2
+    assert isinstance(pair.train_x, tuple)
+    assert [part.shape for part in pair.train_x] == [(32, 5), (32, 3, 8, 8)]
+    assert data.shape == ()
+    assert car().shape == (5,)
+
+
+def test_soft_labels_train_and_are_tested_as_labels() -> None:
+    soft = torch.softmax(torch.from_numpy(FEATURES[:, :3]), dim=1)
+    (source,) = from_sources({"a": (FEATURES, soft)}, {"a": "classification"}).sources
+    assert source.train_y.shape == (32, 3)
+    assert source.test_y.dtype == torch.int64
+    largest = torch.from_numpy(FEATURES[:, :3]).argmax(dim=1)
+    assert torch.bincount(torch.cat([source.train_y.argmax(dim=1), source.test_y])).tolist() == (
+        torch.bincount(largest).tolist()
+    )
+
+
+def test_token_sequences_can_be_split_into_tasks(tmp_path: Path) -> None:
+    data = from_arrays(TOKENS, TOKENS[:, 0] % 4)
+    assert data.train_x.dtype == torch.int64
+    assert data.shape == (7,)
+    np.savez(tmp_path / "texts.npz", x=TOKENS.astype(np.int32), y=TOKENS[:, 0] % 4)
+    assert from_npz(tmp_path / "texts.npz").train_x.dtype == torch.int32
+
+
+GOOD: dict[str, Any] = {
+    "name": "a",
+    "kind": "regression",
+    "train_x": torch.zeros(4, 3),
+    "train_y": torch.arange(4.0),
+    "test_x": torch.zeros(2, 3),
+    "test_y": torch.arange(2.0),
+}
+LABELS = {"kind": "classification", "train_y": torch.tensor([0, 1, 0, 1]), "test_y": torch.tensor([0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "ranking"}, "no kind 'ranking'; choose one of classification, regression, multilabel"),
+        (LABELS, "needs the names of its classes"),
+        (LABELS | {"class_names": ("one",)}, "labels must be 0..0, found 1"),
+        (LABELS | {"class_names": ("a", "b"), "test_y": torch.zeros(2, 2)}, "vector of int64"),
+        (LABELS | {"class_names": ("a", "b"), "train_y": torch.full((4, 2), 0.6)}, "add up to 1"),
+        (
+            LABELS | {"class_names": ("a", "b"), "train_y": torch.full((4, 4), 0.25)},
+            r"probabilities of shape \(samples, 2\), but they are .* \(4, 4\)",
+        ),
+        ({"train_y": torch.arange(3.0)}, "4 samples but 3 targets"),
+        ({"train_y": torch.arange(4)}, "regression must be floating-point numbers .* they are torch.int64"),
+        ({"train_y": torch.tensor([0.0, 1.0, float("nan"), 0.0])}, "NaN or infinite"),
+        ({"train_y": torch.zeros(4, 2)}, "2 outputs in training, but 1 in the test"),
+        ({"class_names": ("a", "b")}, "1 outputs, but 2 names"),
+        ({"kind": "multilabel"}, r"multilabel must be N×outputs, found .* \(4,\)"),
+        ({"kind": "multilabel", "train_y": torch.full((4, 2), 0.5)}, "targets of a multilabel task hold 0.5"),
+        ({"train_x": torch.zeros(4)}, "samples must be"),
+        ({"train_x": [1.0]}, "a tensor, or a dict or tuple of tensors, found list"),
+        ({"train_x": {"a": torch.zeros(4, 1), "b": torch.zeros(3, 1)}}, r"have \[4, 3\] entries"),
+        ({"train_x": (torch.zeros(0, 1),)}, "no samples"),
+        ({"test_x": torch.zeros(2, 4)}, "training samples are float32 3, test samples float32 4"),
+        ({"test_x": {"a": torch.zeros(2, 3)}}, "test samples a float32 3"),
+    ],
+)
+def test_invalid_sources_are_refused(change: dict[str, Any], message: str) -> None:
+    SourceSamples(**GOOD)
+    with pytest.raises(DataError, match=message):
+        SourceSamples(**GOOD | change)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SourceData("none", ()), "there is no source"),
+        (lambda: SourceData("two", (SourceSamples(**GOOD), SourceSamples(**GOOD))), "2 sources are named 'a'"),
+        (lambda: from_sources({"a": (FEATURES,)}), r"source 'a' must be \(x, y\) or"),
+        (lambda: from_sources({"a": (FEATURES, FEATURES[:, 0])}, {"b": "regression"}), "a kind is given for 'b'"),
+        (lambda: from_sources({"a": (FEATURES, FEATURES[:3, 0])}), "40 samples but 3 targets"),
+        (lambda: from_sources({"a": (FEATURES, ["x"] * 39 + ["y"])}), "class y has one sample"),
+        (lambda: from_sources({"a": (FEATURES, FEATURES[:, 0])}, test_fraction=2.0), "test_fraction is 2.0"),
+        (lambda: from_sources({"a": (FEATURES, ["x"] * 40, FEATURES, ["y"] * 40)}), "without training samples: y"),
+        (lambda: from_sources({"a": (FEATURES, np.full((40, 2), "x"))}), "array of numbers, found <U1"),
+    ],
+)
+def test_invalid_arguments_are_refused(make: Callable[[], SourceData], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+def test_validation_is_held_out_of_every_source() -> None:
+    data = car()
+    held = hold_out(data, 0.25)
+    for source, before in zip(held.sources, data.sources, strict=True):
+        assert len(source.test_y) == 8
+        assert len(source.train_y) == 24
+        joined = torch.cat([source.train_x, source.test_x])  # type: ignore[list-item]
+        assert torch.equal(joined.sort(dim=0).values, before.train_x.sort(dim=0).values)  # type: ignore[union-attr]
+    with pytest.raises(SpclError, match="leaves nothing to validate on"):
+        hold_out(data, 0.001)
+
+
+def test_the_fingerprint_covers_every_part_of_every_source() -> None:
+    masked = {"input_ids": TOKENS, "attention_mask": np.ones_like(TOKENS)}
+    data = from_sources({"text": (masked, TOKENS[:, 0] % 2), "speed": (FEATURES, FEATURES[:, 0])})
+    text, speed = data.sources
+    assert isinstance(text.train_x, dict)
+
+    def altered(tensor: Tensor) -> Tensor:
+        return torch.cat([1 - tensor[:1], tensor[1:]])
+
+    mask = altered(text.train_x["attention_mask"])
+    others = [
+        SourceData(data.name, (replace(text, train_x={**text.train_x, "attention_mask": mask}), speed)),
+        SourceData(data.name, (text, replace(speed, test_y=altered(speed.test_y)))),
+        SourceData(data.name, (text, replace(speed, name="pace"))),
+        SourceData(data.name, (speed, text)),
+    ]
+    assert fingerprint(data) == fingerprint(SourceData(data.name, (text, speed)))
+    assert len({fingerprint(data), *map(fingerprint, others)}) == 5
+
+
+def test_presets_fit_the_kinds_of_samples() -> None:
+    preset = preset_for("car", car())
+    assert (preset.tasks, preset.batch_size, preset.backbone, preset.memory_budget) == (3, 4, "mlp", 50 + 50 + 20)
+    assert preset_for("text", from_arrays(TOKENS, TOKENS[:, 0] % 4)).backbone == "text"
+    masked = from_sources({"text": ({"input_ids": TOKENS}, TOKENS[:, 0] % 4)})
+    assert preset_for("text", masked).backbone == "text"
+
+
+# -- loading by name
+
+
+def test_data_sets_of_plug_ins_are_loaded_by_name_with_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DATA, "_factories", {})
+
+    @DATA.register("two-cars")
+    def two_cars(data_dir: str | None, samples: int = 10) -> ImageData:
+        assert data_dir == str(tmp_path)
+        return from_arrays(FEATURES[:samples], [0, 1] * (samples // 2), name="two-cars")
+
+    assert load_benchmark("two-cars", str(tmp_path), samples=20).train_samples == 16
+    with pytest.raises(SpclError, match="data set 'two-cars' has no option 'size'"):
+        load_benchmark("two-cars", str(tmp_path), size=3)
+    with pytest.raises(DataError, match=r"unknown data set 'two-car', .*; did you mean 'two-cars'"):
+        load_benchmark("two-car")
+
+
+def test_size_and_mode_of_pictures_are_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPCL_CACHE", str(tmp_path / "cache"))
+    folder = write_pets(tmp_path / "pets", 3)
+    assert load_benchmark(folder).shape == (3, 32, 32)
+    assert load_benchmark(folder, size=12, mode="L").shape == (1, 12, 12)
+    for options, message in (
+        ({"width": 3}, "has no option 'width'; choose from size, mode"),
+        ({"size": "12"}, "size is '12'"),
+        ({"mode": "CMYK"}, "mode is 'CMYK'; choose one of L, RGB"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_benchmark(folder, **options)
+
+
+def test_data_without_options_refuses_them(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=FEATURES, y=[0, 1] * 20)
+    for benchmark in (str(tmp_path / "own.npz"), "ps-emnist"):
+        with pytest.raises(DataError, match="has no option 'size'; leave it out"):
+            load_benchmark(benchmark, size=3)

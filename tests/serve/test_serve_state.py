@@ -1,0 +1,284 @@
+"""The state of a service: one service per folder, requests that survive restarts, and checkpoints."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from disk import largest_file
+from list_hub import ListHub
+from serving import (
+    knows,
+    list_of_tests,
+    publish,
+    running,
+    saved,
+    settings_of,
+    task,
+    until,
+)
+from spcl.checkpoint import write_checkpoint
+from spcl.errors import CheckpointError, SpclError, TaskError
+from spcl.serve import (
+    CheckpointEvent,
+    SaveFailedEvent,
+    ServeSettings,
+    Service,
+    StepEvent,
+    TaskEvent,
+)
+from spcl.serve.api import Metrics
+from spcl.serve.events import Totals
+from spcl.serve.session import TaskStateError
+from spcl.serve.state import StateInUseError, held_state
+from spcl.sources import FolderHub
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> ListHub:
+    return list_of_tests(str(tmp_path))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., ServeSettings]:
+    return partial(settings_of, tmp_path)
+
+
+# -- one service per folder
+
+
+def test_the_state_is_for_the_services_user_alone(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o755)  # as an earlier version left it
+    with held_state(state):
+        assert state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_instance_is_refused_and_a_standby_takes_over(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    settings = make()
+    publish(hub, "a", 5)
+    with running(settings) as (first, _):
+        until(lambda: first.status().samples == 10)
+        with pytest.raises(StateInUseError, match=r"is in use by process \d+ on"):
+            Service(settings).run()
+        with running(settings, standby=True) as (second, events):
+            time.sleep(0.3)
+            assert second.status().tasks == []
+            first.stop()
+            until(lambda: knows(second, "a"))
+            publish(hub, "a", 2, announce=False)
+            until(lambda: task(second).batches == 7)
+            assert [event.step for event in events if isinstance(event, StepEvent)] == [5, 6]
+    with running(settings) as (first, _):
+        until(lambda: first.status().uptime > 0)
+        with running(settings, standby=True):
+            pass  # a standby that is stopped while it waits
+
+
+# -- requests
+
+
+def test_requests_are_carried_out_once_and_survive_a_restart(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+    settings = make()
+    publish(hub, "a", 3, announce=False)
+    with running(settings) as (service, _):
+        until(lambda: knows(service, "a") and task(service).state == "waiting")
+        assert hub.backlog("a", None) == 3
+        service.start_task("a", classes=["no", "yes"])
+        until(lambda: task(service).batches == 3)
+        with pytest.raises(TaskError, match="there is a task 'a' already, which is running"):
+            service.start_task("a", classes=2)
+        for wrong in ({"name": "b"}, {"name": "memory", "classes": 2}, {"name": "b", "classes": 0}):
+            with pytest.raises(TaskError):
+                service.start_task(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(TaskError, match=r"there is no task 'b'; the running tasks are \['a'\]"):
+            service.finish_task("b")
+        service.finish_task("a")
+        service.start_task("c", classes=2)
+        with pytest.raises(TaskError, match=r"there is a (request to start )?task 'c' already"):
+            service.start_task("c", classes=3)
+    with running(settings) as (service, _):
+        until(lambda: knows(service, "c") and task(service).state == "finished")
+        publish(hub, "c", 2, announce=False)
+        until(lambda: task(service, "c").batches == 2)
+        with pytest.raises(TaskError, match="which is finished"):
+            service.start_task("a", classes=2)
+    assert [each["finished"] for each in saved(settings)["tasks"]] == [True, False]
+    with pytest.raises(SpclError, match="has not loaded its state yet"):
+        Service(settings).start_task("d", classes=2)
+
+
+def test_a_task_is_finished_by_one_request(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+    publish(hub, "a", 3)
+    settings = make()
+    with running(settings) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 3)
+        service.finish_task("a")
+        with pytest.raises(TaskStateError, match="task 'a' is finished already, or about to be"):
+            service.finish_task("a")
+        until(lambda: task(service).state == "finished")
+    with running(settings) as (service, events):
+        until(lambda: service.status().running)
+        with pytest.raises(TaskStateError, match="finished already"):
+            service.finish_task("a")
+    assert not [event for event in events if isinstance(event, TaskEvent)]
+
+
+def test_requests_that_cannot_be_carried_out_are_put_aside(
+    hub: ListHub, make: Callable[..., ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spcl.serve.state.MOST_REQUESTS", 4)
+    publish(hub, "a", 3)
+    settings = make()
+    stored = FolderHub(settings.state / "requests")
+    good: list[dict[str, Any]] = [
+        {"do": "start", "task": "b", "schema": {"kind": "classification", "classes": 2}},
+        {"do": "finish", "task": "a"},
+        {"do": "start", "task": "c", "schema": {"kind": "regression", "classes": 1}},
+    ]
+    wrong: list[Any] = [
+        {"do": "finish", "task": "a"},
+        {"do": "finish", "task": "nobody"},
+        {"do": "start", "task": "b", "schema": {"kind": "classification", "classes": 3}},
+        {"do": "start", "task": "d", "schema": {"kind": "classification", "classes": 0}},
+        {"do": "start", "task": "../d", "schema": {"kind": "regression", "classes": 1}},
+        {"do": "start", "task": "d"},
+        {"do": "dance", "task": "a"},
+        {"do": "finish"},
+        {},
+        [],
+        7,
+    ]
+    with running(settings) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 3)
+    for values in (*good, *wrong):
+        stored.append("requests", json.dumps(values).encode())
+    stored.append("requests", b"\xff not JSON")
+    stored.append("requests", b"[" * 100_000)
+    last = stored.append("requests", json.dumps({"do": "finish", "task": "c"}).encode()).partition("/")[0]
+    (settings.state / "requests/tasks/requests" / f"{int(last) - 3:020}.safetensors").unlink()
+    (settings.state / "requests/tasks/requests" / f"{int(last) - 3:020}.safetensors").mkdir()
+    with running(settings) as (service, events):
+        until(lambda: [each.state for each in service.status().tasks] == ["finished", "running", "finished"])
+    refused = [event for event in events if isinstance(event, TaskEvent) and event.kind == "refused"]
+    assert len(refused) == len(wrong) + 2
+    assert "there is no source 'a' that has not ended" in refused[0].text
+    with running(settings) as (service, events):
+        until(lambda: any(isinstance(event, CheckpointEvent) for event in events))
+    assert not [event for event in events if isinstance(event, TaskEvent)]
+    assert list((settings.state / "requests/dead-letters/requests").glob("*.txt"))
+
+
+# -- checkpoints
+
+
+def test_the_checkpoint_before_is_used_when_the_last_is_damaged(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    settings = make(checkpoint_seconds=0.0)
+    publish(hub, "a", 6)
+    with running(settings) as (service, _):
+        until(lambda: service.status().samples == 12)
+    positions = saved(settings)["sources"]["stream"]["positions"]
+    (settings.state / "learner.safetensors").write_bytes(b"damaged")
+    publish(hub, "a", 1, announce=False)
+    service = Service(settings, on_event=lambda _: service.stop() if service.status().samples == 14 else None)
+    with pytest.warns(RuntimeWarning, match="going back to"):
+        service.run()
+    assert positions == {"a": "7"}
+    assert saved(settings)["sources"]["stream"]["positions"] == {"a": "8"}
+
+
+@pytest.mark.parametrize("keep", [2, 4])
+def test_every_kept_checkpoint_finds_its_messages_in_the_hub(
+    keep: int, hub: ListHub, make: Callable[..., ServeSettings], tmp_path: Path
+) -> None:
+    settings = make(checkpoint_seconds=0.0, keep_checkpoints=keep)
+    publish(hub, "a", 12)
+    with running(settings) as (service, _):
+        until(lambda: service.status().samples == 24)
+    assert hub.backlog("a", None) <= keep  # the others are deleted
+    newest = settings.state / "learner.safetensors"
+    kept = [newest.with_name(f"{newest.name}.previous{age}") for age in ("", "-2", "-3")][: keep - 1]
+    assert sorted(settings.state.glob("learner*")) == sorted([newest, *kept])
+    for damaged_file in (newest, *kept[:-1]):
+        damaged_file.write_bytes(b"damaged")
+    service = Service(settings, on_event=lambda _: service.stop() if service.status().samples == 24 else None)
+    with pytest.warns(RuntimeWarning, match="going back to"):
+        service.run()
+    assert task(service).batches == 12
+
+
+def test_failing_to_save_is_reported_and_alarms_until_it_works(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    publish(hub, "a", 2)
+    with running(make(ready_seconds=0.3)) as (service, events):
+        until(lambda: task(service).batches == 2 and service.status().unsaved == 0)
+        with largest_file(100):
+            publish(hub, "a", 2, announce=False)
+            until(lambda: any("no checkpoint could be saved" in fault for fault in service.faults()))
+            until(lambda: service.status().save_failures > 1)
+            metrics = Metrics(Totals, service.status).text().decode()
+            publish(hub, "a", 2, announce=False)
+            until(lambda: task(service).batches == 6)
+        until(lambda: not service.faults() and service.status().unsaved == 0)
+    (failed,) = [event for event in events if isinstance(event, SaveFailedEvent)]
+    assert "File too large" in failed.reason
+    assert "spcl_ready 0.0" in metrics
+    values = {name: float(value) for name, value in re.findall(r"^(spcl_[^\s]+) (\S+)$", metrics, re.MULTILINE)}
+    assert values["spcl_save_failures_total"] > 1
+    assert values["spcl_unsaved_seconds"] > 0.3
+
+
+def test_another_learner_is_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+    with running(make()) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    with pytest.raises(CheckpointError, match="has seed = 0, and the settings say 1; put the setting back"):
+        Service(make(learner={"seed": 1})).run()
+
+
+def test_a_learner_of_an_earlier_version_goes_on_with_the_settings_that_it_had(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    before = {"method": {"name": "spcl", "finished_weight": 1.0}, "scenario": "class"}
+    with running(settings := make(learner=before)) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    state = saved(settings)
+    del state["sources"]["service"]["learner"]["method"]["finished_weight"]
+    write_checkpoint(settings.state / "learner.safetensors", state)
+    with running(make(learner=before)) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    with pytest.raises(CheckpointError, match=r"has method = .*'finished_weight': 1\.0.* settings say .*0\.01"):
+        Service(make(learner=before | {"method": "spcl"})).run()
+
+
+def test_other_inputs_than_those_of_the_tasks_are_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
+    publish(hub, "a", 1)
+    with running(make()) as (service, _):
+        until(lambda: service.status().steps == 1)
+    words = r"task 'a' .* samples of float32\[3\], and the settings say inputs of float32\[4\]; put the setting back"
+    with pytest.raises(CheckpointError, match=words):
+        Service(make(inputs={"shape": [4]})).run()
+
+
+def test_a_task_that_started_with_names_that_are_refused_today_is_loaded(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    publish(hub, "a", 2)
+    settings = make()
+    with running(settings) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 2)
+    state = saved(settings)
+    state["sources"]["service"]["tasks"][0]["schema"]["classes"] = ["twice", "twice"]
+    write_checkpoint(settings.state / "learner.safetensors", state)
+    with running(settings) as (service, _):
+        publish(hub, "a", 2, announce=False)
+        until(lambda: knows(service, "a") and task(service).batches == 4)
