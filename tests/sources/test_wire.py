@@ -85,7 +85,13 @@ def test_damaged_bytes_are_letters_or_data_errors() -> None:
 
 @pytest.mark.parametrize(
     ("classes", "kind"),
-    [(0, "classification"), (None, "classification"), (["a", "a"], "multilabel"), (10**9, "regression"), (2, "other")],
+    [
+        (0, "classification"),
+        (None, "classification"),
+        (["a", "a"], "multilabel"),
+        (["\ud800", "b"], "multilabel"),
+        (10**9, "regression"),
+    ],
 )
 def test_impossible_tasks_are_refused(classes: Any, kind: Any) -> None:
     with pytest.raises(TaskError, match="task 'a'"):

@@ -56,6 +56,10 @@ def describe_task(
     task = TaskDescription.of(name, kind, classes)
     if (task.classes or 0) > MOST_OUTPUTS:
         raise TaskError(f"task {name!r} has {task.classes} classes, and at most {MOST_OUTPUTS} can be announced")
+    if (text := "".join(task.class_names or ())) != text.encode(errors="ignore").decode():
+        raise TaskError(
+            f"task {name!r} has names of classes that are no Unicode: {task.class_names!r:.80}; rename them"
+        )
     return task
 
 
