@@ -102,7 +102,10 @@ def test_tasks_start_and_finish_by_request(client: Client, folder: Path) -> None
     assert client.post("predict?task=radar-2", {"inputs": X.tolist()}).status == 503
     Publisher(FolderHub(folder / "hub")).publish("radar-2", X, torch.arange(6) % 2)
     client.wait(lambda: client.post("predict?task=radar-2", {"inputs": X.tolist()}).status == 200)
-    assert [client.post("tasks/radar-2/finish").status for _ in range(2)] == [202, 409]
+    first, second = (client.post("tasks/radar-2/finish") for _ in range(2))
+    assert (first.status, second.status) == (202, 409)
+    assert (first.content["name"], first.content["state"], first.content["batches"]) == ("radar-2", "running", 1)
+    assert first.content["waits_for"] == "its end between two steps, as requested"
     client.wait(lambda: client.task("radar-2")["state"] == "finished")
     assert client.post("tasks/radar-2/finish").status == 409
 
@@ -148,9 +151,25 @@ def test_readiness_fails_while_the_hub_is_away(tmp_path: Path) -> None:
     metrics = client.get("metrics").content
     assert "spcl_ready 0.0" in metrics
     assert float(re.search(r"^spcl_hub_away_seconds (.*)$", metrics, re.MULTILINE)[1]) > 0.3  # type: ignore[index]
-    assert client.get("healthz").content["status"] == "ok"
+    assert client.get("healthz").status == 200
     (tmp_path / "away").rename(tmp_path / "hub/tasks")
     client.wait(lambda: client.get("readyz").status == 200)
+    server.stop()
+    thread.join(60)
+
+
+def test_health_says_that_the_hub_is_away_before_readiness_fails(tmp_path: Path) -> None:
+    server = Server(http_settings(tmp_path))
+    thread, address = run_in_thread(server)
+    client = Client(address)
+    client.wait(lambda: client.get("healthz").content["status"] == "ok")
+    (tmp_path / "hub/tasks").rename(tmp_path / "away")
+    client.wait(lambda: client.get("healthz").content["status"] == "degraded")
+    health = client.get("healthz")
+    assert (health.status, client.get("readyz").status) == (200, 200)
+    assert re.fullmatch(r"the hub has not answered for \d+ s", *health.content["faults"])
+    (tmp_path / "away").rename(tmp_path / "hub/tasks")
+    client.wait(lambda: client.get("healthz").content["status"] == "ok")
     server.stop()
     thread.join(60)
 

@@ -75,7 +75,7 @@ def test_requests_need_the_token(client: Client, token: str | None, path: str) -
 
 def test_health_page_and_description_need_no_token(client: Client) -> None:
     stranger = Client(client.address)
-    assert stranger.get("healthz").content == {"status": "ok", "ready": True}
+    assert stranger.get("healthz").content == {"status": "ok", "ready": True, "faults": []}
     assert (stranger.get("readyz").status, stranger.get("readyz").content) == (200, {"ready": True, "faults": []})
     page = stranger.get("")
     assert "default-src 'self'" in page.headers["Content-Security-Policy"]

@@ -315,6 +315,37 @@ def test_what_cannot_be_put_away_is_reported_and_stops_nothing(make: Callable[..
 # -- tasks
 
 
+def test_a_task_says_what_it_waits_for(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
+    publish(any_hub, "a", 1, announce=False)
+    with running(make()) as (service, _):
+        until(lambda: task(service).state == "waiting")
+        assert task(service).waits_for == "its kind and classes: a start message in its stream, or POST /tasks"
+        service.start_task("a", classes=2)
+        until(lambda: task(service).batches == 1)
+        assert task(service).waits_for is None
+        assert service.finish_task("a").waits_for == "its end between two steps, as requested"
+        until(lambda: task(service).state == "finished")
+        assert task(service).waits_for is None
+
+
+@needs_redis
+def test_names_that_are_refused_are_in_log_status_and_events(
+    redis_server: RedisProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = {"name": "redis", "url": redis_server.url, "prefix": tmp_path.name}
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.sadd(f"{tmp_path.name}:tasks", "../camera", *(f"no\x1b[2J name {number}" for number in range(50)))
+    with running(settings_of(tmp_path, source=source)) as (service, events):
+        until(lambda: len(events) >= 51)
+        (reason,) = [event.text for event in events if isinstance(event, TaskEvent) and event.task == "../camera"]
+        shown = service.status().refused_names
+    assert "a task cannot be named '../camera'; take up to 100 letters" in reason
+    logged = [record.getMessage() for record in caplog.records if "cannot be named" in record.getMessage()]
+    assert len(shown) == 20 == len(logged)
+    assert any(reason in message for message in logged)  # the first of them in their order
+    assert not any("\x1b" in text for text in (*shown, *logged))
+
+
 def test_tasks_start_on_first_sight(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
     publish(hub, "a", 2, announce=False)
     Publisher(hub).publish("number", torch.zeros(2, 3), torch.zeros(2, 4))

@@ -235,7 +235,17 @@ def test_failing_to_save_is_reported_and_alarms_until_it_works(
     assert "spcl_ready 0.0" in metrics
     values = {name: float(value) for name, value in re.findall(r"^(spcl_[^\s]+) (\S+)$", metrics, re.MULTILINE)}
     assert values["spcl_save_failures_total"] > 1
-    assert values["spcl_unsaved_seconds"] > 0.3
+    assert values["spcl_checkpoint_age_seconds"] > 0.3
+
+
+def test_the_age_of_the_checkpoint_stays_0_while_there_is_nothing_to_save(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    publish(hub, "a", 2)
+    with running(make()) as (service, _):
+        until(lambda: task(service).batches == 2 and (service.status().checkpoint_age or 0) > 0.5)
+        metrics = Metrics(Totals, service.status).text().decode()
+    assert "\nspcl_checkpoint_age_seconds 0.0\n" in metrics
 
 
 def test_another_learner_is_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:

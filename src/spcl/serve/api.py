@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -28,6 +28,9 @@ from spcl.tasks import Kind
 
 STATUS_SECONDS = 0.25
 """For how long all who ask get the same status."""
+
+HUB_SECONDS = 2.0
+"""After how long a hub that does not answer is told with the health; readiness gives it ``ready_seconds``."""
 
 PREDICTIONS_AT_ONCE = 4
 """Predictions that are computed at the same time; more would only take the processor from each other."""
@@ -78,8 +81,8 @@ def _step_metrics(totals: Totals, status: Status) -> Iterable[Metric]:
     yield _gauge("spcl_kappa_after", "Condition number of the adjusted gradients.", totals.kappa_after)
     yield _gauge("spcl_memory_samples", "Samples in memory.", status.memory_samples)
     yield _gauge("spcl_memory_bytes", "Size of the memory's content.", status.memory_bytes)
-    yield _gauge("spcl_checkpoint_age_seconds", "Time since the latest checkpoint.", status.checkpoint_age)
-    yield _gauge("spcl_unsaved_seconds", "Age of the oldest thing that is in no checkpoint.", status.unsaved)
+    text = "Age of the oldest thing that is in no checkpoint; 0 while there is nothing to save."
+    yield _gauge("spcl_checkpoint_age_seconds", text, status.unsaved)
     yield _counter("spcl_save_failures", "Checkpoints that could not be saved.", status.save_failures)
     if totals.checkpoint is not None:
         yield _gauge("spcl_checkpoint_seconds", "Time that the latest checkpoint took.", totals.checkpoint.seconds)
@@ -277,19 +280,20 @@ def start_task(task: NewTask, service: TheService) -> NewTask:
 
 
 @router.post("/tasks/{name}/finish", status_code=202, tags=["tasks"])
-def finish_task(name: str, service: TheService) -> None:
-    """End a task between two steps: from then on it is replayed from memory."""
-    service.finish_task(name)
+def finish_task(name: str, service: TheService) -> TaskStatus:
+    """End a task between two steps: from then on it is replayed from memory. Return its state until then."""
+    return service.finish_task(name)
 
 
 # -- operation
 
 
 class Health(BaseModel):
-    """Whether the service is alive, and whether it can predict yet."""
+    """That the service is alive, whether it can predict yet, and what is wrong."""
 
-    status: str
+    status: Literal["ok", "degraded"]
     ready: bool
+    faults: list[str]
 
 
 class Readiness(BaseModel):
@@ -301,8 +305,12 @@ class Readiness(BaseModel):
 
 @router.get("/healthz", tags=["operation"])
 def health(service: TheService) -> Health:
-    """Return that the service is alive; it can predict once there is a checkpoint."""
-    return Health(status="ok", ready=service.snapshot is not None and bool(service.snapshot.model.tasks))
+    """Return that the service is alive, also where something is wrong; it can predict once there is a checkpoint."""
+    faults, can_predict = (
+        service.faults(HUB_SECONDS),
+        service.snapshot is not None and bool(service.snapshot.model.tasks),
+    )
+    return Health(status="degraded" if faults else "ok", ready=can_predict, faults=list(faults))
 
 
 @router.get("/readyz", tags=["operation"])

@@ -113,6 +113,7 @@ class TaskStatus:
         last_seen: when the last message came (``time.time()``); None before the first of this process.
         dead_letters: how many messages could not be learned.
         late: how many messages were not learned because the task had ended; known when the hub deletes its stream.
+        waits_for: what has to happen before the task begins or ends, in words; None while it waits for nothing.
     """
 
     name: str
@@ -127,6 +128,7 @@ class TaskStatus:
     last_seen: float | None
     dead_letters: int
     late: int
+    waits_for: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Status:
         unsaved: age in seconds of the oldest thing that is in no checkpoint; 0 where there is none.
         save_failures: how many checkpoints could not be saved, since the service began to run.
         faults: what keeps the service from its work; it is ready while there are none.
+        refused_names: why tasks of the hub are not learned whose names are impossible; the latest 20.
     """
 
     tasks: list[TaskStatus]
@@ -164,6 +167,7 @@ class Status:
     unsaved: float = 0.0
     save_failures: int = 0
     faults: tuple[str, ...] = ()
+    refused_names: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data; the values are shared, not copied.

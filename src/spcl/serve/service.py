@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spcl.errors import SpclError
 from spcl.learner.prediction import Predictor
-from spcl.serve.events import CheckpointEvent, Event, Status
+from spcl.serve.events import CheckpointEvent, Event, Status, TaskStatus
 from spcl.serve.session import Session
 from spcl.serve.settings import ServeSettings
 from spcl.serve.state import held_state
@@ -107,8 +107,10 @@ class Service:
         """
         self._running().request_start(name, describe_task(check_task_name(name), kind, classes))
 
-    def finish_task(self, name: str) -> None:
+    def finish_task(self, name: str) -> TaskStatus:
         """End a task between two moments: from then on it is only replayed; survives a restart.
+
+        Return the state of the task, which waits for its end.
 
         Raises:
             UnknownTaskError: if there is no such task.
@@ -116,17 +118,21 @@ class Service:
             StorageError: if the request cannot be kept.
             NotRunningError: before the state is loaded.
         """
-        self._running().request_finish(name)
+        return self._running().request_finish(name)
 
     def has_task(self, name: str) -> bool:
         """Return whether there is or was a task."""
         return self._running().has_task(name)
 
-    def faults(self) -> tuple[str, ...]:
-        """Return what keeps the service from its work now; cheap, from any thread."""
+    def faults(self, hub_seconds: float | None = None) -> tuple[str, ...]:
+        """Return what keeps the service from its work now; cheap, from any thread.
+
+        Args:
+            hub_seconds: for how long the hub need not answer; ``ready_seconds`` by default, as for all else.
+        """
         if self._session is None:
             return ("the service loads its state, or stands by",)
-        return self._session.faults()
+        return self._session.faults(hub_seconds)
 
     def status(self, max_age: float = 0.0) -> Status:
         """Return the state of the service and of its tasks; may be called from any thread.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import islice
 from threading import Lock
 from typing import Any, Literal
 
@@ -59,6 +60,8 @@ IDLE_SECONDS = 0.1
 TICK_SECONDS = 1.0
 POLL_SECONDS = 0.05
 CLOSING_SECONDS = 2.0
+END_REQUESTED = "its end between two steps, as requested"
+MOST_REFUSED = 20  # names of tasks that are logged and shown
 MOST_LETTERS, MOST_LETTER_BYTES = 64, 64 * 2**20  # messages that cannot be learned and are not put away yet
 
 MEASURING_SHARE = 0.01
@@ -122,7 +125,7 @@ class Session:
         self._watch = Watch(hub, self._positions, self._lose)
         self._sources: dict[str, HubSource] = {}
         self._alive_since: dict[str, float] = {}  # when each source was added, or could be reached again
-        self._refused_names: set[str] = set()
+        self._refused_names: dict[str, str] = {}  # and why
         self._requests = Requests(settings.state)
         self._requested: set[tuple[str, str]] = set()  # (request, task); requests to finish stay
         self._requesting = Lock()  # between the check of a request and its record
@@ -222,7 +225,9 @@ class Session:
             try:
                 self._add_task(check_task_name(name), None)
             except SpclError as error:
-                self._refused_names.add(name)
+                self._refused_names[name] = str(error)
+                if len(self._refused_names) <= MOST_REFUSED:
+                    _log.warning("a task of the hub is not learned: %s", error)
                 self._on_event(TaskEvent(time.time(), name, "failed", str(error)))
 
     def _add_task(self, name: str, schema: TaskDescription | None) -> None:
@@ -290,8 +295,8 @@ class Session:
                 raise TaskStateError(f"there is a task {name!r} already, which {state}; choose another name")
             self._keep_request(TaskRequest("start", name, schema))
 
-    def request_finish(self, name: str) -> None:
-        """Keep a request to finish a task."""
+    def request_finish(self, name: str) -> TaskStatus:
+        """Keep a request to finish a task; return the state of the task, which waits for its end."""
         with self._requesting:
             record = self._records.tasks.get(name)
             if record is None:
@@ -299,7 +304,9 @@ class Session:
                 raise UnknownTaskError(f"there is no task {name!r}; the running tasks are {running}")
             if record.finished or ("finish", name) in self._requested:
                 raise TaskStateError(f"task {name!r} is finished already, or about to be")
+            (status,) = self._task_statuses([record])
             self._keep_request(TaskRequest("finish", name))
+            return replace(status, waits_for=END_REQUESTED)
 
     def _keep_request(self, request: TaskRequest) -> None:
         try:
@@ -479,15 +486,19 @@ class Session:
         """Return whether there is or was a task."""
         return name in self._records.tasks
 
-    def faults(self) -> tuple[str, ...]:
-        """Return what keeps the service from its work now."""
-        waits = {
-            "training has not moved": _since(self._beat_at),
-            "the hub has not answered": self._watch.away_seconds,
-            "no checkpoint could be saved": _since(self._checkpoints.overdue_since),
-        }
+    def faults(self, hub_seconds: float | None = None) -> tuple[str, ...]:
+        """Return what keeps the service from its work now.
+
+        Args:
+            hub_seconds: for how long the hub need not answer; ``ready_seconds`` by default, as for all else.
+        """
         limit = self._settings.ready_seconds
-        return tuple(f"{text} for {seconds:.0f} s" for text, seconds in waits.items() if seconds > limit)
+        waits = (
+            ("training has not moved", _since(self._beat_at), limit),
+            ("the hub has not answered", self._watch.away_seconds, limit if hub_seconds is None else hub_seconds),
+            ("no checkpoint could be saved", _since(self._checkpoints.overdue_since), limit),
+        )
+        return tuple(f"{text} for {seconds:.0f} s" for text, seconds, most in waits if seconds > most)
 
     def status(self) -> Status:
         """Return the state of the service and of its tasks."""
@@ -508,6 +519,7 @@ class Session:
             unsaved=_since(self._checkpoints.unsaved_since),
             save_failures=self._checkpoints.failures,
             faults=self.faults(),
+            refused_names=tuple(islice(reversed(self._refused_names.values()), MOST_REFUSED)),
         )
 
     def _task_statuses(self, records: list[TaskRecord]) -> list[TaskStatus]:
@@ -533,9 +545,22 @@ class Session:
                     last_seen=last_seen.get(name),
                     dead_letters=record.dead_letters,
                     late=record.late,
+                    waits_for=self._awaited(record, schema is not None),
                 )
             )
         return found
+
+    def _awaited(self, record: TaskRecord, is_known: bool) -> str | None:
+        """Return what has to happen before a task begins or ends; None where it waits for nothing."""
+        if record.finished:
+            return None
+        if ("finish", record.name) in self._requested:
+            return END_REQUESTED
+        if is_known:
+            return None
+        if self._settings.tasks.start == "first-sight":
+            return "its first batch"
+        return "its kind and classes: a start message in its stream, or POST /tasks"
 
 
 def _state(record: TaskRecord, has_failed: bool, is_known: bool, is_silent: bool) -> TaskState:

@@ -119,7 +119,7 @@ function drawTasks() {
     const cell = (value, kind = "number") => make("td", { class: kind }, value);
     return make("tr", {},
       make("th", { scope: "row" }, sample(task.name), " ", task.name),
-      cell(task.state, ""), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
+      cell([task.state, ...(task.waits_for ? [`waits for ${task.waits_for}`] : [])].join("; "), ""), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
       cell(number(newest("losses", task.name))), cell(percent(newest("accuracies", task.name))),
       cell(duration(task.lag_seconds)), cell(number(task.backlog)),
       cell(number(task.skipped)), cell(number(task.dead_letters)), cell(number(task.late)));
