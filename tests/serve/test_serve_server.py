@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -223,8 +223,49 @@ def test_command_saves_and_ends_with_status_0_by_sigterm(tmp_path: Path, free_po
     config.write_text(yaml.safe_dump(given))
     with signalled(signal.SIGTERM, {"camera"}, free_port):
         done = CliRunner().invoke(app, ["serve", str(config)])
-    assert (done.exit_code, done.output) == (0, f"the service is at http://127.0.0.1:{free_port}/\nsaved and stopped\n")
+    assert (done.exit_code, done.stdout) == (0, f"the service is at http://127.0.0.1:{free_port}/\nsaved and stopped\n")
     assert list((tmp_path / "state").glob("*.safetensors"))
+
+
+def test_the_log_of_the_command_tells_what_happened_with_time_and_level(tmp_path: Path, config: Path) -> None:
+    publisher = Publisher(FolderHub(tmp_path / "hub"))
+    publisher.start("camera", classes=2)
+    publisher.publish("camera", X, torch.arange(6) % 2)
+    publisher.publish("camera", X[:, :2], torch.arange(6) % 2)
+    (tmp_path / "hub" / "tasks" / "no\x1b[2Jname").mkdir()
+    command = [sys.executable, "-m", "spcl", "serve", str(config), "--standby"]
+    log = tmp_path / "log"
+
+    def tells(process: subprocess.Popen[bytes], *texts: str) -> None:
+        Client("").wait(lambda: process.poll() is not None or all(text in log.read_text() for text in texts))
+        assert process.poll() is None, log.read_text()
+
+    with log.open("a") as stderr, ExitStack() as stack:
+
+        def start() -> subprocess.Popen[bytes]:
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr))
+            stack.callback(process.kill)
+            return process
+
+        first = start()
+        tells(first, "begins with a new learner", "task camera started", "a message of task 'camera' was refused")
+        standing_by = start()
+        tells(standing_by, "stands by, as another service uses the state")
+        first.kill()
+        tells(standing_by, "takes over the state", "continues after step")
+        (tmp_path / "hub" / "tasks").rename(tmp_path / "away")
+        tells(standing_by, "the hub of the sources does not answer")
+        (tmp_path / "away").rename(tmp_path / "hub" / "tasks")
+        tells(standing_by, "the hub of the sources answers again")
+        publisher.end("camera")
+        tells(standing_by, "INFO task camera ended: after 1 batches")
+        standing_by.terminate()
+        assert standing_by.wait(60) == 0
+    lines = log.read_text().splitlines()
+    unlike = [line for line in lines if not re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) ", line)]
+    assert unlike == []
+    assert "saved after step 1" in lines[-1]
+    assert "\x1b" not in log.read_text()
 
 
 def changed_settings(comment: str) -> ServeSettings:

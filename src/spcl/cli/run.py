@@ -106,6 +106,7 @@ def serve(
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Train on live sources without end, answer predictions over HTTP, and show it all on a page."""
+    from spcl.serve.log import logging_to_stderr
     from spcl.serve.server import Server
     from spcl.serve.settings import load_serve_settings
 
@@ -116,5 +117,6 @@ def serve(
         if show:
             webbrowser.open(address)
 
-    Server(load_serve_settings(config), standby=standby).run(ready)
+    with logging_to_stderr():
+        Server(load_serve_settings(config), standby=standby).run(ready)
     console.print("saved and stopped")

@@ -150,7 +150,7 @@ class Status:
         unsaved: age in seconds of the oldest thing that is in no checkpoint; 0 where there is none.
         save_failures: how many checkpoints could not be saved, since the service began to run.
         faults: what keeps the service from its work; it is ready while there are none.
-        refused_names: why tasks of the hub are not learned whose names are impossible; the latest 20.
+        refused_names: why tasks of the hub are not learned whose names are impossible; at most 20.
     """
 
     tasks: list[TaskStatus]

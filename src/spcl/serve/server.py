@@ -87,6 +87,7 @@ def _answering(app: FastAPI, listener: socket.socket) -> Iterator[None]:
         ws="none",
         proxy_headers=False,  # the guard knows connections by their real addresses
         backlog=BACKLOG,
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,6 +1,7 @@
 """The service: one learner that trains on the tasks of a hub until it is stopped."""
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -9,13 +10,16 @@ from typing import NamedTuple
 
 from spcl.errors import SpclError
 from spcl.learner.prediction import Predictor
-from spcl.serve.events import CheckpointEvent, Event, Status, TaskStatus
+from spcl.serve.events import CheckpointEvent, Event, Status, TaskEvent, TaskStatus
+from spcl.serve.log import log_task
 from spcl.serve.session import Session
 from spcl.serve.settings import ServeSettings
 from spcl.serve.state import held_state
 from spcl.sources import HUBS, Hub, check_task_name
 from spcl.sources.wire import describe_task
 from spcl.tasks import Kind
+
+_log = logging.getLogger(__name__)
 
 
 class NotRunningError(SpclError):
@@ -61,6 +65,7 @@ class Service:
         self._listener = on_event
         self._predicts = predicts
         self._standby = standby
+        self._has_stood_by = False
         self._stopping = False  # no Event: a signal handler could wait for its lock forever
         self._session: Session | None = None
         self._status: Status | None = None
@@ -73,10 +78,11 @@ class Service:
         Raises:
             StateInUseError: if another service uses the state, unless this one is a standby.
         """
-        wait = (lambda: not self._stopping) if self._standby else None
-        with held_state(self._settings.state, wait) as held, closing(self._hub):
+        with held_state(self._settings.state, self._stand_by if self._standby else None) as held, closing(self._hub):
             if not held:
                 return
+            if self._has_stood_by:
+                _log.info("takes over the state %s", self._settings.state)
             session = self._session = Session(self._settings, self._hub, self._on_event, lambda: self._stopping)
             gc.freeze()  # what exists now stays: to search it for garbage again and again takes 0.3 s each time
             try:
@@ -148,6 +154,13 @@ class Service:
                 self._status, self._status_at = self._session.status(), time.monotonic()
             return self._status
 
+    def _stand_by(self) -> bool:
+        """Return whether to wait longer for the service that uses the state."""
+        if not self._has_stood_by:
+            _log.info("stands by, as another service uses the state %s", self._settings.state)
+            self._has_stood_by = True
+        return not self._stopping
+
     def _running(self) -> Session:
         if self._session is None:
             raise NotRunningError("the service has not loaded its state yet; ask again when it runs")
@@ -156,6 +169,8 @@ class Service:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, CheckpointEvent):
             self._take_snapshot()
+        elif isinstance(event, TaskEvent):
+            log_task(event)
         self._listener(event)
 
     def _take_snapshot(self) -> None:

@@ -61,7 +61,7 @@ TICK_SECONDS = 1.0
 POLL_SECONDS = 0.05
 CLOSING_SECONDS = 2.0
 END_REQUESTED = "its end between two steps, as requested"
-MOST_REFUSED = 20  # names of tasks that are logged and shown
+MOST_REFUSED = 20  # names of tasks that are reported
 MOST_LETTERS, MOST_LETTER_BYTES = 64, 64 * 2**20  # messages that cannot be learned and are not put away yet
 
 MEASURING_SHARE = 0.01
@@ -144,9 +144,17 @@ class Session:
             torch.set_num_threads(run_settings.threads)
         if has_checkpoint(self._path):
             self.learner = load_learner(self._path, run_settings, inputs, self._records, self._stream)
+            running = sum(not each.finished for each in self._records.tasks.values())
+            _log.info(
+                "continues after step %d with %d tasks, %d running",
+                self.learner.steps,
+                len(self._records.tasks),
+                running,
+            )
             self._checkpoints.load(self._held(), self._path.stat().st_mtime if self._path.exists() else None)
         else:
             self.learner = new_learner(run_settings, inputs, self._records)
+            _log.info("begins with a new learner, as there is no checkpoint in %s", self._settings.state)
         self._trainer = Trainer(self.learner, run_settings, self._records, self._on_event, self._reject_batch)
         with suppress(OSError):
             for _, data in self._requests.after(self._records.request):
@@ -195,6 +203,7 @@ class Session:
             )
             return
         self._save()
+        _log.info("saved after step %d, and stops", self.learner.steps)
         self.close()
         if self._take_all_done():
             self._write()
@@ -227,8 +236,7 @@ class Session:
             except SpclError as error:
                 self._refused_names[name] = str(error)
                 if len(self._refused_names) <= MOST_REFUSED:
-                    _log.warning("a task of the hub is not learned: %s", error)
-                self._on_event(TaskEvent(time.time(), name, "failed", str(error)))
+                    self._on_event(TaskEvent(time.time(), name, "failed", str(error)))
 
     def _add_task(self, name: str, schema: TaskDescription | None) -> None:
         record = TaskRecord(name, schema)
@@ -362,7 +370,6 @@ class Session:
             self._requests.put_aside(position, data, reason)
         except OSError as error:
             reason = f"{reason} (it could not be kept: {error})"
-        _log.warning("request %s was put aside: %s", position, reason)
         self._on_event(TaskEvent(time.time(), "", "refused", f"request {position}: {reason}"))
 
     # -- checkpoints
@@ -386,6 +393,8 @@ class Session:
         self._write()
         seconds, size = time.monotonic() - begin, self._path.stat().st_size
         self._stream.commit()
+        if self._checkpoints.is_failing:
+            _log.info("checkpoints are saved again, after step %d", self.learner.steps)
         forgettable = self._checkpoints.note_saved(self._held())
         self._trims.clear()
         self._on_event(CheckpointEvent(time.time(), self.learner.steps, seconds, size))
@@ -477,7 +486,6 @@ class Session:
         self._records.tasks[done.task].late += done.late
         self._checkpoints.change(at_once=True)
         text = f"{done.late} of its messages were not learned, as it had ended; publish such under another name"
-        _log.warning("task %r: %s", done.task, text)
         self._on_event(TaskEvent(time.time(), done.task, "late", text))
 
     # -- what others ask
@@ -519,7 +527,7 @@ class Session:
             unsaved=_since(self._checkpoints.unsaved_since),
             save_failures=self._checkpoints.failures,
             faults=self.faults(),
-            refused_names=tuple(islice(reversed(self._refused_names.values()), MOST_REFUSED)),
+            refused_names=tuple(islice(self._refused_names.values(), MOST_REFUSED)),
         )
 
     def _task_statuses(self, records: list[TaskRecord]) -> list[TaskStatus]:

@@ -311,6 +311,7 @@ class Checkpoints:
         saved_at: when the last one was saved (``time.time()``); None before.
         failures: how many could not be saved.
         unsaved_since: when the first change happened that is in no checkpoint (``time.monotonic()``); None without one.
+        is_failing: whether the last one could not be saved.
         overdue_since: since when one should be saved and is not (``time.monotonic()``); None while none should be.
 
     >>> checkpoints = Checkpoints(keep=2, seconds=0.0)
@@ -321,12 +322,12 @@ class Checkpoints:
     def __init__(self, keep: int, seconds: float) -> None:
         self.saved_at: float | None = None
         self.failures = 0
+        self.is_failing = False
         self.unsaved_since: float | None = None
         self.overdue_since: float | None = None
         self._keep = keep
         self._seconds = seconds
         self._missing = 0  # checkpoints until all that are kept hold everything
-        self._is_failing = False
         self._due_at = time.monotonic() + seconds
         self._held: deque[Held] = deque()  # of the kept checkpoints but the oldest
 
@@ -353,7 +354,7 @@ class Checkpoints:
 
     def note_failure(self) -> bool:
         """Note that a checkpoint could not be saved: a full disk may have space later; return whether it is news."""
-        is_news, self._is_failing = not self._is_failing, True
+        is_news, self.is_failing = not self.is_failing, True
         self.failures += 1
         self._due_at = time.monotonic() + min(max(self._seconds, 1.0), RETRY_SECONDS)
         return is_news
@@ -364,7 +365,7 @@ class Checkpoints:
         ``held.positions`` belong to the checkpoint before, as :meth:`spcl.streams.LiveStream.commit` gives them.
         """
         self.saved_at, self.unsaved_since, self.overdue_since = time.time(), None, None
-        self._missing, self._is_failing = max(0, self._missing - 1), False
+        self._missing, self.is_failing = max(0, self._missing - 1), False
         self._due_at = time.monotonic() + self._seconds
         if self._held:
             self._held[-1].positions.update(held.positions)

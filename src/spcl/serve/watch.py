@@ -208,6 +208,8 @@ class Watch:
     def _note(self, error: Exception | None) -> None:
         """Note whether the hub answers; log a failure once a minute."""
         if error is None:
+            if self._failing_since is not None:
+                _log.info("the hub of the sources answers again")
             self._failing_since = None
             return
         now = time.monotonic()
