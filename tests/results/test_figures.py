@@ -31,8 +31,7 @@ from spcl.results.figures import (
     save_drawing,
 )
 from spcl.results.figures.drawing import line_styles
-from spcl.results.records import read_runs
-from spcl.results.selection import filter_runs, parse_conditions
+from spcl.results.records import filter_runs, parse_conditions, read_runs
 from tiny_runs import (
     GRID_METHODS,
     entries,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spcl._util.text import PlainConsole
 from spcl.cli.shared import (
     Assignments,
     DataDir,
@@ -15,7 +16,6 @@ from spcl.cli.shared import (
     load_plugin_flags,
     naming_flags,
     parsed_assignments,
-    plain_console,
     settings_from,
 )
 from spcl.errors import SpclError, TimelineError
@@ -55,7 +55,7 @@ def protocol(
     else:
         raise SpclError("--protocol-seed is for a protocol that is drawn; give either it or --from")
     made.save(out)
-    console = plain_console()
+    console = PlainConsole()
     console.print(f"{_describe(made)} are in {out}", soft_wrap=True)
     plugins = [word for name in plugin or () for word in ("--plugin", name)]
     command = ["spcl", "timeline", *plugins, "--benchmark", benchmark, "--protocol", str(out)]
@@ -92,7 +92,7 @@ def timeline(
     settings = resolve_settings(given, parsed_assignments(assignments))
     with naming_flags({TimelineError: "--fit"}):
         problem = make_problem(settings, torch.device("cpu"))
-    console = plain_console()
+    console = PlainConsole()
     names = [
         f"{name} ({task.classes} classes)" if task.kind == "classification" else f"{name} ({task.kind})"
         for name, task in problem.tasks.items()

@@ -20,8 +20,7 @@ from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.results.compare import Measure
 from spcl.results.figures.curves import NOT_SHOWN
-from spcl.results.records import RunRecord
-from spcl.results.selection import check_duplicates
+from spcl.results.records import RunRecord, check_duplicates
 from spcl.streams import Timeline
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class FigureSpec:
         return [grid.text(f"results/{self.name}") for grid in self.grids]
 
 
-FIGURES: Registry[FigureSpec] = Registry("figure")
+FIGURES: Registry[FigureSpec] = Registry("figure", module="spcl.paper.figures")
 """Every figure, by name."""
 
 
