@@ -408,6 +408,12 @@ def test_line_styles_are_unique_and_constant() -> None:
     assert line_styles(["rlw", "er"])["er"] == found["er"]
 
 
+def test_the_papers_methods_share_their_colours_with_no_other_method() -> None:
+    found = line_styles(METHODS)
+    for name in ("soro", "soro+dbt"):
+        assert [other for other, style in found.items() if style.colour == found[name].colour] == [name]
+
+
 def test_where_chooses_runs(base: Path) -> None:
     runs = read_runs(grid_runs(base))
     chosen = filter_runs(runs, {"scenario": "class", "method": {"name": "soro"}})

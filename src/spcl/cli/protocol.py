@@ -23,6 +23,9 @@ from spcl.errors import SpclError, TimelineError
 if TYPE_CHECKING:
     from spcl.data.protocol import Protocol as Drawn
 
+FEWEST_STEPS = 20
+"""The fewest characters of a timeline's bar; names of tasks that leave less are cut."""
+
 Benchmark = Annotated[str, typer.Option(help="A benchmark, a plug-in's data set or a path to data.")]
 
 
@@ -97,5 +100,7 @@ def timeline(
         f"{name} ({task.classes} classes)" if task.kind == "classification" else f"{name} ({task.kind})"
         for name, task in problem.tasks.items()
     ]
-    width = max(20, min(100, console.width - 24))
+    longest = console.width - FEWEST_STEPS - 1
+    names = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in names]
+    width = min(100, console.width - max(map(len, names)) - 1)
     console.print(draw_timeline(problem.configuration.timeline, width, names=names))

@@ -85,7 +85,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Draw them into this file, too (PNG, SVG or PDF).")] = None,
 ) -> None:
     """Print runs side by side, and plot them: differing settings, accuracies, stability."""
-    from spcl.results.compare import compare, comparison_table
+    from spcl.results.compare import compare, fitting_tables
     from spcl.results.records import read_runs
 
     path = None
@@ -101,7 +101,10 @@ def compare(
             raise SpclError(f"{run} is not the folder of one run; 'spcl table' is for folders of many")
         records += found
     console = PlainConsole()
-    console.print(comparison_table(compare(records)))
+    for number, record in enumerate(records, 1):
+        console.print(f"{number}: {record.path}", soft_wrap=True)
+    for table in fitting_tables(compare(records), console):
+        console.print(table)
     if path is not None:
         from spcl.results.figures import save_comparison
 
