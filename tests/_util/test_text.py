@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from spcl._util.text import PlainConsole, printable
 from spcl.cli.app import app
 from spcl.results.records import read_runs
-from spcl.results.tables import make_tables
-from spcl.results.tables.formats import format_tables
+from spcl.results.tables import format_tables, make_tables
 from tiny_runs import tiny_run
 
 HOSTILE = "=cmd|' /C calc'!A0\x1b]0;title\x07\x1b[2J\x9b31m\n\\input{secret}\u202egnp"

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -138,3 +139,23 @@ def test_the_documented_examples_are_the_same_valid_protocol(tmp_path: Path) -> 
         (tmp_path / f"example.{kind}").write_text(example)
     protocol = load_protocol(tmp_path / "example.json")
     assert convert_protocol(tmp_path / "example.yaml", protocol.benchmark, protocol.batch_size) == protocol
+
+
+@pytest.mark.parametrize("length", [5, 30, 200])
+def test_bars_of_a_timeline_are_not_wrapped(tmp_path: Path, length: int) -> None:
+    """A task has one line, however long its name is, and bars are as long as the axis below them."""
+    names = [f"{number}{'x' * length}" for number in range(2)]
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for name in names:
+        arrays[f"{name}_x"] = rng.random((64, 4), dtype=np.float32)
+        arrays[f"{name}_y"] = rng.integers(0, 2, 64)
+    path = tmp_path / "sources.npz"
+    np.savez(path, **arrays)
+    runner = CliRunner(env={"COLUMNS": "80"})
+    outcome = runner.invoke(app, ["timeline", "--benchmark", str(path), "--set", "batch_size=4"])
+    assert outcome.exit_code == 0, outcome.exception
+    lines = outcome.output.splitlines()
+    assert len(lines) == len(names) + 2
+    assert max(map(len, lines)) <= 80
+    assert all("█" in line for line in lines[:2])

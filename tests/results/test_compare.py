@@ -61,6 +61,28 @@ def test_the_table_has_a_column_for_each_run(folder: Path) -> None:
     assert next(line for line in lines if "κ before" in line).split()[-3:] == ["–", "–", "100"]
 
 
+def test_settings_of_seven_runs_are_named_in_eighty_columns(tmp_path: Path) -> None:
+    """On a terminal of 80 columns, every setting that differs is named in full, with the value of every run."""
+    names = ["er", "soro", "soro+dbt", "nash-mtl", "mgda", "der++", "pcgrad"]
+    for number, name in enumerate(names):
+        path = tmp_path / "a-folder-of-runs" / f"{number}"
+        write_run(path, method=name, method_logit_weight=number / 8, optimizer={"name": "adam", "eps": number * 1e-7})
+    outcome = CliRunner(env={"COLUMNS": "80"}).invoke(
+        app, ["compare", *(str(tmp_path / "a-folder-of-runs" / f"{number}") for number in range(7))]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    key, *tables = outcome.output.split("task-incremental")
+    assert [line.partition(": ")[0] for line in key.splitlines() if line.strip()] == list("1234567")
+    assert max(len(line) for table in tables for line in table.splitlines()) <= 80
+    rows: dict[str, list[str]] = {}
+    for line in (line for table in tables for line in table.splitlines()):
+        name, *values = line.split() or [""]
+        rows[name] = rows.get(name, []) + values
+    assert rows["method.name"] == names
+    assert rows["method.logit_weight"] == ["0", "0.125", "0.25", "0.375", "0.5", "0.625", "0.75"]
+    assert len(rows["optimizer.eps"]) == 7
+
+
 def test_the_command(folder: Path) -> None:
     outcome = CliRunner().invoke(app, ["compare", str(folder / "b"), str(folder / "a")])
     assert outcome.exit_code == 0

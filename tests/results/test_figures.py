@@ -31,8 +31,7 @@ from spcl.results.figures import (
     save_drawing,
 )
 from spcl.results.figures.drawing import line_styles
-from spcl.results.records import read_runs
-from spcl.results.selection import filter_runs, parse_conditions
+from spcl.results.records import filter_runs, parse_conditions, read_runs
 from tiny_runs import (
     GRID_METHODS,
     entries,
@@ -407,6 +406,12 @@ def test_line_styles_are_unique_and_constant() -> None:
     assert len({(style.colour, style.marker) for style in found.values()}) == len(METHODS)
     assert len({(style.colour, str(style.dashes), style.width) for style in found.values()}) == len(METHODS)
     assert line_styles(["rlw", "er"])["er"] == found["er"]
+
+
+def test_the_papers_methods_share_their_colours_with_no_other_method() -> None:
+    found = line_styles(METHODS)
+    for name in ("soro", "soro+dbt"):
+        assert [other for other, style in found.items() if style.colour == found[name].colour] == [name]
 
 
 def test_where_chooses_runs(base: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from spcl.errors import SpclError
 from spcl.results import RunRecord
-from spcl.results.selection import filter_runs, parse_conditions
+from spcl.results.records import filter_runs, parse_conditions
 
 ADAM = {"optimizer": "adam", "memory": "balanced", "clip_norm": None}
 SGD = {"optimizer": {"name": "sgd", "momentum": 0.9}, "memory": {"name": "reservoir"}, "clip_norm": 1.0}

@@ -16,7 +16,7 @@ from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.results.records import RunRecord, complete_runs, read_runs
 from spcl.results.report import write_report
-from spcl.results.report.runs import run_details, run_row
+from spcl.results.report.page import run_details, run_row
 from spcl.runs.records import RunResult
 from tiny_runs import entries, grid_runs, result, two_task_runs
 

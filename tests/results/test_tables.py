@@ -24,10 +24,17 @@ from spcl.methods import METHODS
 from spcl.paper.numbers import paper_methods, paper_result
 from spcl.results.names import display_name, method_order
 from spcl.results.records import read_runs
-from spcl.results.tables import ResultTable, make_tables
-from spcl.results.tables.build import Cell
-from spcl.results.tables.formats import csv_text, latex_text, markdown_text, terminal_table
-from spcl.results.tables.significance import holm, paired_p_value
+from spcl.results.tables import (
+    Cell,
+    ResultTable,
+    csv_text,
+    holm,
+    latex_text,
+    make_tables,
+    markdown_text,
+    paired_p_value,
+    terminal_table,
+)
 from spcl.runs import execute
 
 GENERATOR = np.random.default_rng(7)

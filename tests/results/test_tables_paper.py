@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from _runs import write_grid, write_run
 from spcl.cli.app import app
 from spcl.results.records import read_runs
-from spcl.results.tables import make_tables
-from spcl.results.tables.formats import csv_text, latex_text, markdown_text
+from spcl.results.tables import csv_text, latex_text, make_tables, markdown_text
 
 EMNIST = {
     "protocol": "/somewhere/ps-emnist.json", "fit": False, "tasks": 5, "batch_size": 128, "memory_budget": 310,

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
@@ -42,6 +43,8 @@ class Registry(Mapping[str, F], Generic[F]):
         makes: the class that factories must return; None for anything.
         positional: how many arguments the caller of :meth:`make` passes by position.
         keywords: the names of those it passes by keyword, to factories that take them; all others are options.
+        module: a module of ours that adds factories when the registry is listed or lacks a name, too slow to import
+            with our plug-ins.
 
     >>> OPTIMIZERS = Registry[Callable[..., str]]("optimizer", positional=1)
     >>> @OPTIMIZERS.register("sgd")
@@ -62,12 +65,19 @@ class Registry(Mapping[str, F], Generic[F]):
     """
 
     def __init__(
-        self, kind: str, makes: type | None = None, *, positional: int = 0, keywords: tuple[str, ...] = ()
+        self,
+        kind: str,
+        makes: type | None = None,
+        *,
+        positional: int = 0,
+        keywords: tuple[str, ...] = (),
+        module: str | None = None,
     ) -> None:
         self.kind = kind
         self._makes = makes or object
         self._positional = positional
         self._keywords = frozenset({*keywords, "model"})
+        self._module = module
         self._factories: dict[str, F] = {}
         on_plugin(self._count_of)
 
@@ -152,7 +162,7 @@ class Registry(Mapping[str, F], Generic[F]):
     def __getitem__(self, name: str) -> F:
         known = self._find(name)
         if known is None:
-            load_installed()
+            self._load()
             known = self._find(name)
         if known is None:
             names = [f"{each}NAME" if each.endswith(":") else each for each in self._factories]
@@ -170,12 +180,17 @@ class Registry(Mapping[str, F], Generic[F]):
     __hash__ = object.__hash__  # it is what it is, whatever it holds
 
     def __iter__(self) -> Iterator[str]:
-        load_installed()
+        self._load()
         return iter(self._factories)
 
     def __len__(self) -> int:
-        load_installed()
+        self._load()
         return len(self._factories)
+
+    def _load(self) -> None:
+        load_installed()
+        if self._module is not None:
+            import_module(self._module)
 
     def _count_of(self, module: ModuleType) -> int:
         """Count the factories that a module, or one inside it, has registered."""

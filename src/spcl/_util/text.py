@@ -40,12 +40,23 @@ def csv_cell(value: Any) -> Any:
 
 
 class PlainConsole(Console):
-    """A console that shows no control characters of the texts that it is given."""
+    """A console that prints text as it is, since folders and settings may look like rich's markup or emoji names.
+
+    Control characters, which names given by others may hold, are removed.
+
+    >>> PlainConsole().print("runs/[bold] method=choice:a:b")
+    runs/[bold] method=choice:a:b
+    """
+
+    def __init__(self, *, markup: bool = False, highlight: bool = False, **options: Any) -> None:
+        super().__init__(markup=markup, emoji=False, highlight=highlight, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> RenderResult:  # type: ignore[override]
         """Render as rich does, without control characters in texts."""
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else printable(text, keep="\n\t"), style, control)
+        return [
+            Segment(text if control else printable(text, keep="\n\t"), style, control)
+            for text, style, control in super().render(renderable, options)
+        ]
 
 
 def _is_invisible(character: str) -> bool:

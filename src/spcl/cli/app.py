@@ -14,8 +14,8 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from spcl import __version__
+from spcl._util.text import PlainConsole
 from spcl.cli import INTERRUPTED, exit_on_interrupt
-from spcl.cli.shared import plain_console
 from spcl.errors import OtherRankError, SpclError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -138,7 +138,7 @@ def common(
 
 def main() -> None:
     """Run the command; print a user error as one line on standard error and exit with status 1, after Ctrl-C 130."""
-    console = plain_console(stderr=True)
+    console = PlainConsole(stderr=True)
 
     def say(word: str, colour: str, text: object) -> None:
         console.print(Text.assemble((f"{word}:", colour), f" {text}"), soft_wrap=True)

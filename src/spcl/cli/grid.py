@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from spcl._util.signals import handling
+from spcl._util.text import PlainConsole
 from spcl.cli import INTERRUPTED
 from spcl.cli.shared import (
     SPLIT,
@@ -23,7 +24,6 @@ from spcl.cli.shared import (
     expand_flags,
     naming_flags,
     parse_flag,
-    plain_console,
     print_next,
 )
 from spcl.errors import MissingDataError, SpclError, TimelineError
@@ -130,7 +130,7 @@ def grid(
         seeds=parse_flag("--seeds", parse_numbers, seeds or file.get("seed", "0-2")),
         sweeps=swept,
     )
-    console, pool = plain_console(), engine.pool()
+    console, pool = PlainConsole(), engine.pool()
     with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
         if dry_run:
             _list(planned, console)
@@ -220,7 +220,7 @@ def tune(
         seeds=parse_flag("--seeds", parse_numbers, seeds or file.get("seed", "0")),
         search=dimensions,
     )
-    console, pool = plain_console(), engine.pool()
+    console, pool = PlainConsole(), engine.pool()
     with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
         best = _search(tuning, out, trials, pool, console)
     console.print(f"best: {_describe(best)}; to run it on the test data:", soft_wrap=True)

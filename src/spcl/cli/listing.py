@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spcl.cli.shared import DataDir, Plugins, load_plugin_flags, plain_console
+from spcl._util.text import PlainConsole
+from spcl.cli.shared import DataDir, Plugins, load_plugin_flags
 
 if TYPE_CHECKING:
     from spcl.data import DatasetStatus
@@ -40,7 +41,7 @@ def methods(
     if form == "markdown":
         typer.echo(reference_page(), nl=False)
         return
-    console = plain_console()
+    console = PlainConsole()
     console.print(_costs())
     console.print()
     for method in METHODS.values():
@@ -86,7 +87,7 @@ def settings(
     if form == "markdown":
         typer.echo(settings_page(), nl=False)
         return
-    console = plain_console()
+    console = PlainConsole()
     if method is not None:
         console.print(_settings(method_settings(method)))
         return
@@ -159,7 +160,7 @@ def _print_statuses(statuses: "Iterable[DatasetStatus]") -> None:
 
     width = 2 + max(map(len, DATA_NAMES))
     indent = " " * width
-    console = plain_console()
+    console = PlainConsole()
     for status in statuses:
         counts = f"{status.train:,} + {status.test:,} images, {status.classes} classes" if status.train else ""
         console.print(f"{status.name:{width}}{', '.join(filter(None, [_state(status), counts]))}", soft_wrap=True)

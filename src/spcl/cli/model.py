@@ -13,8 +13,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from spcl._util.text import csv_cell, printable
-from spcl.cli.shared import DEVICE, WIDE, DataDir, Plugins, naming_flags, plain_console
+from spcl._util.text import PlainConsole, csv_cell, printable
+from spcl.cli.shared import DEVICE, WIDE, DataDir, Plugins, naming_flags
 from spcl.errors import DataError, TaskError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def predict(
 
     def report(error: DataError) -> None:
         errors.append(error)
-        plain_console(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
+        PlainConsole(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
 
     with _naming_flags(run):
         trained = read_run(run, plugin or ())
@@ -79,7 +79,7 @@ def evaluate(run: RunPath, device: Device = "auto", data_dir: DataDir = None, pl
         table.add_row(task, outcome.metrics[task], f"{recorded:.2f}", f"{outcome.now[task]:.2f}")
     table.add_section()
     table.add_row("A", "", *(f"{average:.2f}" for average in outcome.averages))
-    plain_console().print(table)
+    PlainConsole().print(table)
 
 
 def export(
@@ -96,7 +96,7 @@ def export(
 
     with _naming_flags(run):
         export_run(read_run(run, plugin or ()), out, task)
-    console = plain_console()
+    console = PlainConsole()
     console.print(f"wrote {out} and {out}.json", soft_wrap=True)
     if out.suffix == ".pt2":
         console.print(f"load it with: torch.export.load({str(out)!r}).module()", soft_wrap=True)
@@ -126,8 +126,8 @@ def _print_table(rows: "Iterable[Row]") -> None:
         table.add_column(name, justify="left" if name in TEXTS else "right", overflow="fold")
     for row in shown:
         table.add_row(*(_cell(row[name]) for name in columns))
-    console = plain_console()
-    (console if console.is_terminal else plain_console(width=WIDE)).print(table)
+    console = PlainConsole()
+    (console if console.is_terminal else PlainConsole(width=WIDE)).print(table)
 
 
 def _cell(value: Any) -> str:

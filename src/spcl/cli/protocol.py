@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spcl._util.text import PlainConsole
 from spcl.cli.shared import (
     Assignments,
     DataDir,
@@ -15,13 +16,15 @@ from spcl.cli.shared import (
     load_plugin_flags,
     naming_flags,
     parsed_assignments,
-    plain_console,
     settings_from,
 )
 from spcl.errors import SpclError, TimelineError
 
 if TYPE_CHECKING:
     from spcl.data.protocol import Protocol as Drawn
+
+FEWEST_STEPS = 20
+"""The fewest characters of a timeline's bar; names of tasks that leave less are cut."""
 
 Benchmark = Annotated[str, typer.Option(help="A benchmark, a plug-in's data set or a path to data.")]
 
@@ -55,7 +58,7 @@ def protocol(
     else:
         raise SpclError("--protocol-seed is for a protocol that is drawn; give either it or --from")
     made.save(out)
-    console = plain_console()
+    console = PlainConsole()
     console.print(f"{_describe(made)} are in {out}", soft_wrap=True)
     plugins = [word for name in plugin or () for word in ("--plugin", name)]
     command = ["spcl", "timeline", *plugins, "--benchmark", benchmark, "--protocol", str(out)]
@@ -92,10 +95,12 @@ def timeline(
     settings = resolve_settings(given, parsed_assignments(assignments))
     with naming_flags({TimelineError: "--fit"}):
         problem = make_problem(settings, torch.device("cpu"))
-    console = plain_console()
+    console = PlainConsole()
     names = [
         f"{name} ({task.classes} classes)" if task.kind == "classification" else f"{name} ({task.kind})"
         for name, task in problem.tasks.items()
     ]
-    width = max(20, min(100, console.width - 24))
+    longest = console.width - FEWEST_STEPS - 1
+    names = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in names]
+    width = min(100, console.width - max(map(len, names)) - 1)
     console.print(draw_timeline(problem.configuration.timeline, width, names=names))

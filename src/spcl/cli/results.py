@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spcl._util.text import PlainConsole, printable
-from spcl.cli.shared import WIDE, naming_flags, plain_console
+from spcl.cli.shared import WIDE, naming_flags
 from spcl.errors import SpclError
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def table(
     ] = False,
 ) -> None:
     """Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario."""
-    from spcl.results.compare import stability_text
     from spcl.results.records import read_runs
-    from spcl.results.tables import make_tables
-    from spcl.results.tables.formats import format_tables
+    from spcl.results.tables import format_tables, make_tables
 
     records = read_runs(*folders)
     if not records:
         raise SpclError(f"there are no runs in {', '.join(map(str, folders))}; 'spcl grid' and 'spcl run' make some")
     if stability:
+        from spcl.results.compare import stability_text
+
         typer.echo(printable(stability_text(records), keep="\n"), nl=False)
         return
     tables = make_tables(records, over, against, paper, time)
@@ -67,9 +67,9 @@ def _print_tables(tables: "list[ResultTable]") -> None:
     """Print each table, in parts where the terminal is too narrow for all its benchmarks."""
     from rich.measure import Measurement
 
-    from spcl.results.tables.formats import terminal_table
+    from spcl.results.tables import terminal_table
 
-    console = PlainConsole()
+    console = PlainConsole(markup=True)
     styled = console.is_terminal
     if not styled:
         console.width = WIDE
@@ -85,7 +85,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Draw them into this file, too (PNG, SVG or PDF).")] = None,
 ) -> None:
     """Print runs side by side, and plot them: differing settings, accuracies, stability."""
-    from spcl.results.compare import compare, comparison_table
+    from spcl.results.compare import compare, fitting_tables
     from spcl.results.records import read_runs
 
     path = None
@@ -100,8 +100,11 @@ def compare(
         if [record.path for record in found] != [run]:
             raise SpclError(f"{run} is not the folder of one run; 'spcl table' is for folders of many")
         records += found
-    console = plain_console()
-    console.print(comparison_table(compare(records)))
+    console = PlainConsole()
+    for number, record in enumerate(records, 1):
+        console.print(f"{number}: {record.path}", soft_wrap=True)
+    for table in fitting_tables(compare(records), console):
+        console.print(table)
     if path is not None:
         from spcl.results.figures import save_comparison
 
@@ -132,7 +135,7 @@ def figure(
     from spcl.data.protocol import load_protocol
     from spcl.results import figures
 
-    console = plain_console()
+    console = PlainConsole()
     if name is None:
         _list_figures(console)
         return
@@ -168,8 +171,7 @@ def _list_figures(console: Console) -> None:
 def _draw(spec: "FigureSpec", folders: Sequence[Path], where: Sequence[str]) -> "Drawing":
     """Draw the figure from the runs that ``--where`` chooses; errors about missing runs name the flags that help."""
     from spcl.results.figures import MissingRunsError, draw_figure
-    from spcl.results.records import read_runs
-    from spcl.results.selection import filter_runs, parse_conditions
+    from spcl.results.records import filter_runs, parse_conditions, read_runs
 
     found = read_runs(*folders)
     with naming_flags({SpclError: "--where"}):
@@ -209,7 +211,7 @@ def report(
     """Write one HTML file with the settings, tables, figures and every run."""
     from spcl.results.report import write_report
 
-    console = plain_console()
+    console = PlainConsole()
     with console.status("") as status:
         write_report(folders, out, on_progress=status.update)
     console.print(f"the report is in {out}", soft_wrap=True)

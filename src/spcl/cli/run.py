@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from spcl._util.text import PlainConsole
 from spcl.cli import INTERRUPTED
 from spcl.cli.shared import (
     SPLIT,
@@ -18,7 +19,6 @@ from spcl.cli.shared import (
     Scenario,
     expand_flags,
     naming_flags,
-    plain_console,
     print_next,
     settings_from,
 )
@@ -64,7 +64,7 @@ def run(
     given |= settings_from(scenario=scenario, config=config, seed=seed, paradigm=paradigm, method=method)
     layers = [file, given, assigned]
     chosen = _resumed(out, layers) if resume else resolve_settings(*layers)
-    console = plain_console() if world is None or world.is_first else Console(quiet=True)
+    console = PlainConsole() if world is None or world.is_first else Console(quiet=True)
     view = LiveView(console) if console.is_terminal else PlainView(console)
     kinds = {
         UnfinishedRunError: "--resume, --out",
@@ -110,7 +110,7 @@ def serve(
     from spcl.serve.server import Server
     from spcl.serve.settings import load_serve_settings
 
-    console = plain_console()
+    console = PlainConsole()
 
     def ready(address: str) -> None:
         console.print(f"the service is at {address}", soft_wrap=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar, get_type_h
 import typer
 from rich.console import Console
 
-from spcl._util.text import PlainConsole
 from spcl.errors import SpclError
 
 if TYPE_CHECKING:
@@ -23,21 +22,10 @@ T = TypeVar("T")
 WIDE = 400  # the width of lines where the output is no terminal
 
 
-def plain_console(**options: Any) -> Console:
-    """Make a console that prints text as it is, since folders and settings may look like rich's markup or emoji names.
-
-    Control characters, which names given by others may hold, are removed.
-
-    >>> plain_console().print("runs/[bold] method=choice:a:b")
-    runs/[bold] method=choice:a:b
-    """
-    return PlainConsole(markup=False, emoji=False, highlight=False, **options)
-
-
 def print_next(console: Console, out: Path, model: Sequence[str] | None = None) -> None:
     """Print the commands that show the runs in a folder, or that also use the model of a single run, with its options.
 
-    >>> print_next(plain_console(), Path("my runs"))
+    >>> print_next(Console(), Path("my runs"))
     next: spcl table 'my runs'
           spcl report 'my runs'
     """

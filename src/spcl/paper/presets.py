@@ -17,10 +17,15 @@ BACKBONES: Mapping[str, Mapping[str, Any]] = {
 }
 """Options of the published networks: TensorFlow's defaults, and one more ReLU in every block."""
 
+CUTOFF = {"cutoff": RELEASED["cutoff"]}
+
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "soro": RELEASED,
     "soro+dbt": RELEASED,
-    **{name: {"cutoff": RELEASED["cutoff"]} for name in ("procrustes", "soro-kappa", "normsum", "scaledsum")},
+    "procrustes": CUTOFF,
+    "soro-kappa": CUTOFF,
+    "normsum": CUTOFF,
+    "scaledsum": CUTOFF,
     "maxdo": {"variant": "descent"},
 }
 """Settings of methods in the published code, and its eigenvalue cut-off for the methods that are compared with SORO."""

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -122,6 +124,12 @@ TITLES: dict[Measure, str] = {
     "magnitude_similarity": "magnitude similarity",
 }
 
+WIDEST_VALUE = 24
+"""The most characters of a value on one line, such as a path."""
+
+MOST_COLUMNS = 10_000
+"""A width of lines that every table fits into."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -172,19 +180,40 @@ def stability_summary(run: RunRecord) -> dict[str, float | None]:
     return summary
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Return the comparison for the terminal, with a column for each run."""
+def comparison_table(comparison: Comparison, shown: Sequence[int] | None = None) -> Table:
+    """Return the comparison for the terminal, with a column for each run, or for those at the indices ``shown``.
+
+    A column is headed by the number of its run, counted from 1.
+    """
     scenarios = dict.fromkeys(f"{run.scenario}-incremental" for run in comparison.runs)
     table = Table(title=" and ".join(scenarios), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for run in comparison.runs:
-        table.add_column(Text(str(run.path)), justify="right", overflow="fold")
-    _add_rows(table, "{}", comparison.settings.items())
-    _add_rows(table, "{}, %", comparison.results.items())
+    table.add_column("", no_wrap=True, overflow="fold")
+    chosen = range(len(comparison.runs)) if shown is None else shown
+    for index in chosen:
+        table.add_column(str(index + 1), justify="right", overflow="fold", max_width=WIDEST_VALUE)
     measure = common_measure(run.result for run in comparison.runs)
-    _add_rows(table, f"{{}}, final {measure}, %", comparison.tasks.items())
-    _add_rows(table, "{}, mean", comparison.stability.items())
+    for title, rows in (
+        ("{}", comparison.settings),
+        ("{}, %", comparison.results),
+        (f"{{}}, final {measure}, %", comparison.tasks),
+        ("{}, mean", comparison.stability),
+    ):
+        for name, values in rows.items():
+            table.add_row(Text(title.format(name)), *(Text(_format(values[index])) for index in chosen))
+        table.add_section()
     return table
+
+
+def fitting_tables(comparison: Comparison, console: Console) -> list[Table]:
+    """Return the comparison as one table, or as several with a part of the runs each where one would be too wide."""
+    count = len(comparison.runs)
+    for size in range(count, 0, -1):
+        parts = [range(first, min(first + size, count)) for first in range(0, count, size)]
+        tables = [comparison_table(comparison, part) for part in parts]
+        unlimited = console.options.update(max_width=MOST_COLUMNS)
+        if all(Measurement.get(console, unlimited, table).maximum <= console.width for table in tables):
+            break
+    return tables
 
 
 def _align(sources: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -208,12 +237,6 @@ def _geometric_mean(values: Sequence[float]) -> float:
     10.0
     """
     return float(np.exp(np.mean(np.log(values))))
-
-
-def _add_rows(table: Table, title: str, rows: Iterable[tuple[str, list[Any]]]) -> None:
-    for name, values in rows:
-        table.add_row(title.format(name), *(Text(_format(value)) for value in values))
-    table.add_section()
 
 
 def _format(value: Any) -> str:

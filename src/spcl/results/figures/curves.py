@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spcl.results.compare import Measure as StabilityMeasure
 from spcl.results.names import format_count, method_order
 from spcl.results.records import IDENTITY, CompleteRun, RunRecord, complete_runs, group_by
-from spcl.results.tables.build import Measure, expected_runs, mean_values, measure
+from spcl.results.tables import Measure, expected_runs, mean_values, measure
 from spcl.runs.settings import decisive_settings, flat_settings
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.results.compare import Measure
 from spcl.results.figures.curves import NOT_SHOWN
-from spcl.results.records import RunRecord
-from spcl.results.selection import check_duplicates
+from spcl.results.records import RunRecord, check_duplicates
 from spcl.streams import Timeline
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class FigureSpec:
         return [grid.text(f"results/{self.name}") for grid in self.grids]
 
 
-FIGURES: Registry[FigureSpec] = Registry("figure")
+FIGURES: Registry[FigureSpec] = Registry("figure", module="spcl.paper.figures")
 """Every figure, by name."""
 
 
@@ -218,7 +217,7 @@ class LineStyle:
 
 
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
-    """Return a line style for each label; a method has the same one in every figure.
+    """Return a line style for each label; a method has the same one in every figure, and ours a colour of their own.
 
     >>> line_styles(["er", "soro"])["soro"] == line_styles(["soro", "soro (sigma=10)"])["soro"]
     True
@@ -236,10 +235,12 @@ def numbered_line_styles(count: int) -> list[LineStyle]:
 
 
 def _line_style(index: int) -> LineStyle:
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    marker = MARKERS[index % len(MARKERS)]
     if index < len(OURS):
-        return LineStyle(colour, DASHES[index], marker, width=2.0, zorder=4 + index)
-    return LineStyle(colour, DASHES[index // len(COLOURS) % len(DASHES)], marker, width=1.2, zorder=3)
+        return LineStyle(COLOURS[index], DASHES[index], marker, width=2.0, zorder=4 + index)
+    colours = COLOURS[len(OURS) :]
+    dashes, colour = divmod(index - len(OURS), len(colours))
+    return LineStyle(colours[colour], DASHES[dashes % len(DASHES)], marker, width=1.2, zorder=3)
 
 
 # -- panels

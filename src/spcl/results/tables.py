@@ -1,13 +1,24 @@
-"""Tables of final accuracy and forgetting, built from runs."""
+"""Tables of final accuracy and forgetting: built from runs, tested for significance, and written in four formats."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.markup import escape as rich_escape
+from rich.table import Table
+from rich.text import Text
 
+from spcl._util.text import csv_cell, printable
 from spcl.data.catalogue import DATA_SETS
 from spcl.errors import SpclError
 from spcl.results.names import (
@@ -21,9 +32,7 @@ from spcl.results.names import (
     method_order,
     published_for,
 )
-from spcl.results.records import USUAL_VALUES, CompleteRun, RunRecord, complete_runs, group_by
-from spcl.results.selection import check_duplicates
-from spcl.results.tables.significance import SIGNIFICANT, configuration_p_value, holm, paired_p_value, pairs_needed
+from spcl.results.records import USUAL_VALUES, CompleteRun, RunRecord, check_duplicates, complete_runs, group_by
 from spcl.runs.records import common_measure
 from spcl.runs.settings import decisive_settings, with_defaults
 
@@ -201,7 +210,7 @@ def make_tables(
 
     As in the paper, a cell holds the mean over seeds of the mean over configurations, and the (sample) standard
     deviation over seeds; ``over="configs"`` exchanges the two. ``against`` names a method that the others are
-    compared with, see :func:`spcl.results.tables.significance.paired_p_value`. ``paper`` adds the paper's values,
+    compared with, see :func:`spcl.results.tables.paired_p_value`. ``paper`` adds the paper's values,
     ``time`` the time of a step. A run that several sweeps of a grid have
     in common counts once, with its mean; other duplicates are an error.
     """
@@ -451,3 +460,395 @@ def _usual_settings(runs: Sequence[RunRecord]) -> list[str]:
         settings = decisive_settings(with_defaults(run.settings))
         values |= {name: settings[name] for name in names if name not in run.variant and name in settings}
     return sorted(f"{name.removeprefix('method.')}={format_value(value)}" for name, value in values.items())
+
+
+# -- paired significance tests
+
+SIGNIFICANT = 0.05
+"""The level of significance."""
+
+DECIMALS = 9
+"""Differences that agree to this many decimals are equal but for rounding."""
+
+
+def paired_p_value(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> float | None:
+    """Return the two-sided p-value of Wilcoxon's signed-rank test on the values that share a key, None if none do.
+
+    The keys are configuration and seed: two runs that share them train on the same tasks at the same times in the same
+    order, so their difference is free of the variation between configurations, by far the largest. Ranks rather than a
+    t-test, because differences of accuracies are neither normal nor of equal variance over configurations.
+
+    >>> a = {seed: 80.0 + seed for seed in range(8)}
+    >>> paired_p_value(a, {seed: value - 1.0 - 0.1 * seed for seed, value in a.items()})
+    0.0078125
+    """
+    common = ours.keys() & theirs.keys()
+    if not common:
+        return None
+    return _signed_rank_p_value(np.round([ours[key] - theirs[key] for key in common], DECIMALS))
+
+
+def configuration_p_value(
+    ours: Mapping[tuple[int, int], float], theirs: Mapping[tuple[int, int], float]
+) -> float | None:
+    """Return the p-value of the same test on the means of the configurations, None if none has several seeds.
+
+    Runs of one configuration share tasks and timeline, so that their differences are not independent: the test on all
+    pairs overstates the evidence. This one has a pair for each configuration, and may miss what there is: of the nine
+    of the paper's protocols, no p-value is below 2/2⁹ = 0.004, of five none below 0.06.
+
+    >>> a = {(config, seed): 80.0 + config + seed for config in range(5) for seed in range(3)}
+    >>> configuration_p_value(a, {key: value - 1.0 - 0.1 * key[0] for key, value in a.items()})
+    0.0625
+    """
+    common = ours.keys() & theirs.keys()
+    configs = {config for config, _ in common}
+    if len(common) == len(configs):
+        return None
+    means = [
+        {config: float(np.mean([values[key] for key in common if key[0] == config])) for config in configs}
+        for values in (ours, theirs)
+    ]
+    return paired_p_value(*means)
+
+
+def pairs_needed(comparisons: int) -> int:
+    """Return the number of pairs from which on a corrected p-value can be significant.
+
+    The smallest p-value of n pairs, whose differences all have one sign, is 2 / 2ⁿ; Holm's method multiplies it by the
+    number of comparisons.
+
+    >>> pairs_needed(1), pairs_needed(14)
+    (6, 10)
+    """
+    pairs = 1
+    while comparisons * 2.0 ** (1 - pairs) >= SIGNIFICANT:
+        pairs += 1
+    return pairs
+
+
+def _signed_rank_p_value(differences: NDArray[np.float64]) -> float:
+    """Return the exact p-value where all signs are equally likely; differences of zero do not count.
+
+    SciPy's own test is exact only where no two differences are equal.
+
+    >>> _signed_rank_p_value(np.array([1.0, 1.0, 1.0, 2.0, 0.0]))
+    0.125
+    """
+    from scipy.stats import rankdata  # slow to import
+
+    differences = differences[differences != 0.0]
+    ranks = np.rint(2.0 * rankdata(np.abs(differences))).astype(int)  # doubled, because equal ones share half ranks
+    chances = np.ones(1)  # the probability of every sum of the ranks of positive differences
+    for rank in ranks:
+        without, plus = np.pad(chances, (0, rank)), np.pad(chances, (rank, 0))
+        chances = (without + plus) / 2.0
+    found = ranks[differences > 0.0].sum()
+    return min(1.0, 2.0 * float(min(chances[: found + 1].sum(), chances[found:].sum())))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values corrected for their number by Holm's step-down method, in their order.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    count = len(p_values)
+    corrected = [0.0] * count
+    highest = 0.0
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        highest = max(highest, min(1.0, (count - rank) * p_values[index]))
+        corrected[index] = highest
+    return corrected
+
+
+# -- entries
+
+Style = Callable[[str, int | None], str]
+"""A function that marks a number by its rank: best, second best or neither."""
+
+
+def headings(table: ResultTable, benchmark: str) -> list[str]:
+    """Return the headings of the columns of a benchmark."""
+    cells = [cell for (_, name), cell in table.cells.items() if name == benchmark]
+    paper, by_config = any(cell.paper for cell in cells), any(cell.config_p_value is not None for cell in cells)
+    return [
+        "A %",
+        "F %",
+        *(["paper A %", "paper F %"] if paper else []),
+        *([f"p vs {display_name(table.against)}"] if table.against else []),
+        *(["p over configs"] if by_config else []),
+        *(["ms/step"] if table.time else []),
+    ]
+
+
+def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
+    """Return the sentences below a table: its marks, its remarks and its significance test."""
+    measure = table.measure if table.measure == "accuracy" else f"{table.measure} (accuracy, R² or F1)"
+    sentences = [f"A is the final {measure}, F the forgetting (higher is better). Best {best}, second best {second}."]
+    if any(cell.paper and cell.accuracy.std is not None for cell in table.cells.values()):
+        sentences.append("Deviations divide by n - 1; those of the paper by n, which makes them smaller.")
+    sentences += map(escape, table.remarks)
+    if table.against:
+        sentences += _significance_notes(table, escape(display_name(table.against)))
+    if table.time:
+        sentences.append(
+            "ms/step: milliseconds of a training step without evaluation, median over the runs, which may have shared "
+            "a machine."
+        )
+    return " ".join(sentences)
+
+
+def _significance_notes(table: ResultTable, reference: str) -> list[str]:
+    """Return what the p-values and their marks mean."""
+    test = f"p: Wilcoxon signed-rank test of A against {reference}, paired by configuration and seed, Holm-corrected"
+    if all(cell.config_p_value is None for cell in table.cells.values()):
+        return [f"{test}; ▲ better, ▼ worse at p < {SIGNIFICANT}."]
+    return [
+        f"{test}.",
+        "Runs of one configuration are not independent; p over configs is that of the same test on the means of the "
+        "configurations, not corrected, and at least 0.004 for nine configurations, 0.06 for five.",
+        f"▲ better, ▼ worse where both are below {SIGNIFICANT}.",
+    ]
+
+
+def row_entries(table: ResultTable, row: Row, style: Style) -> list[str]:
+    """Return the entries of one method in the columns of all benchmarks."""
+    return [entry for benchmark in table.benchmarks for entry in _entries(table, row, benchmark, style)]
+
+
+def rows_by_family(table: ResultTable) -> Iterator[list[Row]]:
+    """Yield the rows of each family of methods."""
+    for _, rows in groupby(table.rows, key=lambda row: row.family):
+        yield list(rows)
+
+
+def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list[str]:
+    """Return the entries of one method in the columns of one benchmark."""
+    cell = table.cells.get((row.label, benchmark))
+    columns = headings(table, benchmark)
+    if cell is None:
+        return [""] * len(columns)
+    accuracy = _measure(cell.accuracy, style)
+    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else ""), _measure(cell.forgetting, style)]
+    if "paper A %" in columns:
+        published = cell.paper
+        entries += (
+            [
+                _number(published.accuracy, published.accuracy_std),
+                _number(published.forgetting, published.forgetting_std),
+            ]
+            if published
+            else ["", ""]
+        )
+    if table.against:
+        entries.append(_significance(cell))
+    if "p over configs" in columns:
+        entries.append("" if cell.config_p_value is None else _p_text(cell.config_p_value))
+    if table.time:
+        entries.append("–" if cell.step_time is None else f"{cell.step_time:.1f}")
+    return entries
+
+
+def _measure(measure: Measure, style: Style) -> str:
+    return style(_number(measure.mean, measure.std), measure.rank)
+
+
+def _number(mean: float, std: float | None) -> str:
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _significance(cell: Cell) -> str:
+    if cell.p_value is None or cell.gain is None:
+        return ""
+    mark = ("▲" if cell.gain > 0 else "▼") if _is_significant(cell.p_value, cell.config_p_value) else ""
+    return f"{_p_text(cell.p_value)} {mark}".strip()
+
+
+def _is_significant(p_value: float, config_p_value: float | None) -> bool:
+    """Return whether both tests find a difference; with one seed they are the same test.
+
+    >>> _is_significant(0.001, None), _is_significant(0.001, 0.004), _is_significant(0.001, 0.055)
+    (True, True, False)
+    """
+    return p_value < SIGNIFICANT and (config_p_value is None or config_p_value < SIGNIFICANT)
+
+
+def _p_text(p_value: float) -> str:
+    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+# -- formats
+
+TableFormat = Literal["terminal", "markdown", "latex", "csv"]
+
+CSV_COLUMNS = (
+    *("scenario", "benchmark", "method", "type", "over"),
+    *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std", "forgetting_rank"),
+    *("runs", "missing", "not_finite"),
+    *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
+    *("against", "gain", "p_value"),
+    "paper_note",
+    "config_p_value",
+    "ms_per_step",
+)
+
+LATEX_ESCAPES = {sign: f"\\{sign}" for sign in "#$%&_{}"} | {
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+}
+LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\downarrow$", "–": "--"}
+
+
+# -- terminal
+
+
+def terminal_table(table: ResultTable, styled: bool = True) -> Table:
+    """Return the table for the terminal; without styles, ¹ and ² mark the best and second best."""
+    style = _terminal_style if styled else _plain_style
+    best, second = style("bold" if styled else "", 1), style("underlined" if styled else "", 2)
+    drawn = Table(
+        title=Text(table.title),
+        caption=Text.from_markup(notes(table, best, second, rich_escape), style="table.caption", emoji=False),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    drawn.add_column("method", no_wrap=True)
+    drawn.add_column("type")
+    for benchmark in table.benchmarks:
+        for heading in headings(table, benchmark):
+            drawn.add_column(Text(f"{benchmark}\n{heading}"), justify="right", no_wrap=True)
+    for rows in rows_by_family(table):
+        for row in rows:
+            drawn.add_row(Text(display_name(row.label)), row.family, *row_entries(table, row, style))
+        drawn.add_section()
+    return drawn
+
+
+def _terminal_style(text: str, rank: int | None) -> str:
+    return {1: f"[bold]{text}[/]", 2: f"[underline]{text}[/]"}.get(rank or 0, text)
+
+
+def _plain_style(text: str, rank: int | None) -> str:
+    return text + {1: "¹", 2: "²"}.get(rank or 0, "")
+
+
+# -- text formats
+
+
+def format_tables(tables: Sequence[ResultTable], form: Literal["markdown", "latex", "csv"]) -> str:
+    """Return the tables as text."""
+    if form == "csv":
+        return csv_text(tables)
+    return "\n".join((markdown_text if form == "markdown" else latex_text)(table) for table in tables)
+
+
+def markdown_text(table: ResultTable) -> str:
+    """Return the table in Markdown."""
+    columns = ["method", "type"]
+    columns += [f"{name} {heading}" for name in table.benchmarks for heading in headings(table, name)]
+    rows = [
+        [_markdown_escape(display_name(row.label)), row.family, *row_entries(table, row, _markdown_style)]
+        for row in table.rows
+    ]
+    lines = [
+        f"### {printable(table.title)}",
+        "",
+        f"| {' | '.join(map(_markdown_escape, columns))} |",
+        f"|{'|'.join([':--', ':--', *['--:'] * (len(columns) - 2)])}|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_style(text: str, rank: int | None) -> str:
+    return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(rank or 0, text)
+
+
+def _markdown_escape(text: str) -> str:
+    return re.sub(r"([\\|*_<>`])", r"\\\1", printable(text))
+
+
+def latex_text(table: ResultTable) -> str:
+    """Return the table in LaTeX, for the package booktabs."""
+    columns = {name: headings(table, name) for name in table.benchmarks}
+    groups = [rf"\multicolumn{{{len(names)}}}{{c}}{{{_latex_escape(name)}}}" for name, names in columns.items()]
+    names = [_latex_escape(heading) for headings_of_one in columns.values() for heading in headings_of_one]
+    lines = [
+        rf"% {printable(table.title)}",
+        rf"\begin{{tabular}}{{ll{'r' * len(names)}}}",
+        r"\toprule",
+        rf" & & {' & '.join(groups)} \\",
+        rf"Method & Type & {' & '.join(names)} \\",
+    ]
+    for rows in rows_by_family(table):
+        lines.append(r"\midrule")
+        for row in rows:
+            entries = map(_latex_symbols, row_entries(table, row, _latex_style))
+            lines.append(rf"{' & '.join([_latex_escape(display_name(row.label)), row.family, *entries])} \\")
+    legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
+
+
+def _latex_style(text: str, rank: int | None) -> str:
+    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(rank or 0, text)
+
+
+def _latex_escape(text: str) -> str:
+    """Return text whose signs mean nothing to LaTeX.
+
+    >>> print(_latex_escape("my_data~2^3"))
+    my\\_data\\textasciitilde{}2\\textasciicircum{}3
+    """
+    return _replaced(printable(text), LATEX_ESCAPES)
+
+
+def _latex_symbols(text: str) -> str:
+    """Return text with its signs in math mode.
+
+    >>> print(_latex_symbols("-1.50 ± 0.25"), _latex_symbols("<0.001 ▲"))
+    $-$1.50 $\\pm$ 0.25 $<$0.001 $\\uparrow$
+    """
+    return _replaced(text, LATEX_SIGNS | {"-": "$-$"})
+
+
+def _replaced(text: str, signs: Mapping[str, str]) -> str:
+    return "".join(signs.get(character, character) for character in text)
+
+
+def csv_text(tables: Sequence[ResultTable]) -> str:
+    """Return one line for every cell, with all its numbers in full precision."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        for benchmark in table.benchmarks:
+            note = table.paper_notes.get(benchmark)
+            for row in table.rows:
+                if cell := table.cells.get((row.label, benchmark)):
+                    known = (table.scenario, benchmark, row.label, row.family)
+                    values = [*known, *_csv_cell(table, cell), note, cell.config_p_value, cell.step_time]
+                    writer.writerow(map(csv_cell, values))
+    return file.getvalue()
+
+
+def _csv_cell(table: ResultTable, cell: Cell) -> list[object]:
+    paper = cell.paper
+    published = [paper.accuracy, paper.accuracy_std, paper.forgetting, paper.forgetting_std] if paper else [None] * 4
+    return [
+        table.over,
+        *(value for measure in (cell.accuracy, cell.forgetting) for value in (measure.mean, measure.std, measure.rank)),
+        cell.runs,
+        cell.missing,
+        cell.runs_with_skips,
+        *published,
+        table.against,
+        cell.gain,
+        cell.p_value,
+    ]
