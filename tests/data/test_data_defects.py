@@ -24,7 +24,7 @@ from spcl.runs import (
     resolve_settings,
 )
 from spcl.runs.build import make_backbone, make_losses
-from spcl.runs.evaluation import evaluate_run
+from spcl.runs.run import evaluate_run
 from spcl.runs.settings import named_settings
 
 CPU = torch.device("cpu")

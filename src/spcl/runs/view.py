@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.learner import StepReport
-from spcl.runs.problem import Problem
+from spcl.runs.build import Problem
 from spcl.runs.records import METRICS, RunResult
 from spcl.runs.settings import RunSettings
 from spcl.streams import Timeline

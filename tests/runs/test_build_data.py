@@ -29,8 +29,8 @@ from spcl.runs import (
     resume_settings,
 )
 from spcl.runs.build import make_heads
-from spcl.runs.evaluation import f1_score, r_squared
 from spcl.runs.records import FolderError
+from spcl.runs.run import f1_score, r_squared
 from spcl.runs.trained import _restored_task, _saved_task
 from spcl.tasks import TaskDescription
 
