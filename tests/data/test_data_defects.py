@@ -98,7 +98,8 @@ def test_floating_zeros_and_ones_in_columns_need_their_kind() -> None:
         from_sources({"ml": (FEATURES, torch.from_numpy(labels))})
     for kind in ("multilabel", "regression"):
         assert from_sources({"ml": (FEATURES, labels)}, kinds={"ml": kind}).sources[0].kind == kind  # type: ignore[dict-item]
-    assert from_sources({"one": (FEATURES, labels[:, :1])}).sources[0].kind == "regression"
+    with pytest.raises(DataError, match="one: .*may be classes or numbers"):
+        from_sources({"one": (FEATURES, labels[:, :1])})
 
 
 def test_whole_numbers_to_predict_are_pointed_to_regression() -> None:

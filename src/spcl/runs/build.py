@@ -267,7 +267,8 @@ def load_benchmark(benchmark: str, data_dir: str | None = None, **options: Any) 
     Args:
         benchmark: a known benchmark, a data set of a plug-in, a folder of pictures, or an .npz file.
         data_dir: where the files of known benchmarks are.
-        options: ``size`` and ``mode`` of a folder of pictures, or the options of a plug-in's data set.
+        options: ``size`` and ``mode`` of a folder of pictures, ``kind`` of an .npz file, or the options of a plug-in's
+            data set.
 
     >>> load_benchmark("ps-glyphs", size=64)
     Traceback (most recent call last):
@@ -283,8 +284,8 @@ def load_benchmark(benchmark: str, data_dir: str | None = None, **options: Any) 
         _check_options(benchmark, options, FOLDER_OPTIONS)
         return from_folder(path, **options)
     if path.suffix == ".npz" and path.exists():
-        _check_options(benchmark, options)
-        return from_npz(path)
+        _check_options(benchmark, options, ("kind",))
+        return from_npz(path, **options)
     fault = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
     raise DataError(
         f"the data {benchmark} {fault}; give a folder of pictures, an .npz file or one of {', '.join(PRESETS)}"
