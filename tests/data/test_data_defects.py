@@ -98,7 +98,7 @@ def test_floating_zeros_and_ones_in_columns_need_their_kind() -> None:
         from_sources({"ml": (FEATURES, torch.from_numpy(labels))})
     for kind in ("multilabel", "regression"):
         assert from_sources({"ml": (FEATURES, labels)}, kinds={"ml": kind}).sources[0].kind == kind  # type: ignore[dict-item]
-    with pytest.raises(DataError, match="one: .*may be classes or numbers"):
+    with pytest.raises(DataError, match=r"one: .*may be classes or numbers"):
         from_sources({"one": (FEATURES, labels[:, :1])})
 
 

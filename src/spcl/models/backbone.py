@@ -20,6 +20,8 @@ class InputSpec:
             normalised to floats before they reach the backbone.
         vocabulary: for tokens, one more than the largest in the training data.
         parts: the inputs of every part, by name or position, where samples are dicts or tuples of tensors.
+        sources: the inputs of every source, in order, for a backbone of several sources; the other attributes are those
+            of the first source, with the largest vocabulary of all.
 
     >>> InputSpec.of(torch.zeros(10, 3, 32, 32)).shape
     (3, 32, 32)
@@ -31,6 +33,7 @@ class InputSpec:
     dtype: torch.dtype
     vocabulary: int | None = None
     parts: Mapping[str, "InputSpec"] | None = None
+    sources: tuple["InputSpec", ...] = ()
 
     @classmethod
     def of(cls, samples: Any) -> Self:

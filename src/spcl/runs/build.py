@@ -1,5 +1,6 @@
 """What a run is made of, from its settings: its data laid out in time, and its learner."""
 
+import copy
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from spcl.data.protocol import (
 )
 from spcl.data.samples import hold_out
 from spcl.distributed import World
-from spcl.errors import DataError, SpclError, did_you_mean
+from spcl.errors import DataError, SpclError, did_you_mean, is_out_of_memory
 from spcl.learner import Learner
 from spcl.learner.parameters import matching
 from spcl.losses import LOSSES, Loss
@@ -397,15 +398,19 @@ def make_backbone(
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data,
     or scaled to 0…1.
 
-    Where sources have samples of several shapes or types, bytes reach the network as they are.
+    Where sources have samples of several shapes or types, bytes reach the network as they are, and a network that
+    cannot take the samples of every source is refused.
     """
     kinds = inputs_of(data) if isinstance(data, ImageData | SourceData) else data
-    inputs, momentum = reduce(or_, kinds), settings.batch_norm_momentum
+    inputs = replace(reduce(or_, kinds), sources=tuple(kinds) if len(kinds) > 1 else ())
+    momentum = settings.batch_norm_momentum
     backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
     for parameter in matching(backbone, settings.frozen) if settings.frozen else ():
         parameter.requires_grad_(False)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if isinstance(data, SourceData) and any(kind != kinds[0] for kind in kinds):
+        _check_takes(backbone, settings, data, device)
     if any(kind.parts is not None or kind.dtype != torch.uint8 or kind.shape != inputs.shape for kind in kinds):
         return backbone
     if not settings.normalise or not isinstance(data, ImageData | SourceData):
@@ -416,6 +421,27 @@ def make_backbone(
     sample = torch.cat([x[::every] for x in images]).to(device)
     std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
     return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
+
+
+def _check_takes(backbone: nn.Module, settings: RunSettings, data: SourceData, device: torch.device) -> None:
+    """Raise an error unless a copy of the backbone returns features for two samples of every source."""
+    tried = copy.deepcopy(backbone).eval()
+    for source in data.sources:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                found = tuple(tried(map_leaves(lambda part: part[:2].to(device), source.train_x)).shape)
+            fault = None if len(found) == 2 and found[0] == min(2, len(source.train_y)) else f"it returns {found}"
+        except Exception as error:  # a plug-in may fail in any way
+            if is_out_of_memory(error):
+                raise
+            fault = str(error).partition("\n")[0]
+        if fault is not None:
+            name, _ = named_options(settings.backbone, "backbone")
+            raise SpclError(
+                f"backbone {name!r} cannot take the samples of source {source.name!r} of {data.name} "
+                f"({InputSpec.of(source.train_x)}): {fault}; give the sources samples of one shape and type, or a "
+                f"backbone of your own, which finds the samples of all sources in inputs.sources"
+            )
 
 
 def _training_samples(data: ImageData | SourceData) -> list[Any]:
