@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,12 +179,28 @@ class InterruptedRunError(SpclError):
 
 @dataclass
 class Progress:
-    """The state of a run apart from its learner and stream: accuracies, training time, length of the metrics file."""
+    """The state of a run apart from its learner and stream.
+
+    Attributes:
+        at_end: the score of every task when it ended.
+        latest: the last score of every task.
+        anytime: the mean, over the steps up to the last evaluation of all tasks seen, of the mean score of these tasks.
+        evaluated_steps: the number of these steps.
+        trained_seconds: the time spent in training.
+        metrics_position: the length of the metrics file.
+    """
 
     at_end: dict[str, float] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
+    anytime: float = 0.0
+    evaluated_steps: int = 0
     trained_seconds: float = 0.0
     metrics_position: int = 0
+
+    def evaluated(self, step: int, score: float) -> None:
+        """Add an evaluation of all tasks seen, after this many steps: it stands for the steps since the last one."""
+        self.anytime += (score - self.anytime) * (step - self.evaluated_steps) / step
+        self.evaluated_steps = step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -195,7 +212,7 @@ class Progress:
             scores = value.values() if isinstance(value, dict) else ()
             if type(value) is not type(getattr(self, name)) or not all(isinstance(score, float) for score in scores):
                 raise CheckpointError(f"the progress of the run has {name} = {value!r:.80}; use another checkpoint")
-        vars(self).update(state)
+        vars(self).update({"anytime": nan} | dict(state))  # checkpoints of earlier versions have no evaluations
 
 
 class TrainingRun:
@@ -348,6 +365,8 @@ class TrainingRun:
         if tasks := self._tasks_to_evaluate(moment, report):
             accuracies, self.tables = self._evaluation(tasks)
             self.progress.latest |= accuracies
+            if accuracies.keys() == self.learner.tasks.keys():
+                self.progress.evaluated(self.learner.steps, average_accuracy(accuracies))
             self.progress.at_end |= {task: accuracies[task] for task in moment.ended}
             self.recorder.evaluation(moment.step, moment.ended, accuracies)
 
@@ -407,6 +426,7 @@ class TrainingRun:
             seed=self.settings.seed,
             accuracy=average_accuracy(final),
             forgetting=forgetting(final, at_end),
+            anytime=self._anytime(),
             tasks={
                 name: TaskResult(at_end=at_end[name], final=final[name], metric=METRICS[tasks[name].kind])
                 for name in final
@@ -421,6 +441,11 @@ class TrainingRun:
             environment=current_environment(self.device, self.distributed),
             seconds={"training": self.progress.trained_seconds},
         )
+
+    def _anytime(self) -> float | None:
+        """Return the anytime score, or None where only single tasks were evaluated before the end."""
+        only_single = self.settings.evaluate == "ended" and self.settings.evaluate_every is None
+        return None if only_single or not isfinite(self.progress.anytime) else self.progress.anytime
 
 
 @contextmanager

@@ -119,6 +119,7 @@ class PlainView:
             f"{result.scenario}-incremental: {result.summary} (below 0: forgotten), "
             f"{result.seconds['training']:.1f} s of training",
             highlight=False,
+            soft_wrap=True,
         )
 
     def close(self) -> None:
