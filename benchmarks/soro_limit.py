@@ -17,8 +17,7 @@ import torch
 from spcl.aggregation import SOROSettings, solve_soro
 from spcl.learner import StepReport
 from spcl.runs import resolve_settings
-from spcl.runs.build import make_learner, pick_device
-from spcl.runs.problem import make_problem
+from spcl.runs.build import make_learner, make_problem, pick_device
 from spcl.runs.settings import RunSettings, parse_assignments
 
 CHOICES = {"paper's σ = λ = 100": SOROSettings(), "published code's": SOROSettings.released()}

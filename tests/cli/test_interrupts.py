@@ -22,13 +22,13 @@ except BaseException:
 """
 SLOW_COMMAND = """
 import time
-import spcl.runs.problem
+import spcl.runs.build
 
 def load(*given):
     print("begun", flush=True)
     time.sleep(60)
 
-spcl.runs.problem.make_problem = load
+spcl.runs.build.make_problem = load
 """
 
 

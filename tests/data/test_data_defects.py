@@ -24,7 +24,7 @@ from spcl.runs import (
     resolve_settings,
 )
 from spcl.runs.build import make_backbone, make_losses
-from spcl.runs.evaluation import evaluate_run
+from spcl.runs.run import evaluate_run
 from spcl.runs.settings import named_settings
 
 CPU = torch.device("cpu")
@@ -98,7 +98,8 @@ def test_floating_zeros_and_ones_in_columns_need_their_kind() -> None:
         from_sources({"ml": (FEATURES, torch.from_numpy(labels))})
     for kind in ("multilabel", "regression"):
         assert from_sources({"ml": (FEATURES, labels)}, kinds={"ml": kind}).sources[0].kind == kind  # type: ignore[dict-item]
-    assert from_sources({"one": (FEATURES, labels[:, :1])}).sources[0].kind == "regression"
+    with pytest.raises(DataError, match=r"one: .*may be classes or numbers"):
+        from_sources({"one": (FEATURES, labels[:, :1])})
 
 
 def test_whole_numbers_to_predict_are_pointed_to_regression() -> None:

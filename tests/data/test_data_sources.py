@@ -164,6 +164,9 @@ def test_invalid_sources_are_refused(change: dict[str, Any], message: str) -> No
         (lambda: from_sources({"a": (FEATURES, FEATURES[:, 0])}, test_fraction=2.0), "test_fraction is 2.0"),
         (lambda: from_sources({"a": (FEATURES, ["x"] * 40, FEATURES, ["y"] * 40)}), "without training samples: y"),
         (lambda: from_sources({"a": (FEATURES, np.full((40, 2), "x"))}), "array of numbers, found <U1"),
+        (lambda: from_sources({"a": (FEATURES, FEATURES[:, 0])}, seed="x"), "seed is 'x'; give a whole number"),
+        (lambda: from_sources({"a": (FEATURES, [[1], [2, 3]])}), "rows of different lengths"),
+        (lambda: from_sources({"a": (FEATURES, FEATURES[:, 0])}, {"a": "classification"}), "labels hold fractions"),
     ],
 )
 def test_invalid_arguments_are_refused(make: Callable[[], SourceData], message: str) -> None:
@@ -245,6 +248,55 @@ def test_size_and_mode_of_pictures_are_options(tmp_path: Path, monkeypatch: pyte
 
 def test_data_without_options_refuses_them(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=FEATURES, y=[0, 1] * 20)
-    for benchmark in (str(tmp_path / "own.npz"), "ps-emnist"):
-        with pytest.raises(DataError, match="has no option 'size'; leave it out"):
+    for benchmark, hint in ((str(tmp_path / "own.npz"), "choose from kind"), ("ps-emnist", "leave it out")):
+        with pytest.raises(DataError, match=f"has no option 'size'; {hint}"):
             load_benchmark(benchmark, size=3)
+
+
+@pytest.mark.parametrize("column", [False, True])
+def test_whole_numbers_stored_as_floats_need_a_kind(tmp_path: Path, column: bool) -> None:
+    y = np.arange(40.0)[:, None] % 4 if column else np.arange(40.0) % 4
+    np.savez(path := tmp_path / "labels.npz", x=FEATURES, y=y)
+    with pytest.raises(
+        DataError, match=r"whole numbers as float64 \(0, 1, 2, 3\), which may be classes .* the option kind"
+    ):
+        load_benchmark(str(path))
+    for kind, classes in (("classification", 4), ("regression", 0)):
+        assert load_benchmark(str(path), kind=kind).classes == classes
+        assert load_benchmark(str(path), kind={"labels": kind}).classes == classes
+        np.savez(path, x=FEATURES, y=y, kind=kind)
+        assert load_benchmark(str(path)).classes == classes
+    found = load_benchmark(str(path), kind="classification")
+    assert isinstance(found, SourceData)
+    assert found.sources[0].class_names == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize("y", [np.arange(40.0), np.arange(40) / 8, np.zeros(40)])
+def test_numbers_that_cannot_be_classes_are_a_regression(y: np.ndarray) -> None:
+    assert from_sources({"a": (FEATURES, y)}).sources[0].kind == "regression"
+
+
+LARGE = torch.arange(1e4).reshape(100, 100)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sources": [("a", LARGE, LARGE[0])]},
+        {"sources": (LARGE, LARGE[0])},
+        {"sources": LARGE},
+        {"sources": {LARGE: (LARGE, LARGE[0])}},
+        {"sources": {"a": {"x": LARGE, "y": LARGE[0]}}},
+        {"sources": {"a": (LARGE, LARGE[0])}, "kinds": LARGE},
+        {"sources": {"a": (LARGE, LARGE[0])}, "kinds": {"a": LARGE}},
+        {"sources": {"a": (LARGE, LARGE[0])}, "kinds": {LARGE: "regression"}},
+        {"sources": {"a": (LARGE, LARGE[0])}, "test_fraction": LARGE},
+        {"sources": {"a": (LARGE, LARGE[0])}, "name": LARGE},
+        {"sources": {"a": (LARGE, LARGE[0])}, "seed": LARGE},
+    ],
+)
+def test_errors_name_shapes_instead_of_printing_tensors(arguments: dict[str, Any]) -> None:
+    with pytest.raises(DataError) as error:
+        from_sources(**arguments)
+    assert len(str(error.value)) < 120
+    assert "tensor(" not in str(error.value)

@@ -21,7 +21,7 @@ from spcl.data.protocol import (
 )
 from spcl.errors import DataError, SpclError
 from spcl.runs import resolve_settings
-from spcl.runs.problem import make_protocol
+from spcl.runs.build import make_protocol
 from spcl.streams import ParallelStream, Timeline, task_durations
 
 PROTOCOLS = Path(__file__).resolve().parents[3] / "shared" / "protocols"

@@ -15,8 +15,8 @@ from spcl.errors import SpclError
 from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset
 from spcl.methods import ER
-from spcl.runs.evaluation import evaluate_run
 from spcl.runs.export import export_run
+from spcl.runs.run import evaluate_run
 from spcl.runs.trained import read_run
 from tiny_runs import tiny_run
 

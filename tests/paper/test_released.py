@@ -27,8 +27,7 @@ from spcl.memory import EpochCoreset
 from spcl.methods import ER, METHODS, SORO, SORODBT, Method, make_method
 from spcl.models import BACKBONES, MLP, InputSpec, ResNet18
 from spcl.runs import resolve_settings
-from spcl.runs.build import make_backbone
-from spcl.runs.problem import load_benchmark
+from spcl.runs.build import load_benchmark, make_backbone
 from spcl.runs.settings import load_settings_file
 
 

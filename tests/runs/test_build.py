@@ -16,8 +16,7 @@ from spcl.losses import CrossEntropy
 from spcl.plugins import load_plugins
 from spcl.results import read_runs
 from spcl.runs import FolderError, InterruptedRunError, RunFolder, execute, load_run, resolve_settings, resume_settings
-from spcl.runs.build import make_learner
-from spcl.runs.problem import make_problem
+from spcl.runs.build import make_learner, make_problem
 from spcl.transforms import Compose, Crop, Flip
 
 HABITS: dict[str, Any] = {

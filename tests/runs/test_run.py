@@ -76,6 +76,30 @@ def test_record_is_complete_and_consistent(benchmark: Path, tmp_path: Path, scen
     assert RunFolder(tmp_path / "run").read_result() == result
 
 
+@pytest.mark.parametrize("evaluate_every", [None, 1, 5])
+def test_anytime_is_the_mean_over_steps_of_the_tasks_seen(
+    benchmark: Path, tmp_path: Path, evaluate_every: int | None
+) -> None:
+    result = execute(small_settings(benchmark, evaluate_every=evaluate_every), tmp_path / "run")
+    evaluations = {
+        line["step"]: line["accuracy"] for line in metrics_of(tmp_path / "run") if line["kind"] == "evaluation"
+    }
+    at_every_step = []
+    for step in range(result.steps or 0):
+        upcoming = evaluations[min(each for each in evaluations if each >= step)]
+        at_every_step.append(np.mean(list(upcoming.values())))
+    assert result.anytime == pytest.approx(np.mean(at_every_step))
+    assert f"anytime {result.anytime:.2f} %" in result.summary
+
+
+def test_anytime_is_unknown_where_tasks_are_evaluated_one_by_one(benchmark: Path, tmp_path: Path) -> None:
+    assert execute(small_settings(benchmark, evaluate="ended"), tmp_path / "run").anytime is None
+    both = small_settings(benchmark, evaluate="ended", evaluate_every=1)
+    assert execute(both, tmp_path / "both").anytime == pytest.approx(
+        execute(small_settings(benchmark, evaluate_every=1), tmp_path / "seen").anytime, abs=3.0
+    )
+
+
 def test_learns_and_names_losses_and_stability(benchmark: Path, tmp_path: Path) -> None:
     result = execute(small_settings(benchmark), tmp_path / "run")
     steps = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "step"]

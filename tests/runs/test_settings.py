@@ -139,3 +139,9 @@ def test_options_of_optimisers_may_be_whole_numbers_and_lists() -> None:
     settings = resolve_settings({"optimizer": given})
     assert settings.optimizer == given
     assert make_optimizer(settings, [nn.Parameter(torch.zeros(2))]).defaults["betas"] == (0.0, 0.99)
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, -1, None, [1]])
+def test_seeds_are_whole_numbers(seed: object) -> None:
+    with pytest.raises(SpclError, match="settings: seed ="):
+        resolve_settings({"seed": seed})

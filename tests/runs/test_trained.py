@@ -29,8 +29,8 @@ from spcl.runs import (
     resolve_settings,
     resume_settings,
 )
-from spcl.runs.evaluation import evaluate_run
 from spcl.runs.export import export_run
+from spcl.runs.run import evaluate_run
 from spcl.runs.trained import predict_files
 from trained_runs import NAMES, Trained, train, write_model_with_code
 

@@ -54,7 +54,9 @@ def test_a_log_has_plain_lines(benchmark: Path, tmp_path: Path) -> None:
     assert "class-incremental" in lines[0]
     assert any("step" in line and "κ" in line and "task-0" in line and "%" in line for line in lines[1:])
     result = json.loads((tmp_path / "run/result.json").read_text())
-    assert lines[-1].startswith(f"class-incremental: accuracy {result['accuracy']:.2f} %, F ")
+    assert lines[-1].startswith(
+        f"class-incremental: accuracy {result['accuracy']:.2f} %, anytime {result['anytime']:.2f} %, F "
+    )
     assert "\x1b" not in "".join(lines)
 
 

@@ -65,7 +65,7 @@ def predict(
 def evaluate(run: RunPath, device: Device = "auto", data_dir: DataDir = None, plugin: Plugins = None) -> None:
     """Evaluate the model of a complete run on its test data, beside what the run recorded."""
     from spcl.runs import read_run
-    from spcl.runs.evaluation import evaluate_run
+    from spcl.runs.run import evaluate_run
 
     with _naming_flags(run):
         trained = read_run(run, plugin or ())

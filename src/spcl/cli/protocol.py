@@ -46,7 +46,7 @@ def protocol(
     """Write a protocol file: label sets and timelines, drawn for a benchmark or converted from YAML."""
     from spcl.data import convert_protocol
     from spcl.runs import resolve_settings
-    from spcl.runs.problem import load_samples, make_protocol
+    from spcl.runs.build import load_samples, make_protocol
 
     load_plugin_flags(plugin)
     given = settings_from(benchmark=benchmark, protocol_seed=protocol_seed, data_dir=data_dir)
@@ -85,7 +85,7 @@ def timeline(
     import torch
 
     from spcl.runs import resolve_settings
-    from spcl.runs.problem import make_problem
+    from spcl.runs.build import make_problem
     from spcl.runs.view import draw_timeline
 
     load_plugin_flags(plugin)

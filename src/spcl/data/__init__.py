@@ -13,8 +13,7 @@ from spcl.data.catalogue import (
     load_data,
     preset_for,
 )
-from spcl.data.custom import from_arrays, from_dataset, from_sources
-from spcl.data.files import from_folder, from_npz
+from spcl.data.custom import from_arrays, from_dataset, from_folder, from_npz, from_sources
 from spcl.data.protocol import (
     PROTOCOL_FORMATS,
     Configuration,

@@ -1,7 +1,11 @@
-"""Custom data from arrays, tensors or a torch Dataset."""
+"""Custom data from arrays, a torch Dataset, a folder of pictures, or an .npz file."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -10,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from spcl.batches import Inputs, map_leaves, number_of_samples
-from spcl.data.reading import eight_bit
+from spcl.data.cache import cached, track
+from spcl.data.reading import Mode, decode_picture, eight_bit, file_states
 from spcl.data.samples import ImageData, SourceData, SourceSamples, stratified_mask
 from spcl.errors import DataError
 from spcl.tasks import Kind
@@ -36,6 +41,7 @@ def from_arrays(
     >>> from_arrays(features, ["cat", "dog"] * 5, name="pets")
     ImageData('pets': 8 + 2 samples of 4, 2 classes)
     """
+    _check_split(name, test_fraction, seed)
     if (test_x is None) != (test_y is None):
         found = "labels" if test_x is None else "samples"
         raise DataError(f"{name}: only test {found} are given; give test samples and test labels together, or neither")
@@ -102,7 +108,7 @@ def _finite_floats(tensor: Tensor, name: str) -> Tensor:
 
 def as_labels(y: Any, name: str) -> np.ndarray:
     """Return labels as a vector of integers or text."""
-    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    labels = _array(y, name)
     if labels.ndim != 1 or labels.dtype.kind not in "biuU":
         raise DataError(
             f"{name}: labels must be a vector of integers or text, found {labels.dtype} of shape {labels.shape}"
@@ -115,12 +121,27 @@ def held_out_mask(labels: np.ndarray, fraction: float, seed: int, name: str, *, 
 
     The hint is added to the error for a class of one sample.
     """
-    if not 0 < fraction < 1:
-        raise DataError(f"{name}: test_fraction is {fraction}; give a number between 0 and 1")
     values, counts = np.unique(labels, return_counts=True)
     if len(single := values[counts < 2]):
         raise DataError(f"{name}: class {single[0]!s} has one sample; splitting into training and test needs two{hint}")
     return stratified_mask(labels, fraction, np.random.default_rng(seed).permutation, nonempty=True)
+
+
+def _check_split(name: str, fraction: float, seed: int) -> None:
+    if not isinstance(name, str):
+        raise DataError(f"the name of the data is {_short(name)}; give a text")
+    if not (isinstance(fraction, Real) and 0 < fraction < 1):
+        raise DataError(f"{name}: test_fraction is {_short(fraction)}; give a number between 0 and 1")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise DataError(f"{name}: seed is {_short(seed)}; give a whole number of at least 0")
+
+
+def _short(value: Any) -> str:
+    """Describe a value for an error: arrays by their shape, collections by their length."""
+    if isinstance(value, str | int | float | None):
+        return f"{value!r:.60}"
+    kind, shape = type(value).__name__, getattr(value, "shape", None)
+    return f"a {kind}" + (f" of shape {tuple(shape)}" if shape is not None else "")
 
 
 def _data_set(name: str, x: Tensor, y: np.ndarray, test_x: Tensor, test_y: np.ndarray) -> ImageData:
@@ -167,7 +188,7 @@ def _sample_array(sample: Any, origin: str) -> np.ndarray:
 
 # -- several sources
 
-IN_A_FILE = "(in an .npz file, an array kind or NAME_kind)"
+IN_A_FILE = "(for an .npz file, the option kind, or an array kind or NAME_kind in it)"
 
 
 def from_sources(
@@ -186,8 +207,8 @@ def from_sources(
             may be arbitrary integers or strings. Without test samples, `test_fraction` of the samples (of every class)
             is held out.
         kinds: The kinds of sources whose targets do not show it. By default floating-point targets make a regression
-            (but columns of zeros and ones are an error), a vector of integers or text makes a classification, and other
-            targets are multi-label.
+            (but whole numbers that repeat, and columns of zeros and ones, are an error: they may be classes), a vector
+            of integers or text makes a classification, and other targets are multi-label.
         test_fraction: The part that is held out.
         seed: Chooses what is held out.
         name: The name of the data set.
@@ -197,18 +218,23 @@ def from_sources(
     >>> data.sources[1]
     SourceSamples('sign': classification of 2 classes, 8 + 2 samples of 4)
     """
-    for source in kinds or {}:
+    _check_split(name, test_fraction, seed)
+    for given, what in ((sources, "sources are"), ({} if kinds is None else kinds, "kinds are")):
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise DataError(f"{name}: {what} {_short(given)}; give a dict by the names of the sources")
+    kinds = {} if kinds is None else kinds
+    for source, kind in kinds.items():
         if source not in sources:
             raise DataError(f"{name}: a kind is given for {source!r}, which is none of {', '.join(map(repr, sources))}")
-    if not 0 < test_fraction < 1:
-        raise DataError(f"{name}: test_fraction is {test_fraction}; give a number between 0 and 1")
+        if not (isinstance(kind, str) and kind in get_args(Kind)):
+            raise DataError(f"{source}: there is no kind {_short(kind)}; choose one of {', '.join(get_args(Kind))}")
     made = []
     for source, arrays in sources.items():
         if not isinstance(arrays, tuple | list) or len(arrays) not in (2, 4):
             raise DataError(
                 f"{name}: source {source!r} must be (x, y) or (x, y, test_x, test_y); give two or four arrays"
             )
-        kind = (kinds or {}).get(source) or _kind_of(source, arrays[1])
+        kind = kinds[source] if source in kinds else _kind_of(source, arrays[1])
         made.append(_source(source, kind, arrays, test_fraction, seed))
     return SourceData(name, tuple(made))
 
@@ -231,7 +257,7 @@ def _source(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed:
 
 
 def _kind_of(name: str, y: Any) -> Kind:
-    targets = _array(y)
+    targets = _array(y, name)
     if targets.dtype.kind == "f":
         if targets.ndim == 2 and targets.shape[1] > 1 and np.isin(targets, (0.0, 1.0)).all():
             raise DataError(
@@ -239,12 +265,30 @@ def _kind_of(name: str, y: Any) -> Kind:
                 f'or numbers; give kinds={{"{name}": "multilabel"}}, or "regression", or "classification" if they are '
                 f"one-hot {IN_A_FILE}"
             )
+        if _is_vector(targets) and 1 < len(values := np.unique(targets)) <= len(targets) / 2 and _are_whole(values):
+            shown = ", ".join(f"{value:g}" for value in values[:5]) + (", …" if len(values) > 5 else "")
+            raise DataError(
+                f"{name}: targets are whole numbers as {targets.dtype} ({shown}), which may be classes or numbers to "
+                f'predict; give classes as integers, or give kinds={{"{name}": "classification"}} or "regression" '
+                f"{IN_A_FILE}"
+            )
         return "regression"
     return "classification" if targets.ndim == 1 else "multilabel"
 
 
-def _array(y: Any) -> np.ndarray:
-    return y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+def _is_vector(targets: np.ndarray) -> bool:
+    return targets.ndim > 0 and targets.size == len(targets)
+
+
+def _are_whole(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).all() and (values == np.round(values)).all())
+
+
+def _array(values: Any, name: str) -> np.ndarray:
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except ValueError as error:
+        raise DataError(f"{name}: expected an array, found rows of different lengths; give one shape to all") from error
 
 
 def _inputs(x: Any, name: str) -> Inputs:
@@ -254,9 +298,13 @@ def _inputs(x: Any, name: str) -> Inputs:
 
 
 def _targets(y: Any, kind: Kind, name: str) -> np.ndarray:
-    array = _array(y)
+    array = _array(y, name)
+    if kind == "classification" and array.dtype.kind == "f" and _is_vector(array):
+        if not _are_whole(array):
+            raise DataError(f"{name}: labels hold fractions, NaN or infinite values; give whole numbers or text")
+        array = array.reshape(-1).astype(np.int64)
     if kind == "classification" and array.dtype.kind != "f":
-        return as_labels(y, name)
+        return as_labels(array, name)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise DataError(f"{name}: targets must be an array of numbers, found {array.dtype} of shape {array.shape}")
     return array.astype(np.float32)
@@ -283,3 +331,209 @@ def _numbered_soft(name: str, y: np.ndarray, test_y: np.ndarray) -> tuple[list[n
     if labels.dtype.kind not in "biu":
         raise DataError(f"{name}: test labels beside soft labels must be integers, found {labels.dtype}")
     return [y, labels.astype(np.int64)], tuple(map(str, range(classes)))
+
+
+# -- a folder of pictures
+
+
+def from_folder(
+    path: str | Path,
+    *,
+    size: int | Sequence[int] = 32,
+    mode: Mode = "RGB",
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    name: str | None = None,
+) -> ImageData:
+    """Make a data set of a folder with one sub-folder of pictures per class.
+
+    A folder with ``train`` and ``test`` (or ``val``, where there is no ``test``) is split as these folders say; of any
+    other, `test_fraction` of every class is held out.
+
+    Pictures are converted to colour (or grey, mode ``"L"``), resized to the width and height `size` (one number for
+    both), and cached. Of 16-bit pictures the upper 8 bits are kept (``value >> 8``); pictures of 32-bit
+    integers or floats are an error.
+    """
+    root = Path(path).expanduser()
+    name = name or root.name
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; give a folder with one sub-folder of pictures per class")
+    sides = _width_and_height(size, name)
+    if mode not in get_args(Mode):
+        raise DataError(f"{name}: mode is {mode!r}; choose one of {', '.join(get_args(Mode))}")
+    folders = _split_folders(root) or [root]
+    with _unreadable_files_reported(root):
+        splits = {folder: _picture_files(folder) for folder in folders}
+        states = [file_states(root, files) for files in splits.values()]
+
+    def make() -> ImageData:
+        with _unreadable_files_reported(root):
+            arrays = [part for folder, files in splits.items() for part in _pictures(folder, files, sides, mode)]
+        return from_arrays(*arrays, test_fraction=test_fraction, seed=seed, name=name)
+
+    return cached(
+        name,
+        [str(root.resolve()), size, mode, test_fraction, seed, states],
+        make,
+    )
+
+
+def _width_and_height(size: int | Sequence[int], name: str) -> tuple[int, int]:
+    sides = (size, size) if isinstance(size, int) else size
+    match sides:
+        case [int(width), int(height)] if width >= 1 and height >= 1:
+            return width, height
+    raise DataError(
+        f"{name}: size is {size!r}; give one number for width and height, such as 32, or both, such as [32, 24], each "
+        "at least 1"
+    )
+
+
+def _split_folders(root: Path) -> list[Path]:
+    """Return the folders of training and test pictures, if there are two."""
+    tests = [root / name for name in ("test", "val") if (root / name).is_dir()]
+    return [root / "train", tests[0]] if tests and (root / "train").is_dir() else []
+
+
+def _pictures(folder: Path, files: list[Path], size: tuple[int, int], mode: Mode) -> tuple[np.ndarray, list[str]]:
+    """Return the pictures, and the names of their class folders as labels."""
+    progress = track(files, f"decoding {folder}", len(files))
+    pixels = [decode_picture(file.read_bytes(), str(file), mode, size) for file in progress]
+    return np.stack(pixels), [file.parent.name for file in files]
+
+
+@contextmanager
+def _unreadable_files_reported(root: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError that names the file, or the folder where the file is unknown."""
+    try:
+        yield
+    except OSError as error:
+        unreadable = error.filename or root
+        raise DataError(f"{unreadable} cannot be read: {error.strerror}; make it readable or remove it") from error
+
+
+def _picture_files(folder: Path) -> list[Path]:
+    return [file for kind in _class_folders(folder) for file in _pictures_of_class(kind)]
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    folders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise DataError(f"{folder}: expected one sub-folder of pictures per class, found none")
+    return folders
+
+
+def _pictures_of_class(folder: Path) -> list[Path]:
+    readable = Image.registered_extensions()
+    visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))  # macOS adds ._NAME.jpg to copies
+    named = sorted(entry for entry in visible if entry.suffix.lower() in readable)
+    for entry in named:
+        if entry.is_symlink() and not entry.exists():
+            raise DataError(
+                f"{entry} is a link to {entry.readlink()}, which does not exist; restore it or remove the link"
+            )
+    files = [entry for entry in named if entry.is_file()]
+    if not files:
+        raise DataError(f"{folder}: expected pictures of this class, found none")
+    return files
+
+
+# -- an .npz file
+
+PARTS = ("x", "y", "test_x", "test_y")
+HOW_TO_WRITE = "write it with np.savez(path, x=…, y=…)"
+
+
+def from_npz(path: str | Path, *, kind: Kind | Mapping[str, Kind] | None = None) -> ImageData | SourceData:
+    """Make a data set of an .npz file with samples ``x`` and targets ``y``, and perhaps ``test_x`` and ``test_y``.
+
+    A vector of integers or text holds labels, whose classes are split into tasks (see `from_arrays`). Other targets
+    make a regression or multi-label source with the name of the file. A file without ``x`` may hold several sources,
+    each a task: ``NAME_x`` and ``NAME_y``, and perhaps ``NAME_test_x`` and ``NAME_test_y``.
+
+    `from_sources` says which samples, targets and kinds there are. A kind that the targets do not show is a text in the
+    file, ``kind`` or ``NAME_kind``, or the argument `kind`, for all sources or by their names, which precedes the file.
+    Other arrays in the file are ignored.
+    """
+    file = Path(path).expanduser()
+    arrays = _read_arrays(file)
+    if not {"x", "y"} <= arrays.keys():
+        prefixes = {name: f"{name}_" for name in _source_names(file, arrays)}
+    elif kind is None and _holds_classes(arrays):
+        return from_arrays(arrays["x"], arrays["y"], arrays.get("test_x"), arrays.get("test_y"), name=file.stem)
+    else:
+        prefixes = {file.stem: ""}
+    sources = {name: _parts(file, prefix, arrays) for name, prefix in prefixes.items()}
+    named = {name: f"{prefix}kind" for name, prefix in prefixes.items()}
+    kinds = {name: _kind(file, array, arrays[array]) for name, array in named.items() if array in arrays}
+    given = kind if isinstance(kind, Mapping) else {} if kind is None else dict.fromkeys(sources, kind)
+    return from_sources(sources, {**kinds, **given}, name=file.stem)
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays that may be samples, targets or kinds, by their names."""
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file)
+            names = ["one array without a name"] if isinstance(loaded, np.ndarray) else list(loaded)
+            known = PARTS if {"x", "y"} <= set(names) else names
+            read = [
+                name for name in names if name in (*known, "kind") and name.rpartition("_")[2] in ("x", "y", "kind")
+            ]
+            arrays = {name: loaded[name] for name in read}
+    except Exception as error:  # numpy's readers raise many kinds on damaged files
+        raise DataError(f"cannot read {path}: {_reason(error, path)}; {HOW_TO_WRITE}") from error
+    if not {"x", "y"} <= arrays.keys() and not _pairs(arrays) - {"test"}:
+        raise DataError(
+            f"{path} must hold arrays x and y (and perhaps test_x and test_y) or NAME_x and NAME_y of every source, "
+            f"found {', '.join(names) or 'nothing'}; {HOW_TO_WRITE}"
+        )
+    return arrays
+
+
+def _holds_classes(arrays: dict[str, np.ndarray]) -> bool:
+    """Return whether y are labels of classes that are to be split into tasks."""
+    y = arrays["y"]
+    return "kind" not in arrays and y.dtype.kind != "f" and (y.ndim == 1 or y.dtype.kind not in "biu")
+
+
+def _pairs(arrays: Iterable[str]) -> set[str]:
+    """Return the names that have both samples and targets."""
+    ends = {end: {name.removesuffix(end) for name in arrays if name.endswith(end)} for end in ("_x", "_y")}
+    return ends["_x"] & ends["_y"]
+
+
+def _source_names(path: Path, arrays: dict[str, np.ndarray]) -> list[str]:
+    pairs = _pairs(arrays)
+    for name in arrays:
+        stem, _, part = name.rpartition("_")
+        if part in ("x", "y") and stem not in pairs:
+            missing = name[:-1] + {"x": "y", "y": "x"}[part]
+            raise DataError(f"{path} holds {name}, but no {missing}; give samples and targets together")
+    first = [name.removesuffix("_x") for name in arrays if name.removesuffix("_x") in pairs]
+    return [name for name in first if not (name.endswith("_test") and name.removesuffix("_test") in pairs)]
+
+
+def _parts(path: Path, prefix: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    tests = [f"{prefix}{part}" for part in PARTS[2:]]
+    found = [name for name in tests if name in arrays]
+    if len(found) == 1:
+        raise DataError(f"{path} holds {found[0]}; give {tests[0]} and {tests[1]} together, or neither")
+    return tuple(arrays[name] for name in (f"{prefix}x", f"{prefix}y", *found))
+
+
+def _kind(path: Path, name: str, text: np.ndarray) -> Kind:
+    kind = text.item() if text.size == 1 else text.tolist()
+    for known in get_args(Kind):
+        if kind == known:
+            return known  # type: ignore[no-any-return]
+    raise DataError(f"{path}: {name} is {kind!r}; choose one of {', '.join(get_args(Kind))}")
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """Return why reading failed, without numpy's advice to load pickles, which can execute code."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if "pickle" not in str(error):
+        return str(error)
+    return "its arrays hold Python objects" if zipfile.is_zipfile(path) else "it is damaged, or not an .npz file"

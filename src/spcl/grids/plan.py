@@ -17,7 +17,7 @@ from spcl.data.protocol import DRAWN_CONFIGURATIONS, check_configuration, load_p
 from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.runs import RunFolder, RunSettings, resolve_settings
-from spcl.runs.problem import lay_out, load_benchmark, load_samples, warn_of_few_steps
+from spcl.runs.build import lay_out, load_benchmark, load_samples, warn_of_few_steps
 from spcl.runs.settings import flat_settings, merge_settings, nested_settings, parse_value, split_values
 
 SEVERAL = {name: f"{name}s" for name in tagged(RunSettings, options.PLANNED)} | {"method.name": "methods"}

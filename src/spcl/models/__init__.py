@@ -1,8 +1,7 @@
 """Backbones shared by all tasks: modules with an attribute `feature_dim`, the number of features that they return."""
 
-from spcl.models.backbone import Backbone, Normalise
+from spcl.models.backbone import Backbone, InputSpec, Normalise
 from spcl.models.cnn import SmallCNN
-from spcl.models.input_spec import InputSpec
 from spcl.models.libraries import FeatureExtractor
 from spcl.models.mlp import MLP
 from spcl.models.registry import BACKBONES

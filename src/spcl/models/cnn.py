@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models.initialisation import Initialisation, initialise
+from spcl.models.backbone import Initialisation, initialise
 
 
 class SmallCNN(nn.Module):

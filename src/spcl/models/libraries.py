@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from spcl.errors import SpclError, did_you_mean
-from spcl.models.input_spec import InputSpec
+from spcl.models.backbone import InputSpec
 from spcl.models.registry import BACKBONES
 
 

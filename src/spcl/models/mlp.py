@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from spcl.models.initialisation import Initialisation, initialise
+from spcl.models.backbone import Initialisation, initialise
 
 
 class MLP(nn.Module):

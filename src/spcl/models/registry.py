@@ -7,9 +7,8 @@ from torch import nn
 
 from spcl._util.registry import Registry
 from spcl.errors import SpclError
+from spcl.models.backbone import Initialisation, InputSpec
 from spcl.models.cnn import SmallCNN
-from spcl.models.initialisation import Initialisation
-from spcl.models.input_spec import InputSpec
 from spcl.models.mlp import MLP
 from spcl.models.resnet import ResNet18, ResNet34
 from spcl.models.transformer import TextTransformer, VisionTransformer

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models.initialisation import Initialisation, initialise, initialise_he
+from spcl.models.backbone import Initialisation, initialise, initialise_he
 
 
 class ResNet18(nn.Module):

@@ -1,8 +1,7 @@
 """One run: its settings, its data laid out in time, training, evaluation and the files of its folder."""
 
-from spcl.runs.build import DeviceError, make_learner
+from spcl.runs.build import DeviceError, Problem, load_benchmark, make_learner, make_problem
 from spcl.runs.presets import resolve_settings, resume_settings
-from spcl.runs.problem import Problem, load_benchmark, make_problem
 from spcl.runs.records import (
     DataSummary,
     Environment,

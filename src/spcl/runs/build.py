@@ -1,31 +1,348 @@
-"""The learner of a run from its settings: device, backbone, memory, optimiser, heads and losses."""
+"""What a run is made of, from its settings: its data laid out in time, and its learner."""
 
+import copy
+import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spcl._util.registry import named_options
-from spcl.data import ImageData, SourceData
+from spcl.batches import Inputs, map_leaves
+from spcl.data import DATA, DATA_NAMES, PRESETS, ImageData, SourceData, from_folder, from_npz, load_data
+from spcl.data.protocol import (
+    LABEL_SETS,
+    Configuration,
+    Protocol,
+    draw_protocol,
+    draw_timeline,
+    fit,
+    in_paradigm,
+    load_protocol,
+)
+from spcl.data.samples import hold_out
 from spcl.distributed import World
-from spcl.errors import SpclError, did_you_mean
+from spcl.errors import DataError, SpclError, did_you_mean, is_out_of_memory
 from spcl.learner import Learner
 from spcl.learner.parameters import matching
 from spcl.losses import LOSSES, Loss
 from spcl.memory import MEMORIES, Memory
 from spcl.methods import make_method
+from spcl.methods.base import MEMORY
 from spcl.models import BACKBONES, Backbone, InputSpec, Normalise
 from spcl.optimizers import OPTIMIZERS
 from spcl.options import OPTIONS
 from spcl.runs.settings import RunSettings
 from spcl.schedules import SCHEDULES
+from spcl.streams import ParallelStream, StreamTask
 from spcl.tasks import TaskDescription
 from spcl.transforms import compose
+
+FEW_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data of a run, laid out in time.
+
+    Attributes:
+        data: training and test samples.
+        configuration: label set and timeline; of data of several sources, every source is a task, and the classes of
+            all sources are numbered through.
+        stream: the moments.
+        tests: the samples each task is evaluated on, with local labels.
+        tasks: what each task predicts.
+    """
+
+    data: ImageData | SourceData
+    configuration: Configuration
+    stream: ParallelStream
+    tests: dict[str, tuple[Inputs, Tensor]]
+    tasks: dict[str, TaskDescription]
+
+
+def make_problem(settings: RunSettings, device: torch.device, data: ImageData | SourceData | None = None) -> Problem:
+    """Lay out the given data in time, by default the data that the settings name; warn if a task has very few steps."""
+    problem = lay_out(settings, load_samples(settings, data), device)
+    warn_of_few_steps([problem])
+    return problem
+
+
+def load_samples(settings: RunSettings, data: ImageData | SourceData | None = None) -> ImageData | SourceData:
+    """Load the data, with a part of the training samples as test samples where ``validation`` is positive.
+
+    Args:
+        settings: the settings of a run.
+        data: used instead of the data that the settings name, if given.
+    """
+    if data is None:
+        data = load_benchmark(settings.benchmark, settings.data_dir, **settings.data)
+    return hold_out(data, settings.validation) if settings.validation else data
+
+
+def lay_out(settings: RunSettings, data: ImageData | SourceData, device: torch.device) -> Problem:
+    """Lay out loaded data in time, on the device."""
+    if isinstance(data, SourceData):
+        problem = _lay_out_sources(settings, data, device)
+        names = [name for source in data.sources if source.classes for name in source.class_names]
+    else:
+        problem, names = _lay_out_classes(settings, data, device), list(data.class_names)
+    check_losses(problem.tasks.values(), names, settings)
+    return problem
+
+
+def _lay_out_classes(settings: RunSettings, data: ImageData, device: torch.device) -> Problem:
+    """Lay out data whose classes are split into tasks."""
+    configuration = _stretched(settings, _configuration(settings, data))
+    stream = ParallelStream(
+        data.train_x.to(device),
+        data.train_y,
+        configuration.label_set,
+        configuration.timeline,
+        settings.batch_size,
+        settings.seed,
+        epochs=settings.epochs,
+    )
+    counts = torch.bincount(data.train_y, minlength=data.classes).tolist()
+    tasks = {
+        name: TaskDescription(
+            name=name,
+            classes=len(classes),
+            class_names=tuple(data.class_names[label] for label in classes),
+            class_counts=tuple(counts[label] for label in classes),
+        )
+        for name, classes in zip(stream.names, configuration.label_set, strict=True)
+    }
+    return Problem(data, configuration, stream, _test_samples(data, stream, device), tasks)
+
+
+def warn_of_few_steps(problems: Iterable[Problem]) -> None:
+    """Warn once if a task of these problems, which share their data, trains for very few steps."""
+    steps, batch_size, name = min(
+        (min(problem.configuration.timeline.durations), problem.stream.batch_size, problem.data.name)
+        for problem in problems
+    )
+    if steps < FEW_STEPS:
+        warnings.warn(
+            f"a task of {name} trains for only {steps} step{'s' if steps > 1 else ''} at batch_size = {batch_size}; "
+            "choose a smaller batch_size, more epochs or fewer tasks, or give more samples",
+            stacklevel=3,
+        )
+
+
+def make_protocol(settings: RunSettings, data: ImageData | SourceData) -> Protocol:
+    """Read the protocol that the settings name, or draw one for the data: timelines, and label sets unless fixed."""
+    if isinstance(data, SourceData):
+        raise DataError(
+            f"{data.name} has no classes to split into tasks: each of its sources is a task; use no protocol"
+        )
+    if settings.protocol is None:
+        return _drawn_protocol(settings, data)
+    protocol = load_protocol(Path(settings.protocol).expanduser())
+    if protocol.classes != data.classes:
+        raise DataError(
+            f"the protocol {settings.protocol} has {protocol.classes} classes, but {data.name} has {data.classes}; "
+            f"choose the protocol of this benchmark"
+        )
+    return protocol
+
+
+def _drawn_protocol(settings: RunSettings, data: ImageData) -> Protocol:
+    """Draw timelines, and label sets unless the benchmark has its own for this number of tasks."""
+    label_set = LABEL_SETS.get(settings.benchmark, ())
+    return draw_protocol(
+        data.classes,
+        settings.tasks,
+        data.train_y,
+        settings.batch_size,
+        settings.protocol_seed,
+        overlap=settings.overlap,
+        gap=settings.gap,
+        benchmark=data.name,
+        label_set=label_set if len(label_set) == settings.tasks else None,
+    )
+
+
+def _configuration(settings: RunSettings, data: ImageData) -> Configuration:
+    configuration = make_protocol(settings, data).configuration(settings.config)
+    if settings.fit:
+        configuration = fit(configuration, data.train_y, settings.batch_size)
+    return in_paradigm(configuration, settings.paradigm)
+
+
+def _stretched(settings: RunSettings, configuration: Configuration) -> Configuration:
+    return replace(configuration, timeline=configuration.timeline.stretched(settings.epochs))
+
+
+def _lay_out_sources(settings: RunSettings, data: SourceData, device: torch.device) -> Problem:
+    """Lay out data whose sources are the tasks."""
+    _check_sources(settings, data)
+    durations = [-(-len(source.train_y) // settings.batch_size) for source in data.sources]
+    timeline = draw_timeline(
+        durations, settings.config, settings.protocol_seed, overlap=settings.overlap, gap=settings.gap
+    )
+    tasks = [
+        StreamTask(source.name, _on(device, source.train_x), source.train_y, source.classes) for source in data.sources
+    ]
+    drawn = in_paradigm(Configuration((), timeline, settings.config), settings.paradigm)
+    timeline = _stretched(settings, drawn).timeline
+    stream = ParallelStream.of_tasks(tasks, timeline, settings.batch_size, settings.seed, epochs=settings.epochs)
+    return Problem(
+        data,
+        Configuration(stream.label_set, timeline, settings.config),
+        stream,
+        {source.name: (_on(device, source.test_x), source.test_y) for source in data.sources},
+        {
+            source.name: TaskDescription(
+                name=source.name,
+                kind=source.kind,
+                classes=source.outputs,
+                class_names=source.class_names or None,
+                class_counts=source.class_counts or None,
+            )
+            for source in data.sources
+        },
+    )
+
+
+def _check_sources(settings: RunSettings, data: SourceData) -> None:
+    """Refuse settings that do not fit data whose sources are the tasks."""
+    if settings.protocol is not None:
+        raise DataError(
+            f"each source of {data.name} is a task, so that the protocol {settings.protocol} does not apply; "
+            f"leave it out, and the timeline is drawn by protocol_seed"
+        )
+    if settings.tasks != len(data.sources):
+        raise DataError(
+            f"{data.name} has {len(data.sources)} sources, each of them a task, but tasks = {settings.tasks}; "
+            f"leave tasks out"
+        )
+    for source in data.sources:
+        if source.name in ("", MEMORY):
+            raise DataError(f"{data.name} has a source named {source.name!r}; give it another name")
+        if settings.scenario == "class" and source.kind != "classification":
+            raise SpclError(
+                f"source {source.name!r} of {data.name} is a {source.kind}, which has no place among the classes of a "
+                f"class-incremental run; choose scenario = task"
+            )
+        if source.kind == "regression" and bool((source.test_y == source.test_y[0]).all()):
+            raise DataError(
+                f"source {source.name!r} of {data.name}: all test targets are equal, which leaves R² undefined; give "
+                f"test samples with different targets"
+            )
+
+
+def _on(device: torch.device, x: Inputs) -> Inputs:
+    return map_leaves(lambda part: part.to(device), x)
+
+
+def _test_samples(data: ImageData, stream: ParallelStream, device: torch.device) -> dict[str, tuple[Inputs, Tensor]]:
+    tests: dict[str, tuple[Inputs, Tensor]] = {}
+    for name, classes in zip(stream.names, stream.label_set, strict=True):
+        local = torch.full((data.classes,), -1)
+        local[list(classes)] = torch.arange(len(classes))
+        labels = local[data.test_y]
+        members = labels >= 0
+        if not members.any():
+            raise DataError(f"{name}: its classes {list(classes)} have no test sample, so it cannot be evaluated")
+        tests[name] = (data.test_x[members].to(device), labels[members])
+    return tests
+
+
+# -- loading
+
+
+FOLDER_OPTIONS = ("size", "mode")
+
+
+def load_benchmark(benchmark: str, data_dir: str | None = None, **options: Any) -> ImageData | SourceData:
+    """Load data by name or path.
+
+    Args:
+        benchmark: a known benchmark, a data set of a plug-in, a folder of pictures, or an .npz file.
+        data_dir: where the files of known benchmarks are.
+        options: ``size`` and ``mode`` of a folder of pictures, ``kind`` of an .npz file, or the options of a plug-in's
+            data set.
+
+    >>> load_benchmark("ps-glyphs", size=64)
+    Traceback (most recent call last):
+    spcl.errors.DataError: the data ps-glyphs has no option 'size'; leave it out
+    """
+    path = Path(benchmark).expanduser()
+    if benchmark in PRESETS:
+        _check_options(benchmark, options)
+        return load_data(benchmark, data_dir)
+    if not (_is_path(benchmark) or path.exists()):
+        return _load_named(benchmark, data_dir, options)
+    if path.is_dir():
+        _check_options(benchmark, options, FOLDER_OPTIONS)
+        return from_folder(path, **options)
+    if path.suffix == ".npz" and path.exists():
+        _check_options(benchmark, options, ("kind",))
+        return from_npz(path, **options)
+    fault = "is neither a folder nor an .npz file" if path.exists() else "does not exist"
+    raise DataError(
+        f"the data {benchmark} {fault}; give a folder of pictures, an .npz file or one of {', '.join(PRESETS)}"
+    )
+
+
+def is_named_data(benchmark: str) -> bool:
+    """Return whether the text is the name of a known benchmark or of a plug-in's data set, or a path.
+
+    >>> is_named_data("ps-emnist"), is_named_data("/data/pictures"), is_named_data("custom")
+    (True, True, False)
+    """
+    return benchmark in PRESETS or _is_path(benchmark) or benchmark in DATA
+
+
+def check_data(settings: RunSettings, data: ImageData | SourceData | None) -> None:
+    """Raise an error unless the settings name the given data or, where none is given, data that can be loaded."""
+    if data is None and not is_named_data(settings.benchmark) and not Path(settings.benchmark).exists():
+        raise DataError(
+            f"the data {settings.benchmark!r} is no known benchmark, no path and no data set of a plug-in; if it came "
+            f"from Python, pass it again as data="
+        )
+    if data is not None and data.name != settings.benchmark:
+        raise DataError(
+            f"the settings are for the data {settings.benchmark!r}, but the data given is {data.name!r}; "
+            f"make them with resolve_settings(…, data=data)"
+        )
+    if data is not None and settings.data:
+        raise DataError(f"data is given, but so are options of its loader ({', '.join(settings.data)}); leave them out")
+
+
+def _is_path(benchmark: str) -> bool:
+    path = Path(benchmark).expanduser()
+    return "/" in benchmark or len(path.parts) > 1 or path.suffix == ".npz"
+
+
+def _load_named(name: str, data_dir: str | None, options: dict[str, Any]) -> ImageData | SourceData:
+    """Make a plug-in's data set."""
+    if name not in DATA:
+        hint = did_you_mean(name, [*DATA_NAMES, *DATA])
+        raise DataError(f"unknown data set {name!r}, and there is no such file or folder in {Path.cwd()}; {hint}")
+    data = DATA.make({"name": name, **options}, data_dir=data_dir)
+    if not isinstance(data, ImageData | SourceData):
+        raise DataError(f"the data set {name!r} must be ImageData or SourceData, but it is {type(data).__name__}")
+    return data
+
+
+def _check_options(benchmark: str, options: dict[str, Any], known: tuple[str, ...] = ()) -> None:
+    for option in options:
+        if option not in known:
+            hint = f"choose from {', '.join(known)}" if known else "leave it out"
+            raise DataError(f"the data {benchmark} has no option {option!r}; {hint}")
+
+
+# -- the learner
+
 
 SAMPLES_FOR_NORMALISATION = 10_000
 
@@ -81,15 +398,19 @@ def make_backbone(
     """Make the shared network on its device; bytes are normalised by statistics of (a part of) the training data,
     or scaled to 0…1.
 
-    Where sources have samples of several shapes or types, bytes reach the network as they are.
+    Where sources have samples of several shapes or types, bytes reach the network as they are, and a network that
+    cannot take the samples of every source is refused.
     """
     kinds = inputs_of(data) if isinstance(data, ImageData | SourceData) else data
-    inputs, momentum = reduce(or_, kinds), settings.batch_norm_momentum
+    inputs = replace(reduce(or_, kinds), sources=tuple(kinds) if len(kinds) > 1 else ())
+    momentum = settings.batch_norm_momentum
     backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
     for parameter in matching(backbone, settings.frozen) if settings.frozen else ():
         parameter.requires_grad_(False)
     if device.type == "cuda":
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if isinstance(data, SourceData) and any(kind != kinds[0] for kind in kinds):
+        _check_takes(backbone, settings, data, device)
     if any(kind.parts is not None or kind.dtype != torch.uint8 or kind.shape != inputs.shape for kind in kinds):
         return backbone
     if not settings.normalise or not isinstance(data, ImageData | SourceData):
@@ -100,6 +421,27 @@ def make_backbone(
     sample = torch.cat([x[::every] for x in images]).to(device)
     std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
     return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
+
+
+def _check_takes(backbone: nn.Module, settings: RunSettings, data: SourceData, device: torch.device) -> None:
+    """Raise an error unless a copy of the backbone returns features for two samples of every source."""
+    tried = copy.deepcopy(backbone).eval()
+    for source in data.sources:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                found = tuple(tried(map_leaves(lambda part: part[:2].to(device), source.train_x)).shape)
+            fault = None if len(found) == 2 and found[0] == min(2, len(source.train_y)) else f"it returns {found}"
+        except Exception as error:  # a plug-in may fail in any way
+            if is_out_of_memory(error):
+                raise
+            fault = str(error).partition("\n")[0]
+        if fault is not None:
+            name, _ = named_options(settings.backbone, "backbone")
+            raise SpclError(
+                f"backbone {name!r} cannot take the samples of source {source.name!r} of {data.name} "
+                f"({InputSpec.of(source.train_x)}): {fault}; give the sources samples of one shape and type, or a "
+                f"backbone of your own, which finds the samples of all sources in inputs.sources"
+            )
 
 
 def _training_samples(data: ImageData | SourceData) -> list[Any]:

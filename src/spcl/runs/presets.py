@@ -14,8 +14,7 @@ from spcl.data import PRESET_SETTINGS, PRESETS, ImageData, SourceData, load_prot
 from spcl.errors import SpclError
 from spcl.methods import make_method, recorded_settings
 from spcl.plugins import load_plugins, load_recorded_plugins
-from spcl.runs.build import check_device, make_optimizer
-from spcl.runs.problem import check_data, is_named_data, load_benchmark
+from spcl.runs.build import check_data, check_device, is_named_data, load_benchmark, make_optimizer
 from spcl.runs.records import FolderError, RunFolder
 from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.schedules import SCHEDULES

@@ -146,6 +146,8 @@ class RunResult(_Record):
     Attributes:
         accuracy: A, the mean final accuracy of all tasks.
         forgetting: F, the mean over tasks of the final accuracy minus the accuracy when the task ended.
+        anytime: the mean over the steps of the run of the mean accuracy of the tasks seen so far; every evaluation of
+            these tasks stands for the steps since the one before. None where tasks were evaluated only one by one.
         tasks: the final accuracy of every task, and the accuracy when it ended; 100·R² of regressions, F1 of labels.
         data: name and size of the data.
         fingerprint: checksum of the data.
@@ -176,6 +178,7 @@ class RunResult(_Record):
     seed: int | None = None
     accuracy: float = Field(strict=True)
     forgetting: float = Field(strict=True)
+    anytime: float | None = None
     tasks: dict[str, TaskResult]
     confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
     class_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -199,12 +202,13 @@ class RunResult(_Record):
 
     @property
     def summary(self) -> str:
-        """A and F as text.
+        """A, the anytime score if there is one, and F as text.
 
         >>> RunResult(accuracy=70.0, forgetting=-5.0, tasks={}).summary
         'accuracy 70.00 %, F -5.00 %'
         """
-        return f"{self.measure} {self.accuracy:.2f} %, F {self.forgetting:+.2f} %"
+        anytime = "" if self.anytime is None else f", anytime {self.anytime:.2f} %"
+        return f"{self.measure} {self.accuracy:.2f} %{anytime}, F {self.forgetting:+.2f} %"
 
     @field_validator("data", mode="before")
     @classmethod

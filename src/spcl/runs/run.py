@@ -1,41 +1,49 @@
-"""One run, from its settings to ``result.json``: start or resume, train, evaluate, save."""
+"""One run, from its settings to ``result.json``: start or resume, train, evaluate, save; its model evaluated again."""
 
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from spcl._util.files import write_json
 from spcl._util.signals import handling
 from spcl.checkpoint import checked_content, read_newest
 from spcl.data import ImageData, SourceData
 from spcl.distributed import World
+from spcl.engine.ranks import deal
 from spcl.errors import CheckpointError, OutOfMemoryError, SpclError, is_out_of_memory
 from spcl.learner import Learner, StepReport
+from spcl.orthogonality import filter_statistics
 from spcl.plugins import load_plugins
-from spcl.runs.build import add_task, inputs_of, learner_parts, make_heads, make_learner, make_losses, pick_device
-from spcl.runs.evaluation import (
-    Evaluation,
-    average_accuracy,
-    convolution_statistics,
-    evaluate,
-    evaluate_on_ranks,
-    forgetting,
+from spcl.runs.build import (
+    add_task,
+    check_data,
+    inputs_of,
+    is_named_data,
+    learner_parts,
+    make_heads,
+    make_learner,
+    make_losses,
+    make_problem,
+    pick_device,
 )
 from spcl.runs.presets import resolve_settings, resume_settings
-from spcl.runs.problem import check_data, make_problem
 from spcl.runs.records import (
     METRICS,
     DataSummary,
+    FolderError,
     MetricsFile,
     Provenance,
     Recorder,
@@ -45,11 +53,14 @@ from spcl.runs.records import (
     TaskResult,
     UnfinishedRunError,
     current_environment,
+    fingerprint,
+    finite_or_none,
 )
 from spcl.runs.settings import BOOKKEEPING, RunSettings, decisive_settings, flat_settings
-from spcl.runs.trained import save_model
+from spcl.runs.trained import TrainedRun, save_model
 from spcl.runs.view import SilentView, View
 from spcl.streams import Moment
+from spcl.tasks import TaskDescription
 from spcl.trackers import TRACKERS, Tracker, close_tracker, tracker_errors
 
 
@@ -168,12 +179,28 @@ class InterruptedRunError(SpclError):
 
 @dataclass
 class Progress:
-    """The state of a run apart from its learner and stream: accuracies, training time, length of the metrics file."""
+    """The state of a run apart from its learner and stream.
+
+    Attributes:
+        at_end: the score of every task when it ended.
+        latest: the last score of every task.
+        anytime: the mean, over the steps up to the last evaluation of all tasks seen, of the mean score of these tasks.
+        evaluated_steps: the number of these steps.
+        trained_seconds: the time spent in training.
+        metrics_position: the length of the metrics file.
+    """
 
     at_end: dict[str, float] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
+    anytime: float = 0.0
+    evaluated_steps: int = 0
     trained_seconds: float = 0.0
     metrics_position: int = 0
+
+    def evaluated(self, step: int, score: float) -> None:
+        """Add an evaluation of all tasks seen, after this many steps: it stands for the steps since the last one."""
+        self.anytime += (score - self.anytime) * (step - self.evaluated_steps) / step
+        self.evaluated_steps = step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -185,7 +212,7 @@ class Progress:
             scores = value.values() if isinstance(value, dict) else ()
             if type(value) is not type(getattr(self, name)) or not all(isinstance(score, float) for score in scores):
                 raise CheckpointError(f"the progress of the run has {name} = {value!r:.80}; use another checkpoint")
-        vars(self).update(state)
+        vars(self).update({"anytime": nan} | dict(state))  # checkpoints of earlier versions have no evaluations
 
 
 class TrainingRun:
@@ -338,6 +365,8 @@ class TrainingRun:
         if tasks := self._tasks_to_evaluate(moment, report):
             accuracies, self.tables = self._evaluation(tasks)
             self.progress.latest |= accuracies
+            if accuracies.keys() == self.learner.tasks.keys():
+                self.progress.evaluated(self.learner.steps, average_accuracy(accuracies))
             self.progress.at_end |= {task: accuracies[task] for task in moment.ended}
             self.recorder.evaluation(moment.step, moment.ended, accuracies)
 
@@ -348,7 +377,7 @@ class TrainingRun:
         due = moment.ended or self._is_last_step() or (every is not None and (report.step + 1) % every == 0)
         return list(self.learner.tasks) if due else []
 
-    def _evaluation(self, tasks: list[str]) -> Evaluation:
+    def _evaluation(self, tasks: list[str]) -> "Evaluation":
         tests = {task: self.problem.tests[task] for task in tasks}
         if self.distributed is None:
             return evaluate(self.learner, tests, self.problem.tasks)
@@ -397,6 +426,7 @@ class TrainingRun:
             seed=self.settings.seed,
             accuracy=average_accuracy(final),
             forgetting=forgetting(final, at_end),
+            anytime=self._anytime(),
             tasks={
                 name: TaskResult(at_end=at_end[name], final=final[name], metric=METRICS[tasks[name].kind])
                 for name in final
@@ -412,6 +442,11 @@ class TrainingRun:
             seconds={"training": self.progress.trained_seconds},
         )
 
+    def _anytime(self) -> float | None:
+        """Return the anytime score, or None where only single tasks were evaluated before the end."""
+        only_single = self.settings.evaluate == "ended" and self.settings.evaluate_every is None
+        return None if only_single or not isfinite(self.progress.anytime) else self.progress.anytime
+
 
 @contextmanager
 def stop_requested() -> Iterator[threading.Event]:
@@ -425,3 +460,185 @@ def stop_requested() -> Iterator[threading.Event]:
 
     with handling((signal.SIGINT, signal.SIGTERM), handle):
         yield stop
+
+
+# -- scores
+
+
+Tests = Mapping[str, tuple[Any, Tensor]]
+"""Inputs and targets of every task."""
+
+
+class Evaluation(NamedTuple):
+    """The score of every task in per cent, and the confusion tables of the classifications."""
+
+    scores: dict[str, float]
+    tables: dict[str, NDArray[np.int64]]
+
+
+def evaluate(learner: Learner, tests: Tests, tasks: Mapping[str, TaskDescription]) -> Evaluation:
+    """Evaluate tasks by the metric of their kind: accuracy, R² or F1, all in per cent."""
+    kinds = {name: tasks[name].kind for name in tests}
+    tables = confusions(learner, {name: test for name, test in tests.items() if kinds[name] == "classification"})
+    scores = {}
+    for name, (x, y) in tests.items():
+        if name in tables:
+            scores[name] = confusion_accuracy(learner, name, tables[name])
+        else:
+            output = learner.predict(x, task=name).cpu()
+            scores[name] = 100.0 * (r_squared if kinds[name] == "regression" else f1_score)(output, y)
+    return Evaluation(scores, tables)
+
+
+def evaluate_on_ranks(world: World, learner: Learner, tests: Tests, tasks: Mapping[str, TaskDescription]) -> Evaluation:
+    """Evaluate as :func:`evaluate` does, each rank a part of the tasks; every rank gets all scores."""
+    names = list(tests)
+    block = deal([len(y) for _, y in tests.values()], world.size)[world.rank]
+    parts = world.gather_objects(evaluate(learner, {names[index]: tests[names[index]] for index in block}, tasks))
+    scores = {name: score for part in parts for name, score in part.scores.items()}
+    return Evaluation(scores, {name: table for part in parts for name, table in part.tables.items()})
+
+
+def r_squared(output: Tensor, targets: Tensor) -> float:
+    r"""Compute :math:`R^2 = 1 - \sum_{ij} (y_{ij} - o_{ij})^2 / \sum_{ij} (y_{ij} - \bar y_j)^2`.
+
+    It is 1 for perfect predictions and 0 for predictions that always give the mean of each target.
+
+    >>> targets = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> r_squared(targets, targets), r_squared(torch.full((3, 1), 2.0), targets)
+    (1.0, 0.0)
+    """
+    output, targets = output.double(), targets.double()
+    return 1.0 - float((targets - output).square().sum() / (targets - targets.mean(dim=0)).square().sum())
+
+
+def f1_score(logits: Tensor, targets: Tensor) -> float:
+    """Compute the micro-averaged F1, 2·TP / (2·TP + FP + FN), of all labels; a logit above 0 predicts its label.
+
+    It is 1 where there is no label, neither in the targets nor predicted.
+
+    >>> f1_score(torch.tensor([[2.0, -1.0], [0.5, -3.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
+    0.8
+    """
+    predicted, present = logits > 0, targets > 0
+    hits, errors = int((predicted & present).sum()), int((predicted ^ present).sum())
+    return 2 * hits / (2 * hits + errors) if hits or errors else 1.0
+
+
+def confusions(learner: Learner, tests: Tests) -> dict[str, NDArray[np.int64]]:
+    """Count for every task how often each of its classes (rows) was predicted as each class (columns).
+
+    The columns are the task's own classes or, class-incremental, all classes seen.
+    """
+    if not tests:
+        return {}
+    with_task = learner.scenario == "task"
+    predicted = [learner.predict(x, task=task if with_task else None) for task, (x, _) in tests.items()]
+    on_host = torch.split(torch.cat(predicted).cpu(), [len(labels) for labels in predicted])  # waits for a GPU once
+    pairs = zip(tests.items(), on_host, strict=True)
+    return {task: _confusion(learner, task, y, labels) for (task, (_, y)), labels in pairs}
+
+
+def confusion_accuracy(learner: Learner, task: str, table: NDArray[np.int64]) -> float:
+    """Compute the accuracy of a confusion table, in per cent."""
+    offset = 0 if learner.scenario == "task" else learner.tasks[task].offset
+    return 100.0 * float(np.trace(table[:, offset:])) / float(table.sum())
+
+
+def average_accuracy(final: Mapping[str, float]) -> float:
+    r"""Compute :math:`A = \frac1T \sum_t a_{\bar e}^t`, the mean over tasks of the score at the end of the run.
+
+    >>> average_accuracy({"a": 80.0, "b": 60.0})
+    70.0
+    """
+    return float(np.mean(list(final.values())))
+
+
+def forgetting(final: Mapping[str, float], at_end: Mapping[str, float]) -> float:
+    r"""Compute :math:`F = \frac1T \sum_t (a_{\bar e}^t - a_{e_t}^t)`, the mean change since each task ended.
+
+    >>> forgetting({"a": 80.0, "b": 60.0}, {"a": 90.0, "b": 60.0})
+    -5.0
+    """
+    return float(np.mean([final[task] - at_end[task] for task in final]))
+
+
+def convolution_statistics(backbone: nn.Module) -> dict[str, dict[str, float | None]]:
+    """Compute conditioning, norm and redundancy of the filters of every convolution, by layer name."""
+    names = [name for name, layer in backbone.named_modules() if isinstance(layer, nn.Conv2d)]
+    statistics = filter_statistics(backbone, names) if names else {}
+    return {name: finite_or_none(vars(values)) for name, values in statistics.items()}
+
+
+def _confusion(learner: Learner, task: str, y: Tensor, predicted: Tensor) -> NDArray[np.int64]:
+    classes = learner.tasks[task].classes or 0
+    columns = classes if learner.scenario == "task" else len(learner.classes)
+    return torch.bincount(y * columns + predicted, minlength=classes * columns).view(classes, columns).numpy()
+
+
+# -- a saved model beside what its run recorded
+
+
+ROUNDING = 0.01
+
+
+@dataclass(frozen=True)
+class Reevaluation:
+    """The scores of every task in per cent, their metrics, and their mean A: as recorded and now."""
+
+    metrics: Mapping[str, str]
+    recorded: Mapping[str, float]
+    now: Mapping[str, float]
+
+    @property
+    def averages(self) -> tuple[float, float]:
+        """A as recorded and now."""
+        return average_accuracy(self.recorded), average_accuracy(self.now)
+
+    @property
+    def difference(self) -> float:
+        """The largest difference of a task's score.
+
+        >>> Reevaluation({"a": "accuracy", "b": "accuracy"}, {"a": 80.0, "b": 60.0}, {"a": 80.0, "b": 59.5}).difference
+        0.5
+        """
+        return max(abs(self.now[task] - score) for task, score in self.recorded.items())
+
+
+def evaluate_run(
+    run: TrainedRun,
+    device: str = "auto",
+    data_dir: str | None = None,
+    data: ImageData | SourceData | None = None,
+) -> Reevaluation:
+    """Load data and model of a run, and evaluate every task on the test data as the run did.
+
+    A warning is given if scores differ by more than rounding, or if the data has changed.
+
+    Args:
+        run: the run.
+        device: ``cpu``, ``cuda``, …; ``auto`` is a GPU if there is one.
+        data_dir: where the publishers' files are, if not where they were.
+        data: the data of a run that was made with data from Python.
+    """
+    if data is None and not is_named_data(run.settings.benchmark):
+        raise FolderError(
+            f"the data {run.settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "
+            f"evaluate_run(read_run(path), data=…)"
+        )
+    chosen = pick_device(device)
+    settings = run.settings.model_copy(update={} if data_dir is None else {"data_dir": data_dir})
+    problem = make_problem(settings, chosen, data)
+    learner = run.learner(device)
+    now = evaluate(learner, {task: problem.tests[task] for task in run.result.tasks}, problem.tasks).scores
+    metrics = {name: METRICS[task.kind] for name, task in run.tasks.items()}
+    outcome = Reevaluation(metrics, {task: result.final for task, result in run.result.tasks.items()}, now)
+    if run.result.fingerprint not in (None, fingerprint(problem.data)):
+        warnings.warn(f"the data of {settings.benchmark} has changed since the run was made", stacklevel=2)
+    elif outcome.difference > ROUNDING:
+        warnings.warn(
+            f"scores differ by up to {outcome.difference:.2f} from the recorded ones on the same data; another "
+            f"device or version of PyTorch can change the class of a few samples",
+            stacklevel=2,
+        )
+    return outcome

@@ -56,7 +56,8 @@ class _ProblemSettings(BaseModel):
     )
     data: dict[str, Any] = setting(
         {},
-        "options of the data's loader: size and mode of a folder of pictures, or options of a plug-in's data set",
+        "options of the data's loader: size and mode of a folder of pictures, kind of the targets of an .npz file, or "
+        "options of a plug-in's data set",
         LOADING,
     )
     preset: str = setting(

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spcl.learner import StepReport
-from spcl.runs.problem import Problem
+from spcl.runs.build import Problem
 from spcl.runs.records import METRICS, RunResult
 from spcl.runs.settings import RunSettings
 from spcl.streams import Timeline
@@ -119,6 +119,7 @@ class PlainView:
             f"{result.scenario}-incremental: {result.summary} (below 0: forgotten), "
             f"{result.seconds['training']:.1f} s of training",
             highlight=False,
+            soft_wrap=True,
         )
 
     def close(self) -> None:

@@ -5,11 +5,12 @@ data set whose tasks overlap in time; `LiveStream` yields the moments of sources
 """
 
 from spcl.streams.live import LiveStream
-from spcl.streams.moment import Moment
 from spcl.streams.parallel import (
     LabelSet,
+    Moment,
     ParallelStream,
     StreamTask,
+    Timeline,
     check_label_set,
     check_timeline,
     draw_label_set,
@@ -17,7 +18,6 @@ from spcl.streams.parallel import (
     task_durations,
 )
 from spcl.streams.reading import Failure
-from spcl.streams.timeline import Timeline
 
 __all__ = [
     "Failure",

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 from spcl.batches import Batch
 from spcl.errors import SpclError, TaskError
 from spcl.sources import Message, Rejected, Source, as_source
-from spcl.streams.moment import Moment
+from spcl.streams.parallel import Moment
 from spcl.streams.reading import HANGING_SECONDS, Failure, Queue, Readers
 
 _log = logging.getLogger(__name__)

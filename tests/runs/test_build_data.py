@@ -25,12 +25,13 @@ from spcl.runs import (
     RunSettings,
     execute,
     make_problem,
+    read_run,
     resolve_settings,
     resume_settings,
 )
 from spcl.runs.build import make_heads
-from spcl.runs.evaluation import f1_score, r_squared
 from spcl.runs.records import FolderError
+from spcl.runs.run import evaluate_run, f1_score, r_squared
 from spcl.runs.trained import _restored_task, _saved_task
 from spcl.tasks import TaskDescription
 
@@ -185,6 +186,52 @@ def test_sources_of_different_shapes_are_trained_together_and_resume_exactly(tmp
     with pytest.raises(InterruptedRunError):
         execute(settings, tmp_path / "run", data=data, view=StopAtStep(7))
     assert content(execute(settings, tmp_path / "run", data=data, resume=True)) == content(whole)
+
+
+def wide_and_narrow(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    wide, narrow = rng.normal(size=(60, 5)), rng.normal(size=(60, 3))
+    y = {"wide_y": (wide[:, 0] > 0).astype(int), "narrow_y": (narrow[:, 0] > 0).astype(int)}
+    np.savez(path, wide_x=wide, narrow_x=narrow, **y)
+    return path
+
+
+def test_a_backbone_that_cannot_take_every_source_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    settings = resolve_settings(SMALL | {"benchmark": str(wide_and_narrow(tmp_path / "two.npz"))})
+    with pytest.raises(SpclError, match=r"backbone 'mlp' cannot take .* source 'narrow' of two \(float32 3\)"):
+        execute(settings, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+PADDING = """
+from torch import nn
+from torch.nn.functional import pad
+from spcl.plugins import backbone
+
+class Padded(nn.Sequential):
+    feature_dim = 8
+
+    def __init__(self, width):
+        super().__init__(nn.Linear(width, 8), nn.ReLU())
+        self.width = width
+
+    def forward(self, x):
+        return super().forward(pad(x, (0, self.width - x.shape[1])))
+
+@backbone("padded")
+def padded(inputs):
+    assert inputs.shape == inputs.sources[0].shape
+    return Padded(max(each.shape[0] for each in inputs.sources))
+"""
+
+
+def test_a_plug_in_backbone_gets_the_samples_of_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BACKBONES, "_factories", dict(BACKBONES._factories))
+    (plugin := tmp_path / "padding.py").write_text(PADDING)
+    given = {"benchmark": str(wide_and_narrow(tmp_path / "two.npz")), "plugins": [str(plugin)], "backbone": "padded"}
+    result = execute(resolve_settings(SMALL | given), tmp_path / "run")
+    assert result.tasks.keys() == {"wide", "narrow"}
+    assert evaluate_run(read_run(tmp_path / "run"), "cpu").difference == 0.0
 
 
 @pytest.mark.parametrize("scenario", ["task", "class"])
