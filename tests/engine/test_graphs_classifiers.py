@@ -112,7 +112,7 @@ def test_one_graph_trains_towards_stored_logits_as_the_eager_engine(
     assert engine.fallback_reason is None
     passes = [each for each in engine._one_pass._passes.values() if each.samples._stored is not None]
     assert passes
-    assert device == "cpu" or any(each._replay is not None for each in passes)
+    assert device == "cpu" or any(each.graph.replay is not None for each in passes)
 
 
 @devices

@@ -18,7 +18,7 @@ from torch.nn import functional
 from spcl.engine.segments import SegmentGradients, SideStreams
 
 Parameters = tuple[Any, Any]
-"""Weight and bias. Autograd does not follow the members of a tuple: their gradients go to :class:`SegmentGradients`."""
+"""Weight and bias, in a tuple so that autograd ignores them: their gradients go to :class:`SegmentGradients`."""
 
 
 class ConvolutionOptions(NamedTuple):
@@ -182,7 +182,7 @@ ALL = slice(None)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, options: ConvolutionOptions) -> Tensor:
-    """Compute a convolution, by a kernel for filters with few weights where there is one."""
+    """Compute a convolution; filters with few weights have a kernel of their own on a GPU."""
     if bias is None and _has_convolution_kernels(x, weight, options):
         from spcl.engine.kernels.convolution import Geometry, convolve, has_few_columns
 
@@ -260,10 +260,10 @@ def normalise_batches(
 
 @dataclass(frozen=True, eq=False)
 class Followers:
-    """The functions that are computed together with batch-norm: an addition, then ReLU, then max-pooling.
+    """The functions computed together with batch-norm: an addition, then ReLU, then max-pooling.
 
     Attributes:
-        addend: a tensor of the same shape that is added, or None.
+        addend: a tensor of the same shape to add, or None.
         relu: whether ReLU follows.
         pool: whether 2×2 max-pooling follows.
     """
@@ -279,7 +279,7 @@ NOTHING = Followers()
 
 @dataclass(frozen=True, eq=False)
 class ImageNormalisation:
-    """Batch-norm of the images of several batches by few kernels on a GPU, together with the functions that follow it.
+    """Batch-norm of the images of several batches by few kernels on a GPU, with the functions that follow it.
 
     Attributes:
         x: the images.
@@ -309,7 +309,7 @@ class ImageNormalisation:
             eps=self.eps,
             relu=followers.relu,
             pool=followers.pool,
-            add_gradients=partial(_add_gradients, self.target, self.weight, self.bias),  # holds no images
+            add_gradients=partial(_add_gradients, self.target, self.weight, self.bias),  # a method would hold x
             tables=self.target.segments.tables,
         )
         anchor = self.target.follow(self.weight, self.bias)
@@ -335,7 +335,7 @@ DEVICES = {"cuda"}
 """Types of devices that run Triton kernels."""
 
 MOST_NUMBERS = 2**31 - 2**10
-"""The most entries of a tensor: kernels index them, and some beyond the end, with 32 bits."""
+"""The most entries of a tensor: kernels index entries, and a few beyond the end, with 32 bits."""
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -352,11 +352,11 @@ def _triton_works(device: torch.device) -> bool:
 
     try:
         launch_first(device)
-    except Exception as error:  # of Triton, the compiler or the driver
+    except Exception as error:  # raised by Triton, the compiler or the driver
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         warnings.warn(
-            f"Triton cannot compile kernels ({reason}), so slower kernels of PyTorch are used; install a C compiler "
-            "and the headers of Python",
+            f"Triton cannot compile kernels ({reason}), so PyTorch's slower kernels are used; install a C compiler and "
+            "Python's headers",
             RuntimeWarning,
             stacklevel=2,
         )

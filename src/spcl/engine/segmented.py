@@ -25,16 +25,16 @@ ELEMENTWISE |= {Tensor.add, Tensor.mul, Tensor.sub, Tensor.div, Tensor.__truediv
 class SegmentedMode(TorchFunctionMode):
     """Replaces the functions of layers by versions that give one gradient per segment, and one normalisation per batch.
 
-    Functions that treat every sample by itself and have no parameters are left to PyTorch. A function that uses
-    parameters in a way that is not known raises an :class:`UnsupportedError`.
+    Functions without parameters, which must treat every sample by itself, are left to PyTorch. A function that uses
+    parameters in an unknown way raises an :class:`UnsupportedError`.
 
     Args:
         segments: the batches and segments of the joint batch, in the order of its samples.
         target: receives the gradients; None leaves gradients to autograd.
         names: the names of the parameters, for errors.
         counters: the ``num_batches_tracked`` of batch-norm layers.
-        defers: whether batch-norm may be computed together with what follows it. Code of the network, or a hook, that
-            reads the output of a batch-norm layer would then find a placeholder; this is for networks of known layers.
+        defers: whether batch-norm may be computed together with the functions that follow it. Only for networks of
+            known layers: a hook, or other code that reads the output of a batch-norm layer, would find a placeholder.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SegmentedMode(TorchFunctionMode):
     # -- parameters used by themselves
 
     def _other(self, func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function that broadcasts parameters over samples, or only reads what they are, like ``size``."""
+        """Call a function that broadcasts parameters over samples, or only reads their properties, like ``size``."""
         if func.__name__ != "__get__":
             tensors = [value for value in args if isinstance(value, Tensor)] if func in ELEMENTWISE else []
             widest = max(tensors, key=lambda tensor: tensor.ndim) if tensors else None
@@ -195,10 +195,10 @@ class SegmentedMode(TorchFunctionMode):
         return result
 
     def _per_sample(self, value: Any, widest: Tensor | None) -> Any:
-        """Return a parameter that is broadcast over samples with one copy per sample; other values as they are.
+        """Return a parameter that is broadcast over samples as one copy per sample; return other values unchanged.
 
         A parameter is broadcast if its first dimension is 1, like a class token, or if it has fewer dimensions than
-        ``widest``, the tensor that it is added to or multiplied by, like a scale.
+        ``widest``, the tensor to which it is added or by which it is multiplied, like a scale.
         """
         if isinstance(value, tuple | list):
             return type(value)(self._per_sample(member, widest) for member in value)
@@ -231,7 +231,7 @@ LAYERS: dict[Function, Function] = {
 """Functions of layers, and the methods that compute them segment by segment."""
 
 WITH_BUFFERS = {functional.batch_norm, Tensor.add_}
-"""Functions that change buffers: they are replaced whether they have parameters or not."""
+"""Functions that change buffers: they are replaced even without parameters."""
 
 
 def _channel_shape(x: Tensor) -> tuple[int, ...]:
@@ -257,12 +257,12 @@ RELUS = {functional.relu, torch.relu, Tensor.relu, torch.relu_, Tensor.relu_}
 ADDITIONS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__}
 POOLS = {functional.max_pool2d}
 FOLLOWING = RELUS | ADDITIONS | POOLS
-"""Functions that can be computed together with the deferred tensor that they take."""
+"""Functions that can be computed together with their deferred argument."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Waiting:
-    """A deferred tensor that is not computed yet; it has the shape and type of ``images`` before the followers."""
+    """A deferred tensor, not computed yet; before its followers it has the shape and type of ``images``."""
 
     placeholder: Tensor
     images: Tensor
@@ -271,9 +271,9 @@ class _Waiting:
 
 
 class DeferredTensors:
-    """Placeholders of tensors that are computed when they are used, together with the functions that follow.
+    """Placeholders for tensors that are computed when they are used, together with the functions that follow.
 
-    An addition, ReLU and max-pooling that follow at once become part of the computation; any other use starts it. All
+    An addition, ReLU and max-pooling that follow directly become part of the computation; any other use starts it. All
     function calls must pass through :meth:`follow` and :meth:`resolved`, as in a ``TorchFunctionMode``.
     """
 
@@ -282,7 +282,7 @@ class DeferredTensors:
         self._known: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def add(self, images: Tensor, compute: Compute) -> Tensor:
-        """Return a placeholder of a tensor that has the shape and type of the images."""
+        """Return a placeholder for a tensor of the images' shape and type."""
         return self._wait(_Waiting(images.new_empty(0), images, compute, NOTHING))
 
     @property
@@ -291,7 +291,7 @@ class DeferredTensors:
         return not (self._waiting or self._known)
 
     def follow(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return a placeholder of the function's result, or None if it cannot be computed with a deferred tensor."""
+        """Return a placeholder for the function's result, or None if it cannot be computed with a deferred tensor."""
         if function in ADDITIONS:
             return self._follow_by_addition(function, args, kwargs)
         waiting = self._waiting.get(id(args[0])) if args else None
@@ -323,9 +323,9 @@ class DeferredTensors:
         return None
 
     def _extend(self, waiting: _Waiting, in_place: bool, **changes: Any) -> Tensor:
-        """Return a placeholder of the tensor with one more follower.
+        """Return a placeholder for the tensor with one more follower.
 
-        The old placeholder stands for the new one if the follower works in place; else it must not be used any more.
+        If the follower works in place, the old placeholder stands for the new one; else it must not be used again.
         """
         old = waiting.placeholder
         followers = replace(waiting.followers, **changes)

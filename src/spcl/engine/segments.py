@@ -1,7 +1,6 @@
-"""A joint batch: which of its samples belong to which batch, and where the gradient of every batch is written.
+"""Joint batches: several batches side by side share one pass through the network.
 
-A joint batch is several batches side by side, which share one pass through the network. Its segments are the runs of
-batches whose gradients are written to the same row of the gradient matrix.
+Consecutive batches whose gradients are added to the same row of the gradient matrix form a segment of the joint batch.
 """
 
 from collections import defaultdict
@@ -20,8 +19,7 @@ from spcl.aggregation.factors import FactoredGradients
 from spcl.engine.rows import GradientMatrix
 
 MOST_CLEARED = 1 << 21
-"""Up to this many numbers, clearing rows and adding a product is faster on a CPU than writing the product: they stay in
-its cache."""
+"""Up to this many numbers stay in a CPU's cache; then clearing rows and adding a product is faster than writing it."""
 
 Work = Callable[..., Tensor]
 """Computes the gradient of a parameter; given a slice of its first dimension, the gradient of that slice."""
@@ -33,10 +31,9 @@ class UnsupportedError(Exception):
 
 @dataclass(frozen=True)
 class Segments:
-    """How the samples of a joint batch are divided: into batches, and into segments.
+    """How the samples of a joint batch are divided into batches and segments.
 
-    Consecutive batches whose gradients are added to the same row are one segment. Batch-norm normalises every batch by
-    its own statistics; gradients are computed per segment.
+    Batch-norm normalises every batch by its own statistics; gradients are computed per segment.
 
     Attributes:
         sizes: the number of samples of every batch.
@@ -98,11 +95,11 @@ class Segments:
 
     @cached_property
     def tables(self) -> dict[object, Any]:
-        """Tables that kernels need about these batches, kept for as long as the CUDA graphs that read them."""
+        """A cache of the tables about these batches that kernels read; CUDA graphs keep the addresses."""
         return {}
 
     def multiple(self, tensor: Tensor) -> int:
-        """Return how many consecutive entries of the tensor's first dimension belong to one sample."""
+        """Return how many consecutive entries along the tensor's first dimension belong to one sample."""
         count = tensor.shape[0] if tensor.ndim else 0
         if count % self.samples or not count:
             raise UnsupportedError(
@@ -120,7 +117,7 @@ class Segments:
         return kept
 
     def lengths_in(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return how many entries of the tensor's first dimension belong to every segment."""
+        """Return how many entries along the tensor's first dimension belong to each segment."""
         multiple = self.multiple(tensor)
         return self.lengths if multiple == 1 else tuple(multiple * length for length in self.lengths)
 
@@ -130,6 +127,7 @@ class Segments:
 
 
 STREAMS = 4
+"""The number of side streams that share the work."""
 
 
 class SideStreams(AbstractContextManager["SideStreams"]):
@@ -144,7 +142,7 @@ class SideStreams(AbstractContextManager["SideStreams"]):
         self._count = 0
 
     def run(self, work: Callable[[], object]) -> None:
-        """Run a piece of work after everything that is queued on the main stream so far."""
+        """Run a piece of work after all work queued on the main stream so far."""
         if self._device.type != "cuda":
             work()
             return
@@ -178,7 +176,7 @@ class SegmentGradients:
     Args:
         gradients: the gradient matrix.
         segments: the segments of the joint batch.
-        fresh: whether the rows hold nothing yet and this pass alone writes to the rows of the step.
+        fresh: whether the rows are empty and no other pass of the step writes to them.
 
     Attributes:
         segments: the segments of the joint batch.
@@ -200,11 +198,11 @@ class SegmentGradients:
         return isinstance(parameter, nn.Parameter) and parameter in self._gradients.blocks
 
     def follow(self, *parameters: Tensor | None) -> Tensor:
-        """Note that the forward pass uses parameters; return the tensor that autograd follows in their place."""
+        """Note that the forward pass uses these parameters; return the tensor that autograd tracks in their place."""
         return self._gradients.anchor
 
     def converted(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a weight in another type; the weights of all convolutions are converted together, by one kernel."""
+        """Return a weight in another type; one kernel converts the weights of all convolutions together."""
         if not isinstance(weight, nn.Parameter) or weight not in self or weight.ndim < 3:
             return weight.to(dtype)
         if dtype not in self._converted:
@@ -216,7 +214,7 @@ class SegmentGradients:
         return self._converted[dtype][weight]
 
     def add_products(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-        """Add ``leftᵀ right`` of every segment to the segment's gradient of a weight matrix."""
+        """Add every segment's ``leftᵀ right`` to its gradient of a weight matrix."""
         if parameter not in self:
             return
         lengths = self.segments.lengths_in(left)
@@ -253,7 +251,7 @@ class SegmentGradients:
         self.add(parameter, sums.view(-1, *parameter.shape))
 
     def _kept_as_factor(self, parameter: nn.Parameter, values: Tensor) -> bool:
-        """Keep the sums as a factor if the layer's weight keeps the same factor already; return whether that is so."""
+        """Keep the sums as a factor if the layer's weight keeps the same values as a factor; return whether it does."""
         factors = self._gradients.factors
         kept = next((each for each in factors.values() if each.left is values), None)
         if kept is None or parameter not in self._unwritten:
@@ -280,7 +278,7 @@ class SegmentGradients:
             streams.run(partial(_store, block[row], work, is_new))
 
     def claim_rows(self, parameter: nn.Parameter) -> Tensor | None:
-        """Return the columns of a parameter for the caller to overwrite, or None if they hold something already."""
+        """Return a parameter's columns for the caller to overwrite; None if they hold a gradient already."""
         return self._block(parameter)[0] if parameter in self._unwritten else None
 
     def add_at(self, parameter: nn.Parameter, entries: Tensor, values: Tensor) -> None:
@@ -301,13 +299,13 @@ class SegmentGradients:
             self.add(parameter, torch.stack([part.sum(dim=0) for part in parts]))
 
     def finish(self) -> None:
-        """Write what :meth:`add_by_batch` has collected; set the gradients of unused parameters to zero."""
+        """Write the values collected by :meth:`add_by_batch`; set the gradients of unused parameters to zero."""
         self._write_late()
         for parameter in self._unwritten:
             self._gradients.blocks[parameter][: self._gradients.plan.rows].zero_()
 
     def _block(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
-        """Return the columns of a parameter, and whether they were empty until now; the caller writes to them."""
+        """Return a parameter's columns for the caller to write to, and whether they were empty until now."""
         block, is_new = self._gradients.blocks[parameter], parameter in self._unwritten
         self._unwritten.discard(parameter)
         if not is_new:

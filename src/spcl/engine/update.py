@@ -1,8 +1,9 @@
-"""The update of the weights: clipping, one step of the optimiser, the average of the weights."""
+"""The update of the weights: clip the gradients, make one step of the optimiser, average the weights."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -12,16 +13,16 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 WARM_UP = 9
-"""Sets how fast a young average follows: after n updates it is that of the last (10 + n) / 9 or so."""
+"""Sets how fast a new average follows: after n updates it covers about the last (10 + n) / 9 updates."""
 
 
 class WeightAverage:
     r"""The exponential moving average of parameters and floating-point buffers over updates,
     :math:`\bar\theta \leftarrow \bar\theta + r_n (\theta - \bar\theta)`.
 
-    The rate of the n-th update of a module, counted from 0, is :math:`r_n = \max(1 - d,\ 9 / (10 + n))`, so that an
-    average forgets where it began: that of a head which is added late soon catches up. Buffers, i.e. batch-norm's
-    running averages, are averaged with the weights that they belong to.
+    The rate of the n-th update of a module, counted from 0, is :math:`r_n = \max(1 - d,\ 9 / (10 + n))`, so an average
+    forgets its starting value, and a head added late catches up. Floating-point buffers, such as batch-norm's running
+    statistics, are averaged like the weights.
 
     Args:
         decay: d, from 0 (no average) to below 1.
@@ -43,8 +44,8 @@ class WeightAverage:
         self.decay = decay
         self._tensors: list[Tensor] = []
         self._averages: list[Tensor] = []
-        self._modules: dict[nn.Module, slice] = {}  # where the tensors of each are
-        self._updates = torch.zeros(0)  # of each module, on its device: a captured update counts, too
+        self._modules: dict[nn.Module, slice] = {}  # the module's part of both lists
+        self._updates = torch.zeros(0)  # by module; a tensor, so that an update captured in a CUDA graph counts itself
 
     @property
     def averages(self) -> Mapping[Tensor, Tensor]:
@@ -53,27 +54,28 @@ class WeightAverage:
 
     @property
     def updates(self) -> dict[nn.Module, int]:
-        """The number of updates of every module; reading it synchronises with a GPU."""
+        """The number of updates by module; reading it synchronises with a GPU."""
         return {module: int(count) for module, count in zip(self._modules, self._updates.tolist(), strict=True)}
 
     def follow(self, modules: Iterable[nn.Module], updates: Mapping[nn.Module, int] | None = None) -> None:
-        """Average what these modules train from now on; the average of something new begins with its value.
+        """Average exactly these modules from now on; the average of a new tensor starts at its present value.
 
         Args:
             modules: all modules to average.
-            updates: their numbers of updates so far; those counted here if not given.
+            updates: how many updates each module has had; by default the numbers counted so far.
         """
         known, updates = self.averages, self.updates if updates is None else updates
         owned = {module: list(_averaged(module)) for module in modules}
+        ends = accumulate(map(len, owned.values()), initial=0)
         self._tensors = [each for own in owned.values() for each in own]
         self._averages = [known[each] if each in known else each.detach().clone() for each in self._tensors]
-        self._modules = dict(zip(owned, _slices([len(own) for own in owned.values()]), strict=True))
+        self._modules = dict(zip(owned, (slice(*both) for both in pairwise(ends)), strict=True))
         counts = [float(updates.get(module, 0)) for module in owned]
         self._updates = torch.tensor(counts, device=self._tensors[0].device if self._tensors else None)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Include the present values, with few kernel launches for all of them."""
+        """Include the present values, by a few kernel launches for all tensors together."""
         if not self._tensors:
             return
         rates = (WARM_UP / (WARM_UP + 1 + self._updates)).clamp_(min=1.0 - self.decay).unbind()
@@ -91,7 +93,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let parameters and buffers have their averages as values within the block, without copying any."""
+        """Give parameters and buffers their averages as values within the block, without copying."""
         before = [tensor.data for tensor in self._tensors]
         try:
             for tensor, average in zip(self._tensors, self._averages, strict=True):
@@ -102,25 +104,18 @@ class WeightAverage:
                 tensor.data = value
 
     def _local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return what this process holds of the tensors."""
+        """Return the parts of the tensors that this process holds: here, all of each."""
         return list(tensors)
 
 
 def _averaged(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the trainable parameters and the floating-point buffers of a module."""
+    """Yield a module's trainable parameters and floating-point buffers."""
     yield from (parameter for parameter in module.parameters() if parameter.requires_grad)
     yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
 
 
-def _slices(lengths: Sequence[int]) -> Iterator[slice]:
-    start = 0
-    for length in lengths:
-        yield slice(start, start + length)
-        start += length
-
-
 FUSED = (Adam, AdamW, SGD)
-"""Optimisers that can update all tensors of a group in one call."""
+"""Optimisers that can update all tensors of a group in one call, PyTorch's "fused" implementation."""
 
 PLAIN = (Tensor, nn.Parameter)
 """Tensors that are not sharded."""
@@ -128,9 +123,9 @@ PLAIN = (Tensor, nn.Parameter)
 
 @contextmanager
 def _fused(optimizer: Optimizer) -> Iterator[None]:
-    """Let the optimiser update all tensors of a group in one call, where it can and the user leaves it the choice.
+    """Make the optimiser use its fused implementation within the block, unless the user has chosen another one.
 
-    On a CPU PyTorch makes a dozen calls for every tensor by itself; with 64 heads that takes four times as long.
+    By default PyTorch makes a dozen calls per tensor on a CPU; with 64 heads that takes four times as long.
     """
     groups = [group for group in optimizer.param_groups if type(optimizer) in FUSED]
     before = [group["fused"] for group in groups]
@@ -145,14 +140,14 @@ def _fused(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _is_free(group: Mapping[str, Any]) -> bool:
-    """Return whether a group leaves it to PyTorch how its tensors are updated, and one call can update all of them."""
+    """Return whether the group lets PyTorch choose the implementation, and the fused one can handle all its tensors."""
     if group["foreach"] is not None or group["differentiable"] or isinstance(group["lr"], Tensor):
         return False
     return all(map(_is_plain, group["params"]))
 
 
 def _is_plain(parameter: Tensor) -> bool:
-    """Return whether a tensor on a CPU, and its gradient, are numbers without gaps: the call ignores strides."""
+    """Return whether tensor and gradient are dense, contiguous floats on a CPU: the fused call ignores strides."""
     gradient = parameter.grad
     is_dense = gradient is None or (not gradient.is_sparse and gradient.is_contiguous())
     is_number = parameter.is_cpu and parameter.is_floating_point() and parameter.is_contiguous()
@@ -160,7 +155,7 @@ def _is_plain(parameter: Tensor) -> bool:
 
 
 def _starts_momentum(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Return whether some tensors, but not all, have no momentum yet, which the fused SGD cannot compute."""
+    """Return whether some tensors have momentum already and others do not, which the fused SGD cannot handle."""
     if not group.get("momentum"):
         return False
     trained = (parameter for parameter in group["params"] if parameter.grad is not None)
@@ -169,13 +164,13 @@ def _starts_momentum(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Update:
-    """Clipping of the gradients, one step of the optimiser, and the average of the weights after it.
+    """One update: clip the gradients, make a step of the optimiser, update the average of the weights.
 
     Attributes:
         optimizer: the optimiser of all parameters.
-        factor: of every group's initial learning rate in this step; None leaves the learning rates as they are.
-        clip_norm: the largest norm of all gradients together, or None.
-        average: of the weights, or None.
+        factor: multiplies every group's initial learning rate in this step; None leaves learning rates unchanged.
+        clip_norm: the largest norm of all gradients together; None for no clipping.
+        average: the average of the weights, or None.
     """
 
     optimizer: Optimizer
@@ -186,15 +181,15 @@ class Update:
     def set_learning_rates(self) -> None:
         """Set the groups' learning rates.
 
-        Those of ``capturable`` groups on a GPU are tensors that are filled in place, so that a captured optimiser reads
-        them and need not be captured again.
+        Learning rates of ``capturable`` groups on a GPU are tensors, filled in place, so that a captured graph stays
+        valid.
         """
         if self.factor is None:
             return
         groups = self.optimizer.param_groups
         device = next((parameter.device for group in groups for parameter in group["params"]), torch.device("cpu"))
         for group in groups:
-            is_new = "initial_lr" not in group  # also the name that PyTorch's schedulers use
+            is_new = "initial_lr" not in group  # PyTorch's schedulers use the same name
             if is_new:
                 group["initial_lr"] = float(group["lr"])
             rate, present = group["initial_lr"] * self.factor, group["lr"]
@@ -206,7 +201,7 @@ class Update:
                 group["lr"] = torch.full((), rate, device=device)
 
     def apply(self) -> None:
-        """Update the weights at the present learning rates, without synchronising with a GPU."""
+        """Update the weights with the present learning rates, without synchronising with a GPU."""
         if self.clip_norm is not None:
             parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             clip_grad_norm_(parameters, self.clip_norm)

@@ -1,4 +1,4 @@
-"""Capture of work as CUDA graphs: launching small kernels one by one takes longer than running them."""
+"""Capture of work as CUDA graphs, because launching small kernels one by one takes longer than running them."""
 
 import sys
 import warnings
@@ -16,15 +16,15 @@ from spcl.engine.segments import side_stream
 from spcl.errors import is_out_of_memory
 
 MOST_GRAPHS = 8
-"""The most graphs of one kind that are kept: each takes memory, and time to capture."""
+"""The most graphs of one kind to keep: each takes memory, and time to capture."""
 
 
 class GraphCapture:
     """Captures the graphs of one model, all in one memory pool. On a device without CUDA graphs it captures none.
 
     Attributes:
-        unsupported: why the work of this model cannot be captured, once that is known; else None.
-        seconds: the time that capturing has taken so far.
+        unsupported: why this model's work cannot be captured; None as long as no capture has failed.
+        seconds: the time spent on capturing so far.
     """
 
     def __init__(self, model: SharedModel) -> None:
@@ -37,14 +37,14 @@ class GraphCapture:
         self._stream = side_stream(self.device) if on_cuda else None
 
     def key(self, size: int, x: Tensor) -> tuple[object, ...]:
-        """Return what a graph depends on: the number of samples, their shape and type, and the modes of all modules."""
+        """Return the properties that a graph depends on: number, shape and type of samples, and all modules' modes."""
         return size, x.shape[1:], x.dtype, tuple([module.training for module in self._modules])
 
     def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]] | None:
         """Capture pieces of work in the order in which they run; return a function that replays each.
 
-        All pieces must have run before. The result is None if the work must run eagerly: on a device without CUDA
-        graphs, or if a piece cannot be captured; then a warning gives the reason, and :attr:`unsupported` is set.
+        All pieces must have run before. Return None if the work must run eagerly: on a device without CUDA graphs, or
+        if a piece cannot be captured; then a warning gives the reason, and :attr:`unsupported` is set.
         """
         if self._pool is None or self.unsupported is not None:
             return None
@@ -61,7 +61,7 @@ class GraphCapture:
             self.seconds += perf_counter() - begin
 
     def warm_up(self, work: Callable[[], None]) -> None:
-        """Run the work eagerly on the capturing stream, where libraries then allocate their workspaces."""
+        """Run the work eagerly on the capturing stream, so that libraries allocate their workspaces there."""
         if self._stream is None:
             work()
             return
@@ -83,11 +83,11 @@ class GraphCapture:
         return graph.replay
 
     def _capturing(self, graph: torch.cuda.CUDAGraph, **options: Any) -> torch.cuda.graph:
-        """Return the context of a capture that work of other threads, such as predictions, does not disturb."""
+        """Return the context of a capture; other threads may use the GPU meanwhile, for predictions for example."""
         return torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local", **options)
 
     def _leave_pool(self) -> None:
-        """Release the memory pool: PyTorch does not if a capture cannot be ended, and its memory would be lost."""
+        """Release the memory pool: if a capture cannot be ended, PyTorch does not, and the memory would be lost."""
         assert self._pool is not None
         with suppress(RuntimeError):  # the capture has been ended
             torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
@@ -95,7 +95,7 @@ class GraphCapture:
 
     def _mark_unsupported(self, reason: BaseException) -> None:
         self.unsupported = str(reason).splitlines()[0]
-        # a failed capture leaves the random number generator in capture mode; an empty capture ends that mode
+        # a failed capture leaves the random number generator in capture mode; an empty capture ends this mode
         with self._capturing(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=self.device)
         warnings.warn(
@@ -143,18 +143,41 @@ def _buffers_in_place(modules: Sequence[nn.Module]) -> Iterator[None]:
         raise RuntimeError(f"the backbone replaces its buffer {replaced[0][1]!r}; it must change it in place")
 
 
+class RepeatedWork:
+    """Runs the same work again and again: eagerly the first time, as a warm-up, then as a CUDA graph if possible.
+
+    Attributes:
+        replay: replays the graph; None if there is none.
+    """
+
+    def __init__(self, capture: GraphCapture) -> None:
+        self._capture = capture
+        self._is_warm = False
+        self.replay: Callable[[], None] | None = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run the work, always the same, or replay its graph; the work is not kept, since its owner keeps this."""
+        if self.replay is None and self._is_warm:
+            (self.replay,) = self._capture.capture([work]) or (None,)
+        if self.replay is None:
+            self._capture.warm_up(work)
+        else:
+            self.replay()
+        self._is_warm = True
+
+
 WARM_UPS = 1
-"""How often work runs eagerly before it is captured."""
+"""How often a :class:`GraphCache` runs work eagerly before it captures it."""
 
 MOST_KEYS = 1000
-"""The most keys whose runs are counted; beyond, counting starts again."""
+"""The most keys whose runs are counted; beyond this number counting starts again."""
 
 
 class GraphCache:
-    """Captures small pieces of work that are repeated, and keeps their graphs.
+    """Captures small pieces of repeated work and keeps their graphs.
 
-    Work with equal keys is the same work: it runs eagerly :data:`WARM_UPS` times, then it is captured. At most
-    :data:`MOST_GRAPHS` graphs are kept; the oldest is dropped.
+    Equal keys mean equal work, which runs eagerly :data:`WARM_UPS` times and is captured then. At most
+    :data:`MOST_GRAPHS` graphs are kept; a new one replaces the oldest.
     """
 
     def __init__(self, capture: GraphCapture) -> None:

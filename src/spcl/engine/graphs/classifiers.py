@@ -31,9 +31,9 @@ class JointClassifier:
 
     Args:
         features: the number of features.
-        class_incremental: whether the softmax of a sample covers the classes of all tasks.
+        class_incremental: whether a sample's softmax covers the classes of all tasks.
         offsets: returns the numbers that the loss of new samples adds to logits, or None.
-        like: a tensor with the type and the device of the weights.
+        like: a tensor with the weights' type and device.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class JointClassifier:
     def ranges_of(self, samples: Sequence[Samples]) -> list[int]:
         """Return for every batch the range of classes that its softmax covers, for :meth:`within`.
 
-        A range is identified by its first class; the range of new samples whose loss has offsets, by the capacity.
+        A range is identified by its first class; the range with offsets, for new samples, by the capacity.
         """
         offsets = self._offsets()
         if offsets is not None and offsets is not self._written:
@@ -93,23 +93,23 @@ class JointClassifier:
         return [self.capacity if flag else first for flag, first in zip(has_offsets, firsts, strict=True)]
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return the logits of all classes that the matrix has capacity for."""
+        """Return the logits of all rows of the matrix, also of rows without a class yet."""
         return linear(features, self.weight, self.bias)
 
     def within(self, logits: Tensor, ranges: Tensor) -> Tensor:
-        """Return the logits with offsets inside the range of each sample, and −∞ outside."""
+        """Return the logits, plus offsets inside each sample's range, and −∞ outside."""
         return logits + self._outside.index_select(0, ranges)
 
 
 class JointGradient:
-    """The gradient of a batch: for shared parameters every batch overwrites it, for heads batches add to it.
+    """The gradient of a batch: every batch overwrites the shared parameters' part and adds to the heads' part.
 
-    Heads that are weighed with the backbone are a part of every batch's gradient, which overwrites them, too.
+    If heads are weighed with the backbone, every batch overwrites the heads' part, too.
 
     Attributes:
-        whole: the gradient of the shared parameters, then of the matrix, then of the biases.
-        shared: the gradient of the shared parameters.
-        heads: the gradient of matrix and biases.
+        whole: the gradient of shared parameters, matrix and biases, in this order.
+        shared: the part of the shared parameters.
+        heads: the part of matrix and biases.
         weighs_heads: whether heads are weighed with the backbone.
     """
 
@@ -154,8 +154,8 @@ Coefficients = tuple[float, float]
 class StaticSamples:
     r"""The tensors of one or more batches that a graph reads, and the losses of their samples.
 
-    Every sample has the range of classes that its softmax covers (its task's classes, or all classes, perhaps with
-    offsets); its stored logits begin at the first class of the range. In a batch of n samples the loss of a sample is
+    A sample's softmax covers a range of classes (its task's classes, or all classes, perhaps with offsets); its stored
+    logits begin at the first class of the range. In a batch of n samples the loss of a sample is
     :math:`\tfrac1n (a\, \ell + b\, d)` with cross-entropy :math:`\ell` and squared distance d to stored logits.
 
     Args:
@@ -163,12 +163,12 @@ class StaticSamples:
         x: inputs of the same shape and type.
         sizes: the sizes of the batches.
         coefficients: the coefficients (a, b) of the batches.
-        keeps_logits: whether the logits are kept, for memory to store.
+        keeps_logits: whether to keep the logits, for memory to store.
 
     Attributes:
         joint: the classifier of all classes.
         x: the inputs.
-        logits: the logits of all classes that the classifier has capacity for, or None if they are not kept.
+        logits: the logits of all rows of the classifier, or None if they are not kept.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class StaticSamples:
             self._stored[: len(stored)].copy_(stored, non_blocking=True)
 
     def losses(self, logits: Tensor) -> Tensor:
-        """Return the loss of every sample; the losses of a batch's samples add up to the loss of the batch."""
+        """Return the loss of every sample; the sum over a batch is the loss of the batch."""
         if self.logits is not None:
             self.logits.copy_(logits.detach())
         labels, ranges, widths = self._table
@@ -215,7 +215,7 @@ class StaticSamples:
         return losses
 
     def _table_of(self, samples: Sequence[Samples]) -> NDArray[np.int64]:
-        """Return label among all classes, range of classes and number of stored logits of every sample."""
+        """Return every sample's label among all classes, range of classes, and number of stored logits."""
         sizes = [group.y.shape[0] for group in samples]
         widths = [0 if group.stored is None else group.stored.shape[1] for group in samples]
         tasks = [group.task for group in samples]
@@ -225,7 +225,7 @@ class StaticSamples:
         return table
 
     def _stored_logits(self, stored: Tensor, first: Tensor, widths: Tensor) -> Tensor:
-        """Return stored logits, which are packed sample after sample, at their classes; NaN where there are none."""
+        """Return stored logits, given sample after sample, at their classes; NaN at classes without a stored logit."""
         column = self._columns - first.unsqueeze(1)
         is_stored = (column >= 0) & (column < widths.unsqueeze(1))
         place = column + (widths.cumsum(0) - widths).unsqueeze(1)
@@ -233,13 +233,13 @@ class StaticSamples:
 
 
 class StaticGradient:
-    """The gradient of a batch of one size on static tensors, which a graph can read and write.
+    """The gradient of a batch of a certain size on static tensors, which a graph can read and write.
 
     Attributes:
         samples: the batch.
         gradient: the gradient, after :meth:`work`.
         health: loss, norm of the gradient and norm of the backbone's buffers, after :meth:`work`.
-        replay: replays the graph of :meth:`work`; None if it is not captured.
+        replay: replays the graph of :meth:`work`; None if there is none.
     """
 
     def __init__(self, model: SharedModel, samples: StaticSamples, gradient: JointGradient) -> None:
@@ -264,12 +264,13 @@ class StaticGradient:
 
 
 class ClassifierGraphs:
-    """The gradient of a batch as one CUDA graph per batch size, for classifiers with linear heads.
+    """The gradient of a batch, with a CUDA graph per batch size, for classifiers with linear heads.
 
     The first batch of a size runs eagerly, as a warm-up; on a device without CUDA graphs every batch does.
 
     Attributes:
-        gradient: the gradient of the latest batch, and of all heads in this step; None before the first batch.
+        gradient: the shared parameters' gradient of the latest batch, and the heads' gradients of the step; None before
+            the first batch.
     """
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, method: Method) -> None:
@@ -292,15 +293,15 @@ class ClassifierGraphs:
             self.gradient.heads.zero_()
 
     def supports(self, samples: Sequence[Samples]) -> bool:
-        """Return whether all samples are tensors with labels, of classifiers with plain cross-entropy."""
+        """Return whether all samples are tensors with labels, for classifiers with plain cross-entropy."""
         return self._model.backbone.training and all(map(_is_plain, samples))
 
     def supports_together(self, samples: Sequence[Samples]) -> bool:
-        """Return whether all samples are supported and can be one batch: they have one shape and type."""
+        """Return whether all samples are supported and have one shape and type, so that they can be one batch."""
         return self.supports(samples) and len({sample_kind(group.x) for group in samples}) == 1
 
     def coefficients(self, draw: int | None) -> Coefficients:
-        """Return the coefficients of the loss on a replay batch, or on the batch of a task, whose ``draw`` is None."""
+        """Return the coefficients of the loss on a replay batch, or on a task's batch, whose ``draw`` is None."""
         return (1.0, 0.0) if draw is None else self._method.replay.coefficients(draw)
 
     def run(
@@ -318,7 +319,7 @@ class ClassifierGraphs:
         return static
 
     def logits(self, static: StaticSamples, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        """Return copies of the logits of the first batches, by task: of its own classes, or of all classes."""
+        """Return copies of the first batches' logits by task: for its own classes, or for all classes."""
         if static.logits is None:
             return {}
         sizes = [len(samples.y) for samples in batches]
@@ -331,7 +332,7 @@ class ClassifierGraphs:
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of the heads trained in this step; the next step overwrites them.
 
-        The gradients of heads that are weighed with the backbone are slices of the update.
+        If heads are weighed with the backbone, their gradients are slices of the update.
         """
         if not self._weighs_heads:
             return [pair for task in self._trained for pair in self._head_gradients[task]]
@@ -350,7 +351,7 @@ class ClassifierGraphs:
         self._trained |= dict.fromkeys(classifiers)
 
     def joint_classifier(self) -> JointClassifier:
-        """Return the joint classifier with the heads of all tasks; when it grows, graphs of the old one are dropped."""
+        """Return the joint classifier with the heads of all tasks; when it grows, drop the graphs of the old one."""
         if self._joint is None:
             features, like = int(self._model.feature_dim or 0), self._gradients.buffer.new_empty(0)
             is_joint, offsets = self._model.scenario == "class", self._model.loss_offsets

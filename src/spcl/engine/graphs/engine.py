@@ -16,7 +16,7 @@ from spcl.aggregation.gramians import float32_products, packed_gramian, unpacked
 from spcl.batches import Inputs, sample_kind
 from spcl.engine.base import Passes
 from spcl.engine.eager import EagerEngine, penalised_layers, penalty_factor
-from spcl.engine.graphs.capture import MOST_GRAPHS, GraphCache, GraphCapture
+from spcl.engine.graphs.capture import MOST_GRAPHS, GraphCache, GraphCapture, RepeatedWork
 from spcl.engine.graphs.classifiers import ClassifierGraphs
 from spcl.engine.graphs.joint import OnePassGraphs, StaticPass, SteadyLayouts
 from spcl.engine.model import BufferSnapshot, Samples, SharedModel, StepBatch
@@ -32,12 +32,11 @@ Array = NDArray[np.float64]
 
 
 class CudaGraphEngine(EagerEngine):
-    """Computes what :class:`~spcl.engine.eager.EagerEngine` computes, by replaying CUDA graphs.
+    """Computes the same results as :class:`~spcl.engine.eager.EagerEngine`, by replaying CUDA graphs.
 
-    It decides for every piece of work whether it can be captured: the gradients of classifiers with linear heads, of
-    all batches in one graph if they can share a pass; the backbone alone below other heads and losses; the
-    orthogonality gradient, the Gramian, the update of the weights and the copies of buffers. Everything else runs
-    eagerly. On a device without CUDA graphs the same code runs without capturing.
+    Graphs compute the gradients of classifiers with linear heads (one graph for all batches that can share a pass), the
+    backbone below other heads and losses, the orthogonality gradient, the Gramian, the update of the weights and the
+    copies of buffers. Everything else runs eagerly. On a device without CUDA graphs the same code runs uncaptured.
     """
 
     history: SteadyLayouts
@@ -67,16 +66,16 @@ class CudaGraphEngine(EagerEngine):
 
     @property
     def capture_seconds(self) -> float:  # type: ignore[override]
-        """The time spent so far on capturing work."""
+        """The time spent on capturing so far."""
         return self._capture.seconds
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
-        """Start a step; the GPU computes the orthogonality gradient, which needs no samples, meanwhile."""
+        """Start a step; the GPU already computes the orthogonality gradient, which needs no samples."""
         super().begin(plan)
         self.gradients.keeps_factors = False  # graphs write rows
         if self._penalty is not None:
-            self._penalty.run()
+            self._penalty.graph.run(self._penalty.work)
         self._classifiers.begin()
         self._augmentation.begin()
         self._batches: list[tuple[int, int]] = []
@@ -99,7 +98,7 @@ class CudaGraphEngine(EagerEngine):
         return self._backward_apart(batches, None if joins else transform)
 
     def _joint_pass(self, batches: Sequence[StepBatch], joins: bool) -> StaticPass | None:
-        """Make one pass over all batches and return it; None if each batch needs a pass of its own."""
+        """Make one pass over all batches and return it; None if each batch needs its own."""
         samples = [group for batch in batches for group in batch.samples]
         if not (joins and self._classifiers.supports_together(samples)):
             reason = "not all tasks are plain classifiers with samples of one shape"
@@ -122,7 +121,7 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def penalty_gradient(self) -> None:
-        """Copy the orthogonality gradient, whose computation :meth:`begin` has queued, to its row."""
+        """Copy the orthogonality gradient, which :meth:`begin` has started to compute, to its row."""
         row = self.gradients.penalty_row
         if self._penalty is not None:
             gradient, row = self._penalty.gradient, row[len(self._penalty.gradient) :]
@@ -195,7 +194,7 @@ class CudaGraphEngine(EagerEngine):
 
     @override
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
-        # not for several kinds of inputs: all forward passes would precede the backward passes, but graphs share memory
+        # one kind of inputs only: else all forward passes would precede the backward passes, but graphs share memory
         of_one_kind = len({sample_kind(x) for x in inputs}) == 1
         return self.model.outputs(samples, inputs, self._backbone if of_one_kind else None)
 
@@ -207,8 +206,8 @@ class CudaGraphEngine(EagerEngine):
 class AugmentationGraphs:
     """Augments the inputs of all tasks together, from one static tensor to another.
 
-    Only transforms with a true attribute ``capturable`` are captured: a replay repeats what a transform has decided on
-    the CPU, for example by Python's random numbers.
+    Only transforms with a true attribute ``capturable`` are captured: a replay repeats every decision made on the CPU,
+    such as one by Python's random numbers.
     """
 
     def __init__(self, model: SharedModel) -> None:
@@ -229,7 +228,7 @@ class AugmentationGraphs:
         return one_kind and getattr(transform, "capturable", False) is True
 
     def run(self, transform: Transform, inputs: Sequence[Tensor]) -> list[Inputs]:
-        """Return the augmented inputs, which are valid until the next step."""
+        """Return the augmented inputs, valid until the next step."""
         sizes = [len(x) for x in inputs]
         if transform is not self._transform:
             self._transform = transform
@@ -243,7 +242,7 @@ class AugmentationGraphs:
         return list(static.result.split(sizes))  # type: ignore[no-untyped-call]
 
     def _static_inputs(self, key: object, source: Tensor) -> "_StaticInputs":
-        """Return the static tensors of a key; once there are many, all are dropped with their graphs."""
+        """Return the static tensors of a key; when there are too many, drop all of them and their graphs."""
         if key not in self._static:
             if len(self._static) == MOST_GRAPHS:
                 self._clear()
@@ -272,8 +271,8 @@ class _StaticInputs:
 class BackboneGraphs:
     """The backbone's forward and backward pass as two CUDA graphs per batch size, between which heads run eagerly.
 
-    The gradient of the parameters is added to the open row of the gradient matrix. Inputs other than a tensor run
-    eagerly.
+    The backward pass adds the parameters' gradient to the open row of the gradient matrix. Inputs other than a tensor
+    run eagerly.
     """
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture) -> None:
@@ -292,7 +291,7 @@ class BackboneGraphs:
         return _BackboneFunction.apply(self._gradients.buffer.new_ones((), requires_grad=True), static, x)  # type: ignore[no-any-return, no-untyped-call]
 
     def _static_pass(self, x: Tensor) -> "_BackbonePass | None":
-        """Return the graphs for these inputs; None without gradients, and for the first batch of a size."""
+        """Return the graphs for these inputs; None if no gradients are needed, and for the first batch of a size."""
         if x.requires_grad or not self._model.backbone.training or not torch.is_grad_enabled():
             return None
         key = self._capture.key(len(x), x)
@@ -374,7 +373,7 @@ class GramianGraphs:
         self._hosts: dict[int, Tensor] = {}
 
     def start(self, rows: Tensor, numbers: Tensor) -> Callable[[], tuple[Array, Array]]:
-        """Queue the Gramian of the rows, and its transfer to the CPU with the numbers; return what waits for both."""
+        """Queue the rows' Gramian and its transfer to the CPU with the numbers; return a function that waits for it."""
         length = len(rows) ** 2 + 1 + len(numbers)
         if length not in self._hosts:
             self._hosts[length] = torch.empty(length, dtype=torch.float64, pin_memory=True)
@@ -396,33 +395,23 @@ class GramianGraphs:
 class PenaltyGraph:
     """The orthogonality gradient as a CUDA graph, computed while the CPU prepares batches.
 
-    In mixed precision its products are TF32: exact to as many digits as the bfloat16 copies of the weights.
+    In mixed precision its products are TF32, which has more digits than the bfloat16 copies of the weights.
 
     Attributes:
-        gradient: the orthogonality gradient, times α unless α is relative, after :meth:`run`.
+        graph: runs :meth:`work`.
+        gradient: the orthogonality gradient, times α unless α is relative.
     """
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix, capture: GraphCapture, method: Method) -> None:
         self._model = model
         self._alpha = penalty_factor(method)
         self._layers = penalised_layers(method)
-        self._capture = capture
         self.gradient: Tensor = gradients.buffer.new_zeros(gradients.length)
         self._views = dict(zip(gradients.parameters, gradients.views(self.gradient), strict=True))
-        self._has_run = False
-        self._replay: Callable[[], None] | None = None
+        self.graph = RepeatedWork(capture)
 
-    def run(self) -> None:
-        """Compute the orthogonality gradient of the present weights."""
-        if self._has_run and self._replay is None:
-            (self._replay,) = self._capture.capture([self._work]) or (None,)
-        if self._replay is None:
-            self._capture.warm_up(self._work)
-        else:
-            self._replay()
-        self._has_run = True
-
-    def _work(self) -> None:
+    def work(self) -> None:
+        """Compute the orthogonality gradient at the present weights."""
         self.gradient.zero_()
         with nullcontext() if self._model.autocast is None else float32_products("tf32"):
             add_orthogonality_gradient(self._model.backbone, self._views, self._alpha, self._layers)
@@ -432,7 +421,7 @@ class UpdateGraphs:
     """The update with a ``capturable`` optimiser as a CUDA graph; other optimisers run eagerly.
 
     A graph depends on the parameters that have a gradient, on the addresses of gradients, state and averages, and on
-    all options of the optimiser. A learner's schedule writes learning rates into tensors, which needs no new graph.
+    all options of the optimiser, but not on learning rates: the learner's schedule writes them into tensors.
     """
 
     def __init__(self, capture: GraphCapture) -> None:

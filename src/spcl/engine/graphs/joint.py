@@ -1,13 +1,13 @@
 """The gradients of all batches of a step as one CUDA graph, for classifiers with linear heads."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from spcl.engine.graphs.capture import MOST_GRAPHS, GraphCapture
+from spcl.engine.graphs.capture import MOST_GRAPHS, GraphCapture, RepeatedWork
 from spcl.engine.graphs.classifiers import ClassifierGraphs, Coefficients, JointGradient, StaticSamples
 from spcl.engine.joining import JoiningRule
 from spcl.engine.layers import linear
@@ -16,10 +16,10 @@ from spcl.engine.rows import GradientMatrix
 from spcl.engine.segments import SegmentGradients, Segments
 
 STEADY_STEPS = 6
-"""After this many steps with batches of the same sizes, the batches share a graph."""
+"""After this many steps with the same batch sizes, the batches share a graph."""
 
 MOST_LAYOUTS = 1000
-"""The most layouts that are counted; beyond, counting starts again."""
+"""The most layouts to count; beyond this number counting starts again."""
 
 
 class SteadyLayouts:
@@ -37,11 +37,11 @@ class SteadyLayouts:
         self._counts: Counter[tuple[tuple[int, ...], tuple[int, ...], bool]] = Counter()
 
     def is_steady(self, segments: Segments, weighted: bool) -> bool:
-        """Return whether enough steps had this layout; ``weighted``: with coefficients of the gradients."""
+        """Return whether enough steps had this layout; ``weighted`` says whether gradients had coefficients."""
         return self._counts[segments.sizes, segments.targets, weighted] >= STEADY_STEPS
 
     def count(self, segments: Segments, weighted: bool) -> None:
-        """Count a step that was made with this layout."""
+        """Count a step with this layout."""
         if len(self._counts) > MOST_LAYOUTS:
             self._counts.clear()
         layout = segments.sizes, segments.targets, weighted
@@ -60,9 +60,9 @@ class SteadyLayouts:
 
 
 class OnePassGraphs:
-    """One pass over the batches of all tasks and of memory, as one CUDA graph for every list of batch sizes.
+    """One pass over the batches of all tasks and of memory, with a CUDA graph for every list of batch sizes.
 
-    A graph serves batches of any tasks, see :class:`~spcl.engine.graphs.classifiers.StaticSamples`.
+    A graph serves any tasks, see :class:`~spcl.engine.graphs.classifiers.StaticSamples`.
 
     Attributes:
         rule: decides which batches share a pass.
@@ -88,9 +88,9 @@ class OnePassGraphs:
         self.reason: str | None = None
 
     def find(self, batches: Sequence[StepBatch]) -> "StaticPass | None":
-        """Return the pass over batches of one kind; None if each batch needs a pass of its own.
+        """Return the pass over these batches; None if each batch needs its own.
 
-        Batches whose sizes are not steady yet take separate passes, too: capturing a graph for them takes time.
+        Batches whose sizes still change take separate passes, too, because capturing a graph takes time.
         """
         if self._capture.unsupported is not None or len(batches) < 2:
             return None
@@ -117,16 +117,17 @@ class OnePassGraphs:
                 places=[batch.gradient for batch in batches],
                 samples=self._classifiers.static_samples(x, sizes, coefficients),
                 gradient=self._classifiers.gradient,
+                capture=self._capture,
             )
         return self._passes[key]
 
     def run(self, static: "StaticPass", batches: Sequence[StepBatch]) -> None:
-        """Compute the gradients of batches by the pass that :meth:`find` has found for them."""
+        """Compute the gradients of batches by the pass that :meth:`find` returned for them."""
         samples = [group for batch in batches for group in batch.samples]
         static.samples.fill([cast(Tensor, group.x) for group in samples], samples)
         if self._gradients.plan.is_weighted:
             static.scale([self._gradients.plan.targets[batch.gradient].coefficient for batch in batches])
-        static.run(self._capture)
+        static.graph.run(static.work)
         self._gradients.mark_filled(static.segments.rows)
         self._classifiers.note_trained(samples)
 
@@ -141,11 +142,12 @@ class OnePassGraphs:
 
 
 class StaticPass:
-    """The pass over batches of certain sizes, on tensors that a graph reads and writes.
+    """The pass over batches of certain sizes, on static tensors, which a graph reads and writes.
 
     Attributes:
         segments: the segments of the joint batch.
         samples: the samples of all batches.
+        graph: runs :meth:`work`.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class StaticPass:
         places: Sequence[int],
         samples: StaticSamples,
         gradient: JointGradient,
+        capture: GraphCapture,
     ) -> None:
         self._model = model
         self._gradients = gradients
@@ -175,24 +178,13 @@ class StaticPass:
         self._coefficients = torch.ones(count, 1, dtype=dtype, device=device) if gradients.plan.is_weighted else None
         self._health = gradients.health[: max(places) + 1]
         self._buffers = [buffer for buffer in model.backbone.buffers() if buffer.is_floating_point()]
-        self._replay: Callable[[], None] | None = None
-        self._is_warm = False
+        self.graph = RepeatedWork(capture)
 
     def scale(self, coefficients: Sequence[float]) -> None:
-        """Set the coefficient of every batch's gradient; gradients of heads have none unless heads are weighed."""
+        """Set the coefficient of every batch's gradient; it applies to gradients of heads only if heads are weighed."""
         assert self._coefficients is not None
         each = torch.tensor(coefficients, dtype=torch.float64).to(self._coefficients, non_blocking=True)
         self._coefficients.copy_(each.repeat_interleave(self._sizes, output_size=len(self._place)).unsqueeze(1))
-
-    def run(self, capture: GraphCapture) -> None:
-        """Compute the gradients: eagerly the first time, which is a warm-up, then by the graph."""
-        if self._replay is None and self._is_warm:
-            (self._replay,) = capture.capture([self.work]) or (None,)
-        if self._replay is None:
-            capture.warm_up(self.work)
-        else:
-            self._replay()
-        self._is_warm = True
 
     def work(self) -> None:
         """Compute the gradients and their health."""
@@ -212,7 +204,7 @@ class StaticPass:
         self._note_health(losses.detach())
 
     def _logits(self, features: Tensor, target: SegmentGradients) -> Tensor:
-        """Return the logits; heads that are weighed have one gradient per segment, like any layer."""
+        """Return the logits; weighed heads have one gradient per segment, like any layer."""
         if self._weighs_heads:
             return linear(features, self._joint.weight, self._joint.bias, target)
         return self._joint.logits(features)
