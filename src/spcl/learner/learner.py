@@ -269,7 +269,7 @@ class Learner:
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
-                it is. Replayed samples of different shapes take one pass through the backbone per shape.
+                it is. Inputs and targets of float64 or float32 are converted to the backbone's type. Replayed samples of different shapes take one pass through the backbone per shape.
         """
         with self._calls.changing("step"):
             self._take_in_new_parameters()
@@ -443,6 +443,9 @@ class Learner:
 
         With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
         :attr:`classes`, over all classes seen.
+
+        Inputs must have the shape and type that the task was trained on; floating-point numbers are converted. An input
+        without a prediction, because its scores are NaN, raises an error: :meth:`logits` gives the scores as they are.
         """
         return self._predictor.predict(x, task, batch_size=batch_size)
 
@@ -451,7 +454,10 @@ class Learner:
         return self._predictor.predict_proba(x, task, batch_size=batch_size)
 
     def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
-        """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
+        """Return the scores behind :meth:`predict`, of ``batch_size`` inputs at a time.
+
+        They may be NaN, and the inputs may be any that the network takes.
+        """
         return self._predictor.logits(x, task, batch_size=batch_size)
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
