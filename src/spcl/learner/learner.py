@@ -269,7 +269,8 @@ class Learner:
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
-                it is. Inputs and targets of float64 or float32 are converted to the backbone's type. Replayed samples of different shapes take one pass through the backbone per shape.
+                it is. Float64 and float32 are converted to the backbone's type. Replayed samples of different shapes
+                take one pass through the backbone per shape.
         """
         with self._calls.changing("step"):
             self._take_in_new_parameters()

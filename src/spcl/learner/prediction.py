@@ -225,8 +225,8 @@ class Predictor:
         wrong = scores.isnan().flatten(1).any(dim=1) if scores.ndim > 1 else scores.isnan()
         if bool(wrong.any()):  # the largest of NaN would be class 0
             raise TaskError(
-                f"the model has no prediction for {int(wrong.sum())} of {len(wrong)} inputs (first: input "
-                f"{int(wrong.nonzero()[0])}), because its output is NaN; give finite inputs, or see logits()"
+                f"the predictions for {int(wrong.sum())} of {len(wrong)} inputs are not finite, but NaN (first: input "
+                f"{int(wrong.nonzero()[0])}); give inputs that are finite and not too large, or look at logits()"
             )
         return scores
 
