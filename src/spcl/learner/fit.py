@@ -2,9 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from spcl._util.files import locked, user_errors
 from spcl.batches import BatchLike
 from spcl.errors import OtherRankError, SpclError, TaskError, is_out_of_memory
 from spcl.learner.step import StepReport
@@ -69,6 +72,33 @@ class Fit:
 
     def run(self, stream: Iterable[MomentLike]) -> None:
         """Train until the stream ends; a checkpoint is the state between two moments."""
+        with self._own_checkpoint():
+            self._run(stream)
+
+    @contextmanager
+    def _own_checkpoint(self) -> Iterator[None]:
+        """Lock the checkpoint's path within the block; raise an error on all ranks if somebody else trains on it."""
+        ranks = self._learner.distributed
+        with ExitStack() as held:
+            if ranks is None:
+                self._lock(held)
+            else:
+                ranks.attempted(lambda: (self._lock(held) if ranks.is_first else None, 0.0))
+            yield
+
+    def _lock(self, held: ExitStack) -> None:
+        path = None if self._checkpoint is None else Path(self._checkpoint).resolve()
+        if path is None or not path.parent.is_dir():  # without a folder, saving says what is wrong
+            return
+        with user_errors(path):
+            is_ours = held.enter_context(locked(path.with_name(f".{path.name}.lock")))
+        if not is_ours:
+            raise SpclError(
+                f"another fit is saving to {self._checkpoint}, and each would overwrite what the other one saves; wait "
+                f"until it has ended, or give another checkpoint"
+            )
+
+    def _run(self, stream: Iterable[MomentLike]) -> None:
         saved_at = time.monotonic()
         for moment in stream:
             if not hasattr(moment, "batches"):

@@ -367,7 +367,8 @@ class Learner:
         Args:
             stream: e.g. a ``ParallelStream`` or ``LiveStream``, or any iterable of objects with ``batches``,
                 ``started`` and ``ended``.
-            checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``.
+            checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``. While one call saves there,
+                others to the same file are refused, also of other processes.
             every: seconds between checkpoints; 0 saves after every moment.
             on_start: adds a task that starts, given its name. By default a task that was not added before gets the
                 number or names of classes in ``stream.classes``.
