@@ -27,6 +27,7 @@ __all__ = [
     "LowMemory",
     "Option",
     "Scenario",
+    "check_options",
     "restored_options",
     "saved_options",
 ]
@@ -198,9 +199,7 @@ class LearnerOptions:
     ] = "auto"
 
     def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
-            if not option.accepts(value := getattr(self, name)):
-                raise SpclError(f"{name} is {value!r:.80}; give {option.expected}")
+        check_options(self, *OPTIONS)
 
 
 def _options() -> dict[str, Option]:
@@ -237,6 +236,13 @@ def _is_of(value: object, kind: Any) -> bool:
 
 OPTIONS = _options()
 """The options by name."""
+
+
+def check_options(owner: object, *names: str) -> None:
+    """Raise an error if an attribute that is an option of the learner has a value that this option may not have."""
+    for name in names:
+        if not OPTIONS[name].accepts(value := getattr(owner, name)):
+            raise SpclError(f"{name} is {value!r:.80}; give {OPTIONS[name].expected}")
 
 
 def saved_options(owner: object) -> dict[str, Any]:

@@ -277,7 +277,7 @@ class Learner:
             update, options = self._plan()
             samples = self._admitted(batches)
             self._choose_engine(len(samples))
-            result, skipped = self._step.run(samples, update, options, self._meanwhile)
+            result = self._step.run(samples, update, options, self._meanwhile)
             self.steps += 1
             if self._heads.observes:
                 trained = [(group.task, group.y) for group in samples if group.task.name in result.losses]
@@ -288,8 +288,8 @@ class Learner:
             weights=result.weights,
             before=None if result.before is None else Stability(result.before),
             after=None if result.after is None else Stability(result.after),
-            skipped=skipped,
-            seconds=result.phase.seconds,
+            skipped=result.skipped,
+            seconds=result.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
         )
 
@@ -323,7 +323,7 @@ class Learner:
             refused = self._admission.errors(batches)
             if refused or self.distributed is not None:  # what a rank computes, the others do not know
                 return refused
-            return self._step.errors(self._admitted(batches), *self._plan())
+            return self._step.try_each(self._admitted(batches), *self._plan())
 
     def _plan(self) -> tuple[Update, StepOptions]:
         factor = None if self.schedule is None else _learning_rate_factor(self.schedule, self.steps)
