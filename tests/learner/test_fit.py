@@ -205,7 +205,7 @@ def test_a_bad_batch_is_an_error_and_costs_no_other_batch(kind: str, tmp_path: P
     with pytest.raises(TaskError, match=message) as caught:
         learner.fit(stream, checkpoint=tmp_path / "c", on_step=reports.append)
     assert caught.value.__notes__ == [
-        "all other batches of that moment were learned; call fit again to go on with the next moment"
+        "all other batches of that moment were learned; call fit again to continue with the next moment"
     ]
     assert [sorted(set(report.losses) - {"memory"}) for report in reports] == [[*"abc"], [*"abc"], [*"ac"]]
     assert learner.active_tasks == ["c"]

@@ -126,8 +126,8 @@ class Predictor:
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
 
-        Labels are those of the task, or probabilities, of which the largest counts. A class-incremental prediction is
-        correct if it is the right class among all that were seen; without ``task``, the labels are indices into
+        Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
+        correct if it is the right class among all classes seen; without ``task``, labels are indices into
         :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
         """
         chosen = self._chosen(task)
@@ -146,7 +146,7 @@ class Predictor:
         It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
         further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
         parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
-        Where other heads than the trained ones predict, it has the present ones, which follow no training.
+        If ``predict_by`` is not ``"head"``, it has the current prediction heads, which later training does not change.
         """
         refuse_sharded(self.model.backbone, "copied")
         chosen = self._chosen(task)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from spcl.learner.parameters import frozen_normalisations
 from spcl.memory import Memory, ReplayBatch
 from spcl.memory.base import draw_ahead
 from spcl.methods.base import MEMORY, Gradients, Method, Weights
-from spcl.options import check_options
 from spcl.stability import Stability
 from spcl.transforms import Transform
 
@@ -66,9 +66,8 @@ class StepReport:
     memory_bytes: int
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """Options of a step, checked like those of a learner, whose attributes may be set between steps.
+class StepOptions(Protocol):
+    """The options of a step, which are attributes of a learner.
 
     Attributes:
         memory_batch: the number of samples to replay, or None for the size of the largest batch.
@@ -81,9 +80,6 @@ class StepOptions:
     measure_stability: bool
     augment: Transform | None
     updates: int
-
-    def __post_init__(self) -> None:
-        check_options(self, "memory_batch", "measure_stability", "updates")
 
 
 @dataclass(frozen=True)
