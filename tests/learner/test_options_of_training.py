@@ -559,3 +559,14 @@ def test_a_captured_transform_draws_anew_at_every_replay() -> None:
 def test_a_transform_that_decides_on_the_host_is_not_captured() -> None:
     learner = on_a_gpu(True, augment=mirrored)
     assert not learner._engine._augmentation._cache._counts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("updates", 0), ("memory_batch", 2.5), ("measure_stability", "yes"), ("clip_norm", -1.0)]
+)
+def test_an_option_that_is_set_later_is_checked_at_once(name: str, value: object) -> None:
+    learner = Learner(nn.Linear(3, 8), ER())
+    before = getattr(learner, name)
+    with pytest.raises(SpclError, match=f"{name} is {value!r}; give "):
+        setattr(learner, name, value)
+    assert getattr(learner, name) == before

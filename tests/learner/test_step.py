@@ -39,7 +39,7 @@ from spcl.engine import EagerEngine
 from spcl.errors import TaskError
 from spcl.learner import Learner, StepReport
 from spcl.memory import BalancedCoreset, ReplayBatch, Reservoir
-from spcl.methods import DWA, ER, MEMORY, SORO, SORODBT, Gradients, LookAhead, Method, Weights, make_method
+from spcl.methods import DWA, ER, GMED, MEMORY, SORO, SORODBT, Gradients, LookAhead, Method, Weights, make_method
 
 SCENARIOS = pytest.mark.parametrize("scenario", ["task", "class"])
 WITH_MEMORY = pytest.mark.parametrize("memory", [False, True], ids=["no memory", "memory"])
@@ -464,6 +464,22 @@ def test_a_faulty_memory_is_skipped_and_reported(method: type[Method]) -> None:
     without = make_learner(method(), memory=False)
     without.step(good_batches(3))
     assert_same(complete_state(spoilt)["backbone"], complete_state(without)["backbone"])
+
+
+def test_memory_and_a_task_that_are_faulty_at_once_are_both_skipped() -> None:
+    learner = Learner(TinyResNet(), GMED(), memory=Reservoir(6, dtype=torch.float32), memory_batch=1)
+    learner.add_task("b", head=nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), loss=mse_loss)
+    learner.step({"b": (images(4, 30), torch.zeros(4, 1))})
+    for name in ("a", "c"):
+        learner.add_task(name, classes=2)
+    learner.measure_stability = True
+    before = learner.memory.seen
+    broken = batch(4, 2, 1)[0] * torch.nan, batch(4, 2, 1)[1]
+    with pytest.warns(RuntimeWarning, match="memory was skipped in a step"):
+        report = learner.step({"a": broken, "b": (images(4, 31), torch.zeros(4, 1)), "c": batch(4, 2, 2)})
+    assert report.skipped.keys() == {"memory", "a"}
+    assert report.losses.keys() == {"b", "c"}
+    assert learner.memory.seen == before + 8
 
 
 @EVERY_METHOD

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl.batches import BatchLike, as_batch, leaves, map_leaves
+from spcl.batches import BatchLike, as_batch, converted, leaves, map_leaves
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.ranks import World, whole
 from spcl.errors import DataError, SpclError, TaskError
@@ -248,7 +248,8 @@ class Admission:
             raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")
         for name in batches:
             find_task(tasks, name)
-        samples = [samples_of(task, batches[name]) for name, task in tasks.items() if name in batches]
+        dtype = self._model.dtype
+        samples = [samples_of(task, batches[name], dtype) for name, task in tasks.items() if name in batches]
         for group in samples:
             group.task.check_batch(group.x, group.y)
         check_labels_of_tasks([(group.task, group.y) for group in samples])
@@ -329,8 +330,10 @@ class _Parts:
         return chain.from_iterable(map(self._entries, self._owners))
 
 
-def samples_of(task: Task, batch: BatchLike) -> Samples:
+def samples_of(task: Task, batch: BatchLike, dtype: torch.dtype) -> Samples:
     """Return a batch as samples of the task, or raise an error that names the task.
+
+    Floating-point numbers are converted to the type of the task's samples, of a new task to ``dtype``, the model's.
 
     Tensors that require gradients are detached: a step must not write the ``.grad`` of the caller's tensors.
     """
@@ -338,7 +341,10 @@ def samples_of(task: Task, batch: BatchLike) -> Samples:
         x, y = as_batch(batch)
     except DataError as error:
         raise TaskError(f"task {task.name!r}: {error}") from None
-    return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(y))
+    x_kind, y_kind = task.signature or (None, None)
+    x, fitting_y = converted(x, x_kind, dtype), converted(y, y_kind, dtype)
+    assert isinstance(fitting_y, Tensor)
+    return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(fitting_y))
 
 
 def _detached(tensor: Tensor) -> Tensor:

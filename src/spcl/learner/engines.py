@@ -21,18 +21,18 @@ LARGEST_SHARE = 0.75
 
 
 class Engines:
-    """Makes the engine that fits model, method, device and ranks, and another one where its gradients do not fit.
+    """Makes the engine for a model, method, device and ranks; makes a low-memory one when the gradients would not fit.
 
     Args:
         model: the shared model.
         method: how gradients become an update.
         capture: whether CUDA graphs are captured on a GPU.
-        low_memory: whether gradients are not held; ``"auto"``: only their Gramian once they would not fit.
+        low_memory: True: hold only the Gramian; ``"auto"``: only once the gradients would not fit.
         distributed: the ranks that train the model together, or None.
 
     Attributes:
         is_sharded: whether the backbone's parameters are sharded over ranks.
-        is_low_memory: whether gradients are not held; once they are not, they never are again.
+        is_low_memory: whether gradients are not held; never reset.
     """
 
     def __init__(
@@ -70,22 +70,25 @@ class Engines:
             return LowMemoryEngine(self._model, self._method)
         return (CudaGraphEngine if self._captures else EagerEngine)(self._model, self._method)
 
-    def need_low_memory(self, rows: int, gradients: GradientMatrix) -> bool:
-        """Return whether the next step needs the engine that holds no gradients, as its ``rows`` do not fit."""
+    def should_use_low_memory(self, rows: int, gradients: GradientMatrix) -> bool:
+        """Return whether the next step must switch to low memory because its ``rows`` gradients do not fit.
+
+        Warn, once, if it must and cannot.
+        """
         if self.is_low_memory or self._low_memory is False or self._distributed is not None or rows < 2:
             return False
         estimate = self._estimate(rows, gradients)
         if estimate is None:
             return False
         reason = _obstacle(self._method)
-        if reason is None:
-            self.is_low_memory = True
-            if self._low_memory == "auto":
-                _warn(f"{estimate}: low_memory is used from now on, with two backward passes a step")
-        elif not self._has_warned:
-            self._has_warned = True
-            _warn(f"{estimate}, but low_memory is not possible: {reason}")
-        return self.is_low_memory
+        if reason is not None:
+            if not self._has_warned:
+                self._has_warned = True
+                _warn(f"{estimate}, but low_memory is not possible: {reason}")
+            return False
+        if self._low_memory == "auto":
+            _warn(f"{estimate}: low_memory is used from now on, with two backward passes a step")
+        return True
 
     def _estimate(self, rows: int, gradients: GradientMatrix) -> str | None:
         """Return, in words, how much memory the rows take, if that is a reason not to hold them."""

@@ -1,19 +1,21 @@
-"""One step: Algorithm 2 of the paper as a transaction, from the batches of the tasks to new weights, or nothing."""
+"""One step: Algorithm 2 of the paper as a transaction, from the tasks' batches to new weights, or nothing."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from time import perf_counter
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from spcl.batches import Inputs
-from spcl.engine.base import Engine, Rule
+from spcl.engine.base import Engine, Passes, Rule
 from spcl.engine.model import Samples, SharedModel, StepBatch, with_inputs
 from spcl.engine.rows import ReductionPlan
 from spcl.engine.segments import UnsupportedError
@@ -30,6 +32,12 @@ Array = NDArray[np.float64]
 
 WARN_AFTER = 3
 
+Edit = tuple[ReplayBatch, Inputs]
+"""A replay batch, and the inputs that replace its inputs in memory."""
+
+LOSS, NORM, BUFFERS = range(3)
+"""The columns of the health of gradients: loss, norm of the gradient, norm of the model's buffers after its pass."""
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -38,12 +46,13 @@ class StepReport:
     Attributes:
         step: the number of the step, from 0.
         losses: the loss of every gradient (task, or ``"memory"``) that took part.
-        weights: the weight of every gradient in the update; empty where the method is not a weighting.
-        before: stability of the gradients; None when the method needed no Gramian and none was asked for.
-        after: stability of the adjusted gradients.
+        weights: the weight of every gradient in the update; empty if the method does not weigh gradients.
+        before: stability of the gradients, to which a coupled penalty's gradient was added; None if the method's
+            reduction is ``"mean"`` or ``"sum"`` and the learner does not ``measure_stability``.
+        after: stability of the adjusted gradients; None if ``before`` is, or if the method does not weigh gradients.
         skipped: the gradients that were skipped, and why.
-        seconds: the time of every phase (on a GPU: until its work was launched); ``capture``, where CUDA graphs were
-            captured in this step, is part of the others.
+        seconds: seconds per phase (on a GPU: until the work was launched). ``capture``, the time spent capturing CUDA
+            graphs, is contained in the other phases.
         memory_bytes: the size of the memory's content.
     """
 
@@ -57,12 +66,11 @@ class StepReport:
     memory_bytes: int
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """Options of a step.
+class StepOptions(Protocol):
+    """The options of a step, which are attributes of a learner.
 
     Attributes:
-        memory_batch: the number of samples to replay, or None for as many as the largest batch has.
+        memory_batch: the number of samples to replay, or None for the size of the largest batch.
         measure_stability: keep every gradient separately, so that their stability can be measured.
         augment: transforms the inputs before they enter the network, or None.
         updates: the number of updates.
@@ -74,57 +82,28 @@ class StepOptions:
     updates: int
 
 
-class Phases:
-    """The times of phases, one after the other."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._name = ""
-        self._begin = 0.0
-
-    def __call__(self, name: str) -> "Phases":
-        """Return the context of a phase."""
-        self._name = name
-        return self
-
-    def __enter__(self) -> None:
-        self._begin = perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds[self._name] = self.seconds.get(self._name, 0.0) + perf_counter() - self._begin
-
-
-@dataclass
+@dataclass(frozen=True)
 class Result:
-    """Result of an attempt at an update.
+    """Result of an update; its fields are those of a :class:`StepReport`, with Gramians in place of stabilities."""
 
-    With ``faults`` there is no update: the attempt must be undone, and is repeated without the faulty gradients. If
-    batches shared a pass, separate passes must show which of them is faulty.
-
-    Attributes:
-        skipped: the gradients that earlier attempts found faulty, and why.
-        apart: whether every batch takes a pass of its own.
-        is_last: whether this is the last update of the step, which shows the samples to memory.
-        phase: counts the time of phases.
-    """
-
-    skipped: dict[str, str] = field(default_factory=dict)
-    apart: bool = False
-    is_last: bool = False
-    phase: Phases = field(default_factory=Phases)
     losses: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     before: Tensor | None = None
     after: Tensor | None = None
-    faults: dict[str, str] = field(default_factory=dict)
-    is_joint: bool = False
-    logits: dict[str, Tensor] = field(default_factory=dict)
-    edits: list[tuple[ReplayBatch, Inputs]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    def again(self) -> "Result":
-        """Return the result of another attempt: by separate passes, or without the gradients that are faulty."""
-        skipped = self.skipped if self.is_joint else self.skipped | self.faults
-        return Result(skipped, apart=self.is_joint, is_last=self.is_last, phase=self.phase)
+
+class FaultsError(Exception):
+    """An attempt at an update found faulty gradients: it is undone, and repeated without them.
+
+    Attributes:
+        faults: the gradients, and what is wrong with each.
+    """
+
+    def __init__(self, faults: dict[str, str]) -> None:
+        super().__init__(f"faulty gradients: {faults}")
+        self.faults = faults
 
 
 class Step:
@@ -138,7 +117,7 @@ class Step:
                 penalty_gradient      orthogonality gradient                  (line 5)
                 gramian               Gramian and health of the gradients     (line 8)
                 store                 memory gets the new samples, while a GPU computes
-                find_faults           undo and repeat without what is not finite
+                check_health          undo and repeat without what is not finite
                 weigh                 weights of the gradients                (line 9)
                 combine               update of the backbone                  (line 10)
             update                optimiser, average of the weights           (lines 6 and 11)
@@ -150,7 +129,7 @@ class Step:
         memory: of earlier samples, or None.
 
     Attributes:
-        draws_ahead: whether the samples that the next update replays are drawn while a device computes this one.
+        draws_ahead: whether the next update's replay batch is drawn while a device computes this update.
     """
 
     def __init__(self, engine: Engine, model: SharedModel, method: Method, memory: Memory | None) -> None:
@@ -159,8 +138,9 @@ class Step:
         self._method = method
         self._is_penalty_coupled = method.settings.coupled
         self._memory = memory
-        self._before = Before(engine, method, memory, model.device)
+        self._transaction = Transaction(engine, method, memory, model.device)
         self._frozen_normalisations = frozen_normalisations(model.backbone)
+        self._seconds: dict[str, float] = {}
         self.draws_ahead = model.device.type != "cpu" and vars(type(memory)).get("draws_ahead", False)
         self.keep_statistics()
 
@@ -170,63 +150,40 @@ class Step:
         update: Update,
         options: StepOptions,
         meanwhile: Callable[[], object] | None = None,
-    ) -> tuple[Result, dict[str, str]]:
-        """Make the updates of a step; return the result of the first one, and why gradients were skipped in any.
+    ) -> Result:
+        """Make the updates of a step; return the result of the first one, and everything skipped in any of them.
 
-        A task that is skipped takes no part in the further updates of the step. An update that raises is undone; those
-        before it remain. ``meanwhile`` is called once, while a device computes.
+        A task that is skipped takes no part in the further updates of the step. An update that raises is undone;
+        earlier updates remain. ``meanwhile`` is called in each attempt at the first update, after its work is launched.
         """
         captured = self._engine.capture_seconds
         if not self._model.backbone.training:
             self._model.backbone.train()
         self.keep_statistics()
+        self._seconds = {}
         results: list[Result] = []
         skipped: dict[str, str] = {}
-        trained: Sequence[Samples] = samples
+        trained = samples
         while trained and len(results) < options.updates:
-            result = Result(is_last=len(results) == options.updates - 1)
-            self._before.save()
-            try:
-                while trained:
-                    try:
-                        self._attempt(result, trained, options, None if results else meanwhile)
-                    except UnsupportedError as error:  # the batches cannot share a pass
-                        if result.apart:
-                            raise
-                        result.is_joint, result.faults = True, {MEMORY: str(error)}
-                    if not result.faults:
-                        break
-                    result = result.again()
-                    self._undo(update, draws=MEMORY not in result.skipped)  # a faulty memory draws other samples
-                    trained = [group for group in trained if group.task.name not in result.skipped]
-                if result.losses:
-                    with result.phase("update"):
-                        self._method.after_step(result.losses)
-                        self._engine.update(update)
-            except BaseException:
-                self._undo(update)
-                raise
-            finally:
-                self._before.end()
-            results.append(result)
-            skipped = result.skipped | skipped
+            is_last = len(results) == options.updates - 1
+            done = self._update(trained, update, options, is_last=is_last, meanwhile=None if results else meanwhile)
+            results.append(done)
+            skipped = done.skipped | skipped
             trained = [group for group in samples if group.task.name not in skipped]
-        first, *others = results
-        seconds = first.phase.seconds
-        for phase, count in ((phase, count) for other in others for phase, count in other.phase.seconds.items()):
-            seconds[phase] = seconds.get(phase, 0.0) + count
         if self._engine.capture_seconds > captured:
-            seconds["capture"] = self._engine.capture_seconds - captured
+            self._seconds["capture"] = self._engine.capture_seconds - captured
         _count_skipped(samples, skipped)
-        return first, skipped
+        return replace(results[0], skipped=skipped, seconds=self._seconds)
 
-    def errors(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> dict[str, TaskError]:
+    def try_each(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> dict[str, TaskError]:
         """Return the errors that computing an update from each batch alone raises, by task; every update is undone."""
         raised: dict[str, TaskError] = {}
         for group in samples:
-            self._before.save()
+            self._transaction.begin(update.optimizer)
             try:
-                self._attempt(Result(apart=True), [group], options, None)
+                self._attempt([group], options, apart=True)
+            except FaultsError:
+                pass  # a step skips them
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -234,66 +191,117 @@ class Step:
                     error = TaskError(f"task {group.task.name!r}: {type(error).__name__}: {error}")
                 raised[group.task.name] = error
             finally:
-                self._undo(update)
-                self._before.end()
+                self._transaction.rollback()
+                self._transaction.commit()
         return raised
 
     def keep_statistics(self) -> None:
-        """Put frozen normalisation layers into evaluation mode: what a frozen part computes must not drift."""
+        """Put frozen batch-norm layers into evaluation mode, so that their running averages do not change."""
         for layer in self._frozen_normalisations:
             if layer.training:
                 layer.eval()
 
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the seconds of a phase."""
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + perf_counter() - begin
+
+    # -- an update
+
+    def _update(
+        self,
+        samples: Sequence[Samples],
+        update: Update,
+        options: StepOptions,
+        *,
+        is_last: bool,
+        meanwhile: Callable[[], object] | None,
+    ) -> Result:
+        """Make one update, without the gradients that are faulty; undo everything if it raises."""
+        result, trained = Result(), samples
+        skipped: dict[str, str] = {}
+        apart = False  # whether every batch gets its own pass
+        self._transaction.begin(update.optimizer)
+        try:
+            while trained:
+                try:
+                    result = self._attempt(
+                        trained, options, skipped=skipped, apart=apart, is_last=is_last, meanwhile=meanwhile
+                    )
+                    break
+                except UnsupportedError:
+                    if apart:
+                        raise
+                    apart = True
+                except FaultsError as found:
+                    skipped |= found.faults
+                    apart = False
+                self._transaction.rollback(draws=MEMORY not in skipped)  # a faulty memory draws other samples
+                trained = [group for group in samples if group.task.name not in skipped]
+            if trained:
+                with self._phase("update"):
+                    self._method.after_step(result.losses)
+                    self._engine.update(update)  # lines 6 and 11
+        except BaseException:
+            self._transaction.rollback()
+            raise
+        finally:
+            self._transaction.commit()
+        return replace(result, skipped=skipped)
+
     def _attempt(
         self,
-        result: Result,
-        batches: Sequence[Samples],
+        samples: Sequence[Samples],
         options: StepOptions,
-        meanwhile: Callable[[], object] | None,
-    ) -> None:
-        """Compute the update from the tasks' batches and from memory: Algorithm 2, lines 3 to 10."""
-        engine, method, edits = self._engine, self._method, self._method.edits_memory
-        replayed = 0 if MEMORY in result.skipped else self._number_to_replay(batches, options)
-        known = self._known_gradients(batches, replayed)
-        plan = self._plan(known, options.measure_stability)
+        *,
+        skipped: Collection[str] = (),
+        apart: bool,
+        is_last: bool = False,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> Result:
+        """Compute the update from the tasks' batches and from memory: Algorithm 2, lines 3 to 10.
+
+        Raise :class:`FaultsError` if gradients are faulty, :class:`UnsupportedError` if only separate passes can show
+        which. The last update of a step shows its samples to memory.
+        """
+        engine, method = self._engine, self._method
+        replayed = 0 if MEMORY in skipped else self._number_to_replay(samples, options)
+        known = self._known_gradients(samples, replayed)
+        plan = self._reduction(known, options.measure_stability)
         engine.begin(plan)
-        with result.phase("memory"):
-            draws = range(method.draws if replayed else 0)
-            replays = [] if edits else [StepBatch(len(batches), self._drawn(replayed), draw) for draw in draws]
-        with result.phase("tasks"):  # lines 3, 4 and 7: g_i, the gradient of head i, and memory's gradient
-            tasks = [StepBatch(index, [group]) for index, group in enumerate(batches)]
-            passes = engine.backward([*tasks, *replays], options.augment, apart=result.apart)
-        result.logits, result.is_joint, fault = passes
-        with result.phase("memory"):
-            for draw in draws if edits else ():
-                fault = fault or self._backward_edited(result, replayed, StepBatch(len(batches), [], draw), options)
-        if fault is not None:
-            result.faults[MEMORY] = fault
-        if method.settings.alpha > 0.0 and engine.gradients.length:
-            with result.phase("orthogonality"):
+        passes, edits = self._backward(samples, replayed, options.augment, apart)  # lines 3, 4 and 7
+        trains_backbone = engine.gradients.length > 0
+        if method.settings.alpha > 0.0 and trains_backbone:
+            with self._phase("orthogonality"):
                 engine.penalty_gradient()  # line 5: α ∇ℓ_orth, the same for every task
-        with result.phase("weighting"):
-            needed = plan.is_separate or (method.reduction == "mean" and method.uses_gramian)
-            wait = engine.gramian(needed and engine.gradients.length > 0)  # line 8: GᵀG
+        with self._phase("weighting"):
+            needs_gramian = plan.is_separate or (method.reduction == "mean" and method.uses_gramian)
+            wait = engine.gramian(needs_gramian and trains_backbone)  # line 8: GᵀG
         if meanwhile is not None:
             meanwhile()
-        with result.phase("memory"):  # while a device computes
-            self._store(result, batches)
+        with self._phase("memory"):  # while a device computes
+            self._store(edits, samples if is_last else (), passes.logits)
             self._draw_ahead(replayed)
-        with result.phase("weighting"):
+        with self._phase("weighting"):
             gramian, health = wait()
-            self._check_health(result, gramian, health)
-            if not result.faults and engine.gradients.length:  # else the backbone is frozen
-                rule = self._weigh(result, gramian, known)  # line 9: Ĝ = G M, as the weights of G's columns
-                bounds = _row_norms(plan, gramian, health)
-                if not engine.combine(rule, check=not self._is_surely_finite(rule, bounds)):  # line 10: the update Ĝ W
-                    reason = f"the update that {method!r} gives for this step is not finite"
-                    result.faults = {name: reason for name in result.losses if name != MEMORY}
+            losses = self._check_health(plan, gramian, health, passes)
+            if not trains_backbone:
+                return Result(losses)
+            result, rule = self._weigh(plan, gramian, losses, known)  # line 9: Ĝ = G M, as the weights of G's columns
+            is_bounded = self._is_surely_finite(rule, norm_bounds(plan, gramian, health))
+            if not engine.combine(rule, check=not is_bounded):  # line 10: the update Ĝ W
+                reason = f"the update that {method!r} gives for this step is not finite"
+                raise FaultsError({name: reason for name in losses if name != MEMORY})
+            return result
 
-    # -- what is known before the gradients are
+    # -- before the gradients are computed
 
     def _number_to_replay(self, batches: Sequence[Samples], options: StepOptions) -> int:
-        """Return the number of samples to replay: by default as the largest batch has, and 0 while memory has none."""
+        """Return the number of samples to replay: by default the size of the largest batch; 0 if memory is empty."""
         if self._memory is None or not len(self._memory):
             return 0
         return options.memory_batch or max(group.y.shape[0] for group in batches)
@@ -309,75 +317,101 @@ class Step:
         losses = np.array([np.nan] * len(names))
         return Gradients(names, losses, None, classes, samples, tuple(task.name for task in tasks))
 
-    def _plan(self, known: Gradients, separate: bool) -> ReductionPlan:
-        """Plan the reduction of the step's gradients; the weights of a ``"sum"`` are computed first, from the names."""
+    def _reduction(self, known: Gradients, separate: bool) -> ReductionPlan:
+        """Plan the reduction of the step's gradients; for reduction ``"sum"`` the method's weights are needed now."""
         weights: list[float] = []
         if self._method.reduction == "sum":
             weights = self._method_weights(known).values.tolist()
         return ReductionPlan.make(known.names, self._method.reduction, separate=separate, weights=weights)
 
+    # -- gradients
+
+    def _backward(
+        self, batches: Sequence[Samples], replayed: int, augment: Transform | None, apart: bool
+    ) -> tuple[Passes, list[Edit]]:
+        """Compute the gradients of tasks, heads and memory: Algorithm 2, lines 3, 4 and 7."""
+        engine, method = self._engine, self._method
+        draws = range(method.draws if replayed else 0)
+        replays: list[StepBatch] = []
+        with self._phase("memory"):
+            for draw in draws if not method.edits_memory else ():
+                replays.append(StepBatch(len(batches), self._samples_of(self._draw(replayed)), draw))
+        with self._phase("tasks"):
+            tasks = [StepBatch(index, [group]) for index, group in enumerate(batches)]
+            passes = engine.backward([*tasks, *replays], augment, apart=apart)
+        edits: list[Edit] = []
+        with self._phase("memory"):
+            for draw in draws if method.edits_memory else ():
+                drawn = self._draw(replayed)
+                samples = self._samples_of(drawn)
+                try:
+                    inputs = [*method.edit(drawn, _LookAhead(self._model, method, samples, engine.mean_of_tasks()))]
+                except (RuntimeError, ValueError) as error:
+                    if isinstance(error, SpclError) or is_out_of_memory(error):
+                        raise
+                    fault: str | None = f"the model raised an error on the replay batch: {error}"
+                else:
+                    edits += zip(drawn, inputs, strict=True)
+                    batch = StepBatch(len(batches), with_inputs(samples, inputs), draw)
+                    fault = engine.backward([batch], augment, apart=True).memory_fault
+                if fault is not None:
+                    passes = passes._replace(memory_fault=fault)
+                    break
+        return passes, edits
+
     # -- memory
 
-    def _drawn(self, count: int) -> list[Samples]:
-        """Draw a replay batch."""
+    def _draw(self, count: int) -> list[ReplayBatch]:
         assert self._memory is not None
+        return self._memory.draw(count)
+
+    def _samples_of(self, drawn: Sequence[ReplayBatch]) -> list[Samples]:
+        """Return a replay batch as samples of the tasks."""
         tasks = self._model.tasks
-        drawn = self._memory.draw(count)
         return [Samples(tasks[part.task], part.x, part.y, part.logits, replayed=True) for part in drawn]
 
-    def _backward_edited(self, result: Result, count: int, batch: StepBatch, options: StepOptions) -> str | None:
-        """Draw a replay batch, let the method edit it along the tasks' gradients, and add its gradient to memory's.
-
-        Return why the model could not be trained on it, or None.
-        """
-        assert self._memory is not None
-        drawn = self._memory.draw(count)
-        tasks = self._model.tasks
-        samples = [Samples(tasks[part.task], part.x, part.y, part.logits, replayed=True) for part in drawn]
-        model = _LookAhead(self._model, self._method, samples, self._engine.mean_of_tasks())
-        try:
-            inputs: list[Inputs] = [*self._method.edit(drawn, model)]
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, SpclError) or is_out_of_memory(error):
-                raise
-            return f"the model raised an error on the replay batch: {error}"
-        result.edits += zip(drawn, inputs, strict=True)
-        batch = replace(batch, samples=with_inputs(samples, inputs))
-        return self._engine.backward([batch], options.augment, apart=True).memory_fault
-
-    def _store(self, result: Result, batches: Sequence[Samples]) -> None:
-        """Give memory the edited and, in the last update, the new samples; it forgets them if the update is undone."""
+    def _store(self, edits: Sequence[Edit], new: Sequence[Samples], logits: Mapping[str, Tensor]) -> None:
+        """Store edited and new samples in memory, until the transaction is rolled back."""
         if self._memory is None:
             return
-        for batch, x in result.edits:
+        for batch, x in edits:
             self._memory.replace(batch, x)
-        for group in batches if result.is_last else ():
-            self._memory.observe(group.task.name, group.x, group.y, result.logits.get(group.task.name))
+        for group in new:
+            self._memory.observe(group.task.name, group.x, group.y, logits.get(group.task.name))
 
     def _draw_ahead(self, replayed: int) -> None:
-        """Draw the samples that the next update replays if it replays as many, while a device computes this one."""
+        """Draw the next update's replay batch now, assuming that it has the same size."""
         if self.draws_ahead and self._memory is not None and replayed:
             for _ in range(self._method.draws):
                 draw_ahead(self._memory, replayed)
 
     # -- health
 
-    def _check_health(self, result: Result, gramian: Array | None, health: Array) -> None:
-        """Note the losses, and the gradients that are faulty."""
-        gradients = self._engine.gradients
-        computed = [name for name in gradients.plan.names if name not in result.faults]
-        result.losses = dict(zip(computed, health[:, 0].tolist(), strict=False))
+    def _check_health(
+        self, plan: ReductionPlan, gramian: Array | None, health: Array, passes: Passes
+    ) -> dict[str, float]:
+        """Return the losses; raise FaultsError if gradients are faulty, UnsupportedError if it is unknown which."""
+        names = plan.names if passes.memory_fault is None else plan.names[:-1]
+        health = health[: len(names)].copy()
         norms: Array | None = None
-        if gramian is not None and gradients.plan.is_separate:
-            norms = row_norms(gramian.diagonal()[: len(health)], torch.finfo(gradients.dtype).max)
-            health[:, 1] += norms
-        faults = find_faults(computed, health[: len(computed)], self._before.buffers_were_finite)
-        if faults and result.is_joint and norms is not None:
-            own = np.stack([health[:, 0], norms, np.zeros(len(health))], axis=1)  # no other gradient has a part in it
-            if found := find_faults(computed, own, self._before.buffers_were_finite):
-                result.faults, result.is_joint = found, False
-                return
-        result.faults |= faults
+        if gramian is not None and plan.is_separate:  # health has the norms of the heads' gradients only
+            largest = torch.finfo(self._engine.gradients.dtype).max
+            norms = norms_from_squares(gramian.diagonal()[: len(names)], largest)
+            health[:, NORM] += norms
+        faults = find_faults(names, health, self._transaction.buffers_were_finite)
+        if faults and passes.is_joint:
+            if (
+                norms is not None
+            ):  # the Gramian gives each gradient's own norm, so one bad task does not hide in the sum
+                health[:, NORM], health[:, BUFFERS] = norms, 0.0
+                faults = find_faults(names, health, self._transaction.buffers_were_finite)
+            if norms is None or not faults:
+                raise UnsupportedError("numbers are not finite; separate passes show in which batch")
+        if passes.memory_fault is not None:
+            faults = {MEMORY: passes.memory_fault, **faults}
+        if faults:
+            raise FaultsError(faults)
+        return dict(zip(names, health[:, LOSS].tolist(), strict=True))
 
     def _is_surely_finite(self, rule: Rule, norms: Array) -> bool:
         """Return whether Σ|w_i|·‖g_i‖ shows that the update is finite, without computing its norm."""
@@ -391,24 +425,26 @@ class Step:
 
     # -- weights
 
-    def _weigh(self, result: Result, gramian: Array | None, known: Gradients) -> Rule:
-        """Return the weight of every row in the update, or the method's own rule if it is not a weighted sum."""
-        gradients, plan, method = self._engine.gradients, self._engine.gradients.plan, self._method
-        mixing = gradients.penalty_matrix(self._is_penalty_coupled)
+    def _weigh(
+        self, plan: ReductionPlan, gramian: Array | None, losses: dict[str, float], known: Gradients
+    ) -> tuple[Result, Rule]:
+        """Weigh the gradients; return the result, and the weight of every row or the method's own rule."""
+        method = self._method
+        mixing = self._engine.gradients.penalty_matrix(self._is_penalty_coupled)
         before = gramian if gramian is None or mixing is None else mixing @ gramian @ mixing.T
-        if plan.is_separate:
-            result.before = torch.from_numpy(before)
+        measured = torch.from_numpy(before) if plan.is_separate else None
         if method.elementwise:
-            return self._method_update
-        weights = self._reduced_weights(plan, result.losses, before, known)
+            return Result(losses, before=measured), self._method_update
+        weights = self._reduced_weights(plan, losses, before, known)
         values = weights.values.detach().to("cpu", torch.float64).numpy()
         per_gradient = plan.matrix.T @ values
-        result.weights = dict(zip(plan.names, per_gradient.tolist(), strict=True))
-        if result.before is not None:
+        after: Tensor | None = None
+        if measured is not None:
             adjusted = weights if method.reduction == "none" else Weights(torch.from_numpy(per_gradient))
-            result.after = adjusted.adjusted_gramian(result.before).detach()
+            after = adjusted.adjusted_gramian(measured).detach()
         per_row: Array = plan.reduction.T @ values
-        return per_row if mixing is None else mixing.T @ per_row
+        by_name = dict(zip(plan.names, per_gradient.tolist(), strict=True))
+        return Result(losses, by_name, measured, after), per_row if mixing is None else mixing.T @ per_row
 
     def _reduced_weights(
         self, plan: ReductionPlan, losses: dict[str, float], rows: Array | None, known: Gradients
@@ -443,18 +479,12 @@ class Step:
             raise SpclError(f"combine of {self._method!r} must give a tensor of shape {expected}, but gives {found}")
         return update
 
-    # -- undoing
 
-    def _undo(self, update: Update, draws: bool = True) -> None:
-        self._before.restore(draws)
-        update.optimizer.zero_grad(set_to_none=True)
-
-
-class Before:
-    """The state that an update changes before it is known to be finite.
+class Transaction:
+    """The state that an update changes before it is known to be finite, and by which it is undone.
 
     It consists of the buffers of backbone and heads (batch-norm's running averages), the random number generators of
-    dropout, the draws and the samples of memory, and the state of the method.
+    dropout, the draws and the samples of memory, the state of the method, and the parameters' ``.grad``.
     """
 
     def __init__(self, engine: Engine, method: Method, memory: Memory | None, device: torch.device) -> None:
@@ -463,8 +493,9 @@ class Before:
         self._memory = memory
         self._cuda_generator = _cuda_generator(device)
 
-    def save(self) -> None:
-        """Save the state before an update."""
+    def begin(self, optimizer: Optimizer) -> None:
+        """Save the state before an update by this optimiser."""
+        self._optimizer = optimizer
         self._buffers = self._engine.snapshot()
         self._random = torch.get_rng_state()
         self._cuda_offset = 0 if self._cuda_generator is None else self._cuda_generator.get_offset()
@@ -472,8 +503,8 @@ class Before:
             self._memory.begin()
         self._method_state = self._method.state_dict()
 
-    def restore(self, draws: bool = True) -> None:
-        """Restore the saved state, or all of it but the draws of memory."""
+    def rollback(self, draws: bool = True) -> None:
+        """Restore the saved state; if ``draws`` is false, memory's generator is left as it is."""
         self._buffers.restore()
         torch.set_rng_state(self._random)
         if self._cuda_generator is not None:
@@ -481,9 +512,10 @@ class Before:
         if self._memory is not None:
             self._memory.rollback(draws)
         self._method.load_state_dict(self._method_state)
+        self._optimizer.zero_grad(set_to_none=True)
 
-    def end(self) -> None:
-        """End the update: what memory has stored stays."""
+    def commit(self) -> None:
+        """End the transaction: what memory has stored stays."""
         if self._memory is not None:
             self._memory.commit()
 
@@ -504,12 +536,12 @@ def find_faults(names: Sequence[str], health: Array, buffers_were_finite: Callab
     """Return the gradients that are faulty, each with the reason.
 
     A gradient's health is its loss, its norm and the norm of the model's buffers after its forward pass; any non-finite
-    value marks it as faulty. Gradients after a faulty one may be affected by it: unless their own loss is not finite,
-    they are judged when the step is repeated.
+    value marks it as faulty. Gradients after a faulty one may be faulty only because of it, so they are judged in the
+    next attempt, unless their own loss is non-finite.
 
     Args:
         names: of the gradients, tasks before memory.
-        health: one row of three numbers per gradient.
+        health: one row per gradient, with the columns :data:`LOSS`, :data:`NORM` and :data:`BUFFERS`.
         buffers_were_finite: whether the buffers' norm was finite before the step.
 
     >>> find_faults(["a", "b"], np.array([[0.5, 1.0, 1.0], [np.nan, 1.0, 1.0]]), lambda: True)
@@ -530,22 +562,22 @@ def find_faults(names: Sequence[str], health: Array, buffers_were_finite: Callab
     return faults
 
 
-def row_norms(squares: Array, largest: float) -> Array:
+def norms_from_squares(squares: Array, largest: float) -> Array:
     """Return the norms of gradients, given their squares.
 
     Squares above ``largest`` count as infinite: an optimiser that squares such a gradient overflows.
 
-    >>> row_norms(np.array([4.0, 1e39]), largest=3e38)
+    >>> norms_from_squares(np.array([4.0, 1e39]), largest=3e38)
     array([ 2., inf])
     """
     return np.array([sqrt(abs(square)) if square < largest else inf for square in squares.tolist()])
 
 
-def _row_norms(plan: ReductionPlan, gramian: Array | None, health: Array) -> Array:
-    """Return the norms of the rows of the gradient matrix, or bounds of them from the norms of the gradients."""
+def norm_bounds(plan: ReductionPlan, gramian: Array | None, health: Array) -> Array:
+    """Return the row norms, or upper bounds on them from the norms of the gradients added to each row."""
     if gramian is not None:
         return np.sqrt(gramian.diagonal())
-    norms: Array = health[:, 1]
+    norms: Array = health[:, NORM]
     bounds: Array = np.maximum(np.abs(plan.accumulation) @ norms, norms.max())
     return bounds
 

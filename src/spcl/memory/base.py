@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl._util.registry import Registry
+from spcl._util.validation import check_seed
 from spcl.batches import Inputs, describe, from_leaves, kind_of_pair, leaves, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.tasks import INTEGERS, check_targets
@@ -80,6 +81,7 @@ class Memory(ABC):
     ) -> None:
         if not isinstance(budget, int) or budget < 1:
             raise SpclError(f"the budget of the memory is {budget!r}; give a budget of at least 1 sample")
+        check_seed(seed)
         self.budget = budget
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
