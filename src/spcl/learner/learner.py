@@ -22,7 +22,7 @@ from spcl.engine.update import Update, WeightAverage
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
 from spcl.learner.checks import (
-    Admission,
+    BatchCheck,
     OneCallAtATime,
     RankCheck,
     check_arguments,
@@ -642,7 +642,7 @@ class Learner:
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._step = Step(engine, self.model, self.method, self.memory)
-        self._admission = Admission(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
+        self._admission = BatchCheck(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
 
     def _choose_engine(self, tasks: int) -> None:
         """Switch to the low-memory engine if the gradients of a step of ``tasks`` tasks would not fit."""
