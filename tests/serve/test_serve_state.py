@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from disk import largest_file
 from list_hub import ListHub
@@ -26,6 +27,7 @@ from spcl.checkpoint import write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.serve import (
     CheckpointEvent,
+    DeadLetterEvent,
     SaveFailedEvent,
     ServeSettings,
     Service,
@@ -248,13 +250,6 @@ def test_the_age_of_the_checkpoint_stays_0_while_there_is_nothing_to_save(
     assert "\nspcl_checkpoint_age_seconds 0.0\n" in metrics
 
 
-def test_another_learner_is_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
-    with running(make()) as (service, _):
-        until(lambda: service.status().uptime > 0)
-    with pytest.raises(CheckpointError, match="has seed = 0, and the settings say 1; put the setting back"):
-        Service(make(learner={"seed": 1})).run()
-
-
 def test_a_learner_of_an_earlier_version_goes_on_with_the_settings_that_it_had(
     hub: ListHub, make: Callable[..., ServeSettings]
 ) -> None:
@@ -264,10 +259,89 @@ def test_a_learner_of_an_earlier_version_goes_on_with_the_settings_that_it_had(
     state = saved(settings)
     del state["sources"]["service"]["learner"]["method"]["finished_weight"]
     write_checkpoint(settings.state / "learner.safetensors", state)
-    with running(make(learner=before)) as (service, _):
+    assert changes_at_start(make(learner=before)) == []
+    (change,) = changes_at_start(make(learner=before | {"method": "spcl"}))
+    assert re.match(r"method from .*'finished_weight': 1\.0.* to .*'finished_weight': 0\.01", change)
+
+
+def changes_at_start(settings: ServeSettings) -> list[str]:
+    """The changed settings that a service tells when it starts."""
+    with running(settings) as (service, events):
         until(lambda: service.status().uptime > 0)
-    with pytest.raises(CheckpointError, match=r"has method = .*'finished_weight': 1\.0.* settings say .*0\.01"):
-        Service(make(learner=before | {"method": "spcl"})).run()
+    return [event.text for event in events if isinstance(event, TaskEvent) and event.kind == "changed"]
+
+
+@pytest.mark.parametrize("memory", ["balanced", "reservoir"])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"learning_rate": 0.5}, ["learning_rate from 0.001 to 0.5"]),
+        ({"memory_budget": 7}, ["memory_budget from 20 to 7"]),
+        ({"memory_budget": 30}, ["memory_budget from 20 to 30"]),
+        ({"method": "er"}, ["method from "]),
+        ({"method": {"name": "soro", "replay_loss": "logits"}, "memory_budget": 9}, ["memory_budget", "method from "]),
+    ],
+)
+def test_the_model_outlives_a_change_of_rate_budget_or_method(
+    memory: str, changes: dict[str, Any], told: list[str], hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    publish(hub, "old", 6).end("old")
+    publish(hub, "a", 4)
+    learner = {"memory": memory, "learning_rate": 0.001}
+    with running(before := make(learner=learner)) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 4 and task(service, "old").state == "finished")
+    first, after = saved(before), make(learner=learner | changes)
+    found = changes_at_start(after)
+    assert [change.startswith(text) for change, text in zip(found, told, strict=True)] == [True] * len(told)
+    second = saved(after)
+    assert all(torch.equal(first["backbone"][name], second["backbone"][name]) for name in first["backbone"])
+    assert changes_at_start(after) == []
+    publish(hub, "a", 20, start=4, announce=False)
+    with running(after) as (service, events):
+        until(lambda: task(service).batches == 24)
+    third = saved(after)
+    assert [event for event in events if isinstance(event, DeadLetterEvent)] == []
+    budget = after.run_settings().memory_budget
+    counts = {each["name"]: len(each["ranks"]) for each in third["memory"]["state"]["tasks"]}
+    assert (counts["old"] if memory == "balanced" else sum(counts.values())) <= budget
+    assert (memory == "balanced") or sum(counts.values()) == budget
+    assert {group["lr"] for group in third["optimizer"]["groups"]} == {after.run_settings().learning_rate}
+    assert third["method"]["name"] == after.run_settings().method["name"]
+    assert not all(torch.equal(second["backbone"][name], third["backbone"][name]) for name in second["backbone"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"memory_budget": 0},
+            r"memory_budget = 20, .* say 0 \(a memory is neither added nor removed\); put the setting",
+        ),
+        (
+            {"memory": "reservoir"},
+            r"memory = 'balanced', .* say 'reservoir' \(it decides what the learner is\); put the",
+        ),
+        ({"backbone": {"name": "mlp", "hidden": [9]}}, r"backbone = .*hidden': \[9\].*choose another state folder"),
+    ],
+)
+def test_other_changes_of_the_learner_are_refused_with_what_to_do(
+    changes: dict[str, Any], words: str, make: Callable[..., ServeSettings]
+) -> None:
+    with running(make()) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    with pytest.raises(CheckpointError, match=words):
+        Service(make(learner=changes)).run()
+
+
+def test_a_method_that_edits_memory_is_refused_where_memory_holds_bytes(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    images = {"inputs": {"shape": [3, 8, 8], "dtype": "uint8"}}
+    with running(make(**images)) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    words = r"method 'gmed' edits samples of memory, but the memory in .* holds uint8\[3, 8, 8\]; put the setting back"
+    with pytest.raises(CheckpointError, match=words):
+        Service(make(**images, learner={"method": "gmed"})).run()
 
 
 def test_other_inputs_than_those_of_the_tasks_are_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:

@@ -60,6 +60,11 @@ class BalancedCoreset(Memory):
         self._shared_by = finished
         return kept
 
+    def resize(self, budget: int) -> None:
+        """Keep at most ``budget`` samples of finished tasks from now on; evict what is above the new shares."""
+        self._shared_by = -1  # the shares of all tasks change
+        super().resize(budget)
+
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them.
 

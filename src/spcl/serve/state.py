@@ -5,11 +5,11 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -18,7 +18,8 @@ from spcl._util.validation import tagged
 from spcl.checkpoint import checked_content, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
 from spcl.learner import Learner
-from spcl.methods import recorded_settings
+from spcl.memory import Memory
+from spcl.methods import Method, recorded_settings
 from spcl.options import LEARNER, SPEED
 from spcl.runs import RunSettings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
@@ -235,22 +236,57 @@ def new_learner(settings: RunSettings, inputs: InputSettings, records: Records) 
     return Learner(**parts, **learner_options(settings))
 
 
+CHANGEABLE = ("learning_rate", "memory_budget", "method", "plugins")
+"""The settings of the learner that a service may start with while its state has others."""
+
+
+class Loaded(NamedTuple):
+    """A learner of a checkpoint, and how its settings have changed since, in words."""
+
+    learner: Learner
+    changes: list[str]
+
+
 def load_learner(
     path: Path, settings: RunSettings, inputs: InputSettings, records: Records, stream: LiveStream
-) -> Learner:
-    """Return the learner of the newest checkpoint that is valid, and restore records and stream with it."""
+) -> Loaded:
+    """Return the learner of the newest checkpoint that is valid, and restore records and stream with it.
+
+    Changes of the settings that are ``CHANGEABLE`` are made; others are refused.
+    """
     state = read_newest(path)
     with checked_content(path):
         if "service" not in state.get("sources", {}):
             raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
         records.load_state_dict(state["sources"]["service"])
-        _check_settings(path, records.learner, _identity(settings))
+        before, now = _recorded(records.learner), _identity(settings)
+        changed = {name for name, value in now.items() if name in before and before[name] != value}
+        _check_changes(path, changed, before, now)
         _check_inputs(path, state["tasks"], inputs)
         added = {entry["name"] for entry in state["tasks"]}
-    parts = learner_parts(settings, [inputs.spec()], pick_device(settings.device), steps=1)
+    as_saved = settings.model_copy(update={"memory_budget": before.get("memory_budget", settings.memory_budget)})
+    parts = learner_parts(as_saved, [inputs.spec()], pick_device(settings.device), steps=1)
+    if "method" in changed:
+        state = _with_method(path, state, parts["method"], parts["memory"], inputs)
     tasks = [record.run_task for record in records.tasks.values() if record.name in added]
     heads = make_heads(tasks, parts["backbone"], settings)
-    return Learner.load(state, **parts, heads=heads, losses=make_losses(tasks, settings), stream=stream)
+    losses = make_losses(tasks, settings)
+    try:
+        learner = Learner.load(state, **parts, heads=heads, losses=losses, stream=stream)
+    except CheckpointError as error:
+        if "method" not in changed:
+            raise
+        raise CheckpointError(
+            f"the learner in {path} cannot go on with another method ({error}); {PUT_BACK}"
+        ) from error
+    if "learning_rate" in changed:
+        for group in learner.optimizer.param_groups:
+            group["lr"] = settings.learning_rate
+            group.pop("initial_lr", None)  # of a schedule
+    if "memory_budget" in changed and learner.memory is not None:
+        learner.memory.resize(settings.memory_budget)
+    records.learner = now
+    return Loaded(learner, [f"{name} from {before[name]} to {now[name]}" for name in sorted(changed)])
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:
@@ -259,14 +295,40 @@ def _identity(settings: RunSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", include=fixed)
 
 
-def _check_settings(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
-    recorded = {**recorded, "method": recorded_settings(recorded["method"])}
-    for name, value in now.items():
-        if name in recorded and recorded[name] != value:
+PUT_BACK = "put the setting back, or choose another state folder"
+
+
+def _recorded(learner: dict[str, Any]) -> dict[str, Any]:
+    return {**learner, "method": recorded_settings(learner["method"])}
+
+
+def _check_changes(path: Path, changed: Iterable[str], before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise if a setting has changed that decides what the learner is."""
+    for name in sorted(changed):
+        if name not in CHANGEABLE or (name == "memory_budget" and not (before[name] and now[name])):
+            advice = "a memory is neither added nor removed" if name in CHANGEABLE else "it decides what the learner is"
             raise CheckpointError(
-                f"the learner in {path} has {name} = {recorded[name]!r}, and the settings say {value!r}; "
-                f"put the setting back, or choose another state folder"
+                f"the learner in {path} has {name} = {before[name]!r}, and the settings say {now[name]!r} ({advice}); "
+                f"{PUT_BACK}"
             )
+
+
+def _with_method(
+    path: Path, state: dict[str, Any], method: Method, memory: Memory | None, inputs: InputSettings
+) -> dict[str, Any]:
+    """Return the state of a learner for another method, or the same one with other settings; keep its memory."""
+    if memory is not None:
+        dtype = state["memory"]["dtype"]
+        memory.dtype = None if dtype is None else getattr(torch, dtype)
+        if method.edits_memory and dtype is None and not inputs.spec().dtype.is_floating_point:
+            raise CheckpointError(
+                f"method {method.name!r} edits samples of memory, but the memory in {path} holds "
+                f"{inputs.description()}; {PUT_BACK}"
+            )
+    if method.name == state["method"]["name"]:
+        return state
+    new = {"name": method.name, "settings": {}, "state": method.state_dict()}
+    return {name: value for name, value in state.items() if name != "engine"} | {"method": new}
 
 
 def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSettings) -> None:
@@ -276,7 +338,7 @@ def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSettings
         if task["signature"] is not None and task["signature"][0] != now:
             raise CheckpointError(
                 f"task {task['name']!r} of the learner in {path} has samples of {task['signature'][0]}, and the "
-                f"settings say inputs of {now}; put the setting back, or choose another state folder"
+                f"settings say inputs of {now}; {PUT_BACK}"
             )
 
 

@@ -127,7 +127,7 @@ function drawTasks() {
 }
 
 function described(name, event) {
-  if (name === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, ["failed", "late", "refused"].includes(event.kind)];
+  if (name === "task") return [`${event.task || "the service"} ${event.kind}${event.text ? `: ${event.text}` : ""}`, ["failed", "late", "refused"].includes(event.kind)];
   if (name === "dead-letter") return [`${event.task}: batch ${event.position} refused: ${event.reason}`, true];
   if (name === "save-failed") return [`no checkpoint could be saved after step ${number(event.step)}: ${event.reason}`, true];
   return [`checkpoint after step ${number(event.step)}: ${bytes(event.bytes)} in ${duration(event.seconds)}`, false];
