@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from click.testing import Result
+from typer.testing import CliRunner
 
 from disk import largest_file
 from list_hub import ListHub
@@ -23,7 +26,8 @@ from serving import (
     task,
     until,
 )
-from spcl.checkpoint import write_checkpoint
+from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.cli.app import app
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.serve import (
     CheckpointEvent,
@@ -36,8 +40,9 @@ from spcl.serve import (
 )
 from spcl.serve.api import Metrics
 from spcl.serve.events import Totals
+from spcl.serve.service import Snapshot
 from spcl.serve.session import TaskStateError
-from spcl.serve.state import StateInUseError, held_state
+from spcl.serve.state import StateInUseError, held_state, read_model
 from spcl.sources import FolderHub
 
 
@@ -366,3 +371,70 @@ def test_a_task_that_started_with_names_that_are_refused_today_is_loaded(
     with running(settings) as (service, _):
         publish(hub, "a", 2, announce=False)
         until(lambda: knows(service, "a") and task(service).batches == 4)
+
+
+# -- the model, for other programs
+
+
+def invoked(*words: object) -> Result:
+    outcome = CliRunner().invoke(app, [str(word) for word in words])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome
+
+
+@pytest.fixture
+def state(hub: ListHub, make: Callable[..., ServeSettings]) -> tuple[Path, Snapshot]:
+    """The state of a service that has learned two tasks, and its last snapshot."""
+    publisher = publish(hub, "a", 4)
+    publisher.start("speed", kind="regression", classes=["x", "y"])
+    publisher.publish("speed", torch.rand(5, 3), torch.rand(5, 2))
+    publisher.start("later", classes=2)  # no batch: the learner does not have it yet
+    settings = make(learner={"average": 0.9})
+    with running(settings, predicts=True) as (service, _):
+        until(lambda: service.status().samples == 13 and knows(service, "later"))
+    assert service.snapshot is not None
+    return settings.state, service.snapshot
+
+
+def test_a_model_of_a_service_predicts_as_the_service_did(state: tuple[Path, Snapshot], tmp_path: Path) -> None:
+    folder, snapshot = state
+    x = torch.rand(6, 3)
+    np.save(tmp_path / "x.npy", x.numpy())
+    generator = torch.get_rng_state()
+    learner = read_model(folder).learner("cpu")
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.equal(learner.predict_proba(x, "a"), snapshot.model.predict_proba(x, "a"))
+    command = ("predict", folder, tmp_path / "x.npy", "--format", "json", "--device", "cpu", "--task")
+    found = [json.loads(line) for line in invoked(*command, "a").stdout.splitlines()]
+    expected = snapshot.model.predict_proba(x, "a").max(dim=1)
+    assert [row["probability"] for row in found] == pytest.approx(expected.values.tolist())
+    numbers = [json.loads(line)["outputs"] for line in invoked(*command, "speed").stdout.splitlines()]
+    assert [list(row.values()) for row in numbers] == pytest.approx(
+        snapshot.model.predict(x, "speed").numpy(), rel=1e-5
+    )
+    assert {*numbers[0]} == {"x", "y"}
+
+
+def test_a_model_of_a_service_is_exported(state: tuple[Path, Snapshot], tmp_path: Path) -> None:
+    folder, snapshot = state
+    invoked("export", folder, "--task", "speed", "--out", tmp_path / "speed.pt2")
+    x = torch.rand(9, 3)
+    program = torch.export.load(tmp_path / "speed.pt2").module()
+    torch.testing.assert_close(program(x), snapshot.model.predict(x, "speed"))
+    description = json.loads((tmp_path / "speed.pt2.json").read_text())
+    assert [column["class"] for column in description["columns"]] == ["x", "y"]
+
+
+def test_a_state_without_a_model_is_refused_with_what_to_do(
+    hub: ListHub, make: Callable[..., ServeSettings], state: tuple[Path, Snapshot], tmp_path: Path
+) -> None:
+    folder, _ = state
+    content = read_checkpoint(folder / "learner.safetensors")
+    del content["sources"]["service"]["inputs"]
+    write_checkpoint(folder / "learner.safetensors", content)
+    with pytest.raises(CheckpointError, match=r"an earlier version wrote .*; start the service once with this version"):
+        read_model(folder)
+    with running(empty := make(state=str(tmp_path / "empty"), source={"name": "folder", "path": str(tmp_path / "no")})):
+        pass
+    with pytest.raises(CheckpointError, match="has no task yet; wait until"):
+        read_model(empty.state)

@@ -134,6 +134,11 @@ class EpochCoreset(BalancedCoreset):
         self._epoch = self._epoch[:0]
         super().finish(task, model)
 
+    def resize(self, budget: int) -> None:
+        """Keep at most ``budget`` samples of finished tasks from now on, and begin a new epoch."""
+        super().resize(budget)
+        self._epoch = self._epoch[:0]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data; the samples are copies."""
         return {**super().state_dict(), "epoch": self._epoch.tolist()}

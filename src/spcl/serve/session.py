@@ -31,6 +31,7 @@ from spcl.serve.events import (
 )
 from spcl.serve.settings import ServeSettings
 from spcl.serve.state import (
+    CHECKPOINT,
     Checkpoints,
     Held,
     Records,
@@ -54,7 +55,6 @@ from spcl.sources.wire import describe_task
 from spcl.streams import Failure, LiveStream, Moment
 from spcl.tasks import TaskDescription
 
-CHECKPOINT = "learner.safetensors"
 CAPACITY = 8  # batches of a task that are read ahead
 IDLE_SECONDS = 0.1
 TICK_SECONDS = 1.0

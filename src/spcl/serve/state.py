@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,19 +15,25 @@ import torch
 
 from spcl._util.files import locked, read_json, user_errors, write_json
 from spcl._util.validation import tagged
-from spcl.checkpoint import checked_content, read_newest
+from spcl.checkpoint import checked_content, has_checkpoint, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
 from spcl.learner import Learner
+from spcl.learner.state import TRAINING
 from spcl.memory import Memory
 from spcl.methods import Method, recorded_settings
+from spcl.models import InputSpec
 from spcl.options import LEARNER, SPEED
-from spcl.runs import RunSettings
+from spcl.plugins import load_recorded_plugins
+from spcl.runs import RunSettings, resolve_settings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
+from spcl.runs.trained import TrainedRun
 from spcl.serve.settings import InputSettings
 from spcl.sources import Data, Entry, FolderHub, check_task_name
 from spcl.sources.wire import MAX_BYTES, task_from_json, task_to_json
 from spcl.streams import LiveStream
 from spcl.tasks import TaskDescription
+
+CHECKPOINT = "learner.safetensors"
 
 # -- one service per folder
 
@@ -196,16 +202,18 @@ class Records:
         tasks: in the order in which they were seen.
         request: the position of the last request that was carried out; None before the first.
         learner: the settings that the learner was made with.
+        inputs: shape and type of the samples, as plain data; empty in states of earlier versions.
     """
 
     tasks: dict[str, TaskRecord] = field(default_factory=dict)
     request: str | None = None
     learner: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the records as plain data."""
         tasks = [task.state_dict() for task in list(self.tasks.values())]
-        return {"tasks": tasks, "request": self.request, "learner": self.learner}
+        return {"tasks": tasks, "request": self.request, "learner": self.learner, "inputs": self.inputs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
@@ -213,6 +221,7 @@ class Records:
             self.tasks[saved["name"]] = TaskRecord(**saved | {"schema": _restored(saved["name"], saved["schema"])})
         self.request = state["request"]
         self.learner = state["learner"]
+        self.inputs = state.get("inputs", {})
 
 
 def _restored(name: str, values: dict[str, Any] | None) -> TaskDescription | None:
@@ -231,7 +240,7 @@ def _restored(name: str, values: dict[str, Any] | None) -> TaskDescription | Non
 def new_learner(settings: RunSettings, inputs: InputSettings, records: Records) -> Learner:
     """Return a learner without tasks; its settings are recorded."""
     torch.manual_seed(settings.seed)
-    records.learner = _identity(settings)
+    records.learner, records.inputs = _identity(settings), inputs.spec().state_dict()
     parts = learner_parts(settings, [inputs.spec()], pick_device(settings.device), steps=1)
     return Learner(**parts, **learner_options(settings))
 
@@ -254,11 +263,8 @@ def load_learner(
 
     Changes of the settings that are ``CHANGEABLE`` are made; others are refused.
     """
-    state = read_newest(path)
+    state = _read_state(path, records)
     with checked_content(path):
-        if "service" not in state.get("sources", {}):
-            raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
-        records.load_state_dict(state["sources"]["service"])
         before, now = _recorded(records.learner), _identity(settings)
         changed = {name for name, value in now.items() if name in before and before[name] != value}
         _check_changes(path, changed, before, now)
@@ -285,8 +291,18 @@ def load_learner(
             group.pop("initial_lr", None)  # of a schedule
     if "memory_budget" in changed and learner.memory is not None:
         learner.memory.resize(settings.memory_budget)
-    records.learner = now
+    records.learner, records.inputs = now, inputs.spec().state_dict()
     return Loaded(learner, [f"{name} from {before[name]} to {now[name]}" for name in sorted(changed)])
+
+
+def _read_state(path: Path, records: Records) -> dict[str, Any]:
+    """Return the newest checkpoint that is valid, and restore the records with it."""
+    state = read_newest(path)
+    with checked_content(path):
+        if "service" not in state.get("sources", {}):
+            raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
+        records.load_state_dict(state["sources"]["service"])
+    return state
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:
@@ -340,6 +356,46 @@ def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSettings
                 f"task {task['name']!r} of the learner in {path} has samples of {task['signature'][0]}, and the "
                 f"settings say inputs of {now}; {PUT_BACK}"
             )
+
+
+# -- the model, for other programs
+
+
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder is the state of a service that has saved a checkpoint."""
+    return has_checkpoint(folder / CHECKPOINT)
+
+
+def read_model(folder: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
+    """Read the model of a service from its state, as of a run; the service may be at work meanwhile.
+
+    Args:
+        folder: the state.
+        plugins: where the plug-ins of the service are now, if they were moved or changed.
+
+    Raises:
+        CheckpointError: if no checkpoint is valid, or an earlier version wrote it.
+        PluginError: if a plug-in is missing or has changed.
+    """
+    path, records = Path(folder).expanduser() / CHECKPOINT, Records()
+    state = _read_state(path, records)
+    if not records.inputs:
+        raise CheckpointError(
+            f"an earlier version wrote {path}, which does not say what the inputs are; start the service once with "
+            f"this version"
+        )
+    with checked_content(path):
+        learner = _recorded(records.learner)
+        if not plugins:
+            load_recorded_plugins(learner.get("plugins", ()), path)
+        settings = resolve_settings(learner | ({"plugins": list(plugins)} if plugins else {}))
+        added = {entry["name"] for entry in state["tasks"]}
+        tasks = {name: each.run_task for name, each in records.tasks.items() if name in added}
+        inputs = dict.fromkeys(tasks, InputSpec.from_state_dict(records.inputs))
+    if not tasks:
+        raise CheckpointError(f"the learner in {path} has no task yet; wait until the service has learned a batch")
+    model = {name: value for name, value in state.items() if name not in TRAINING}
+    return TrainedRun(path.parent, settings, None, tasks, inputs, model)
 
 
 # -- checkpoints
