@@ -305,6 +305,21 @@ def test_compiled_code_beside_a_plugin_does_not_run(tmp_path: Path, monkeypatch:
     assert not mark.exists()
 
 
+def test_compiled_code_beside_the_modules_that_a_plugin_imports_does_not_run(tmp_path: Path) -> None:
+    mark, other, folder = tmp_path / "mark", tmp_path / "other.py", tmp_path / "plugin"
+    other.write_text(LEAVES_A_MARK.format(mark=str(mark)))
+    (folder / "helpers_of_tests").mkdir(parents=True)
+    for name in ("helper_of_tests.py", "helpers_of_tests/__init__.py", "helpers_of_tests/inner.py"):
+        (folder / name).write_text(f"NAME = {name!r}\n")
+        planted = Path(cache_from_source(folder / name))
+        py_compile.compile(str(other), cfile=str(planted), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    imports = "import helper_of_tests\nfrom helpers_of_tests.inner import NAME\nassert NAME.endswith('inner.py')\n"
+    (folder / "importing.py").write_text(imports + RECORDED.format(name="importing"))
+    load_plugins([str(folder / "importing.py")])
+    assert "importing" in BACKBONES
+    assert not mark.exists()
+
+
 def test_a_plugin_file_that_was_edited_is_used_as_it_is_now(tmp_path: Path) -> None:
     plugin = tmp_path / "edited.py"
     for width in (4, 5):

@@ -20,7 +20,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -176,16 +184,36 @@ def _read_sources(files: Mapping[str, Path], name: str) -> dict[str, bytes]:
         raise PluginError(f"the plug-in {name} cannot be read: {error.strerror or error}") from error
 
 
-class _SourceLoader(SourceFileLoader):
-    """Compile a module from bytes that were checked; no ``.pyc`` file is read or written."""
+class _PlainLoader(SourceFileLoader):
+    """Compile a module from its source; no ``.pyc`` file, which nobody reviews, is read or written."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the source."""
+        return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
+
+
+class _SourceLoader(_PlainLoader):
+    """Compile a module from bytes that were checked."""
 
     def __init__(self, fullname: str, path: str, source: bytes) -> None:
         super().__init__(fullname, path)
         self._source = source
 
-    def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the checked source."""
-        return compile(self._source, self.path, "exec", dont_inherit=True)
+    def get_data(self, path: str) -> bytes:
+        """Return the checked source."""
+        return self._source
+
+
+_BESIDE: set[str] = set()
+"""The folders of plug-in files, whose modules the files may import; they are in ``sys.path`` for nothing else."""
+
+
+def _plain_finder(path: str) -> FileFinder:
+    """Return what finds modules beside plug-in files, and in packages there, by their sources alone."""
+    nearest = max((each for each in sys.path if Path(path).is_relative_to(each)), key=len, default="")
+    if nearest not in _BESIDE:
+        raise ImportError
+    return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_PlainLoader, SOURCE_SUFFIXES))
 
 
 class _SourceFinder(MetaPathFinder):
@@ -221,6 +249,10 @@ def _import_file(path: Path, source: bytes) -> ModuleType:
     module = sys.modules[name] = module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+        _BESIDE.add(str(path.parent))
+        if _plain_finder not in sys.path_hooks:
+            sys.path_hooks.insert(0, _plain_finder)
+        sys.path_importer_cache.pop(str(path.parent), None)
     try:
         loader.exec_module(module)
     except BaseException:

@@ -141,6 +141,29 @@ def test_reservoir_is_a_uniform_sample_of_all_tasks() -> None:
     assert_uniform(hits, trials, kept=10)
 
 
+@pytest.mark.parametrize("policy", [*POLICIES, EpochCoreset])
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_memory_that_is_made_smaller_holds_what_a_smaller_one_would(policy: type[Memory], is_loaded: bool) -> None:
+    large, small = policy(40, seed=3), policy(11, seed=3)
+    for memory in (large, small):
+        fill(memory, {"a": 2, "b": 3, "c": 2})
+        for task in ("a", "b"):
+            memory.finish(task)
+    if is_loaded:
+        saved = large.state_dict()
+        large = policy(40)
+        large.load_state_dict(saved)
+    large.resize(11)
+    assert {task: set(drawn(large)[task]) for task in drawn(large)} == {
+        task: set(drawn(small)[task]) for task in drawn(small)
+    }
+    large.resize(40)
+    large.observe("c", *numbered(100, 12, 2))
+    large.finish("c")
+    assert 11 < len(large) <= 40
+    assert len(large.draw(100)) == len(large.replayable_tasks())
+
+
 @both
 def test_draws_are_uniform(policy: type[Memory]) -> None:
     memory = policy(24)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from browser import WIDE, Reader, browser, needs_browser
+from browser import NARROW, WIDE, Reader, browser, needs_browser
 from serving import TOKEN, X, http_settings, run_in_thread
 from spcl.serve.server import Server
 from spcl.sources import FolderHub, Publisher
@@ -79,6 +79,36 @@ def test_page_shows_the_service(reader: Reader, address: str, size: tuple[int, i
     loaded = reader.script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert all(name.startswith(address) for name in loaded)
     assert reader.errors() == []
+
+
+def test_curves_of_kappa_have_a_legend_in_their_colours(reader: Reader, address: str) -> None:
+    reader.open(address)
+    reader.wait(lambda: len(reader.all("#kappas path.curve")) == 2)
+    assert reader.text("#kappa-legend").split("\n") == ["before the method", "after the method"]
+    colours = "return [...document.querySelectorAll(arguments[0])].map((each) => getComputedStyle(each).stroke)"
+    drawn = reader.script(colours, "#kappas path.curve")
+    assert reader.script(colours, "#kappa-legend line") == drawn
+    assert len(set(drawn)) == 2
+
+
+def test_every_cell_of_the_table_is_seen_with_its_head_on_a_phone(reader: Reader, tmp_path: Path) -> None:
+    server, thread, address = start(tmp_path)
+    Publisher(FolderHub(tmp_path / "hub")).publish("later", X, torch.arange(6) % 2)
+    reader.open(address, "", NARROW)
+    said = "waiting; waits for its kind and classes"
+    reader.wait(lambda: sorted(reader.column("#tasks table", 2))[-1].startswith(said))
+    cells = reader.script(
+        "return [...document.querySelectorAll('#tasks tbody tr > *')].map((cell) => {"
+        "  const { left, right } = cell.getBoundingClientRect();"
+        "  return [left, right, cell.scrollWidth - cell.clientWidth, getComputedStyle(cell, '::before').content];"
+        "})"
+    )
+    assert len(cells) == 33
+    assert all(left >= 0 and right <= 390 and hidden <= 1 for left, right, hidden, _ in cells)
+    heads = reader.script("return [...document.querySelectorAll('#tasks thead th')].map((head) => head.textContent)")
+    assert [head.strip('"') for *_, head in cells[:11]][1:] == heads[1:]
+    server.stop()
+    thread.join(60)
 
 
 def test_choosing_a_task_brings_it_out_and_the_page_goes_on(reader: Reader, address: str) -> None:

@@ -1,7 +1,11 @@
 """A service learns what its sources send, puts away what it cannot learn, and outlives whatever its hub does."""
 
+import doctest
+import json
 import math
 import shutil
+import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -132,6 +136,91 @@ def test_a_service_learns_tasks_and_reports(hub: ListHub, make: Callable[..., Se
 
 
 @pytest.mark.filterwarnings("ignore")
+def documented_message() -> Callable[..., bytes]:
+    """The function of the documentation that makes messages for publishers of other languages."""
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    section = page.partition("## Publish from other languages")[2].partition("\n## ")[0]
+    names: dict[str, Any] = {}
+    for example in doctest.DocTestParser().get_examples(section):
+        exec(compile(example.source, "docs/serve.md", "exec"), names)
+    return names["message"]  # type: ignore[no-any-return]
+
+
+class RawFolder:
+    """Publishes as the documentation says, without this package."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = {"name": "folder", "path": str(folder)}
+        self._tasks = folder / "tasks"
+
+    def publish(self, task: str, messages: list[bytes]) -> None:
+        (self._tasks / task).mkdir(parents=True)
+        for number, message in enumerate(messages):
+            (self._tasks / task / ".new").write_bytes(message)
+            (self._tasks / task / ".new").rename(self._tasks / task / f"{number:04}.safetensors")
+
+    def has_ended(self, task: str) -> bool:
+        return (self._tasks / task / ".ended").exists()
+
+
+class RawRedis:
+    """Publishes as the documentation says, by Redis' protocol alone."""
+
+    def __init__(self, port: int, prefix: str) -> None:
+        self.source = {"name": "redis", "url": f"redis://127.0.0.1:{port}/0", "prefix": prefix}
+        self._port = port
+        self._prefix = prefix
+
+    def _send(self, *words: bytes | str) -> bytes:
+        parts = [word.encode() if isinstance(word, str) else word for word in words]
+        with socket.create_connection(("127.0.0.1", self._port), timeout=20) as redis_socket:
+            sized = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+            redis_socket.sendall(b"*%d\r\n%s" % (len(parts), sized))
+            answer = redis_socket.recv(100)
+        assert answer[:1] in b"$:", answer
+        return answer
+
+    def publish(self, task: str, messages: list[bytes]) -> None:
+        self._send("SADD", f"{self._prefix}:tasks", task)
+        for message in messages:
+            self._send("XADD", f"{self._prefix}:stream:{task}", "*", "data", message)
+
+    def has_ended(self, task: str) -> bool:
+        return self._send("SISMEMBER", f"{self._prefix}:ended", task) == b":1\r\n"
+
+
+@pytest.fixture(params=["folder", pytest.param("redis", marks=needs_redis)])
+def raw(request: pytest.FixtureRequest, tmp_path: Path) -> RawFolder | RawRedis:
+    if request.param == "folder":
+        return RawFolder(tmp_path / "hub")
+    return RawRedis(request.getfixturevalue("redis_server").port, tmp_path.name)
+
+
+def test_the_documented_bytes_are_learned(raw: RawFolder | RawRedis, make: Callable[..., ServeSettings]) -> None:
+    message, x = documented_message(), ("x", "F32", [2, 3], struct.pack("<6f", *range(6)))
+    named = json.dumps({"kind": "classification", "classes": ["cat", "dog"]})
+    labels, numbers = ("y", "U8", [2], bytes([1, 0])), ("y", "F64", [2], struct.pack("<2d", 0.5, -1.0))
+    zeros = ("y", "F32", [2, 3], struct.pack("<6f", 0, 1, 0, 1, 1, 0))
+    double = ("x", "F64", [2, 3], struct.pack("<6d", *range(6)))
+    raw.publish(
+        "pets", [message("start", task=named), message("batch", [x, labels]), message("batch", [double, labels])]
+    )
+    raw.publish(
+        "speed", [message("start", task='{"kind": "regression"}'), message("batch", [x, numbers]), message("end")]
+    )
+    raw.publish("tags", [message("batch", [x, zeros], task='{"kind": "multilabel", "classes": 3}')])
+    raw.publish("wrong", [message("start", task='{"kind": "other"}'), message("batch", [labels])])
+    with running(make(source=raw.source, tasks={"start": "announced"})) as (service, events):
+        until(lambda: [task(service, name).batches for name in ("pets", "speed", "tags")] == [2, 1, 1])
+        until(lambda: task(service, "wrong").dead_letters == 2 and raw.has_ended("speed"))
+        known = {each.name: (each.kind, each.classes, each.state) for each in service.status().tasks}
+    assert known["pets"] == ("classification", 2, "running")
+    assert known["speed"] == ("regression", 1, "finished")
+    assert known["tags"] == ("multilabel", 3, "running")
+    assert known["wrong"] == (None, None, "waiting")
+    assert {event.task for event in events if isinstance(event, DeadLetterEvent)} == {"wrong"}
+
+
 def test_a_thousand_damaged_messages_are_learned_or_put_away(any_hub: Any, make: Callable[..., ServeSettings]) -> None:
     known = TaskDescription.of("a", classes=2)
     Publisher(any_hub).start("a", classes=2)

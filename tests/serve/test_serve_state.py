@@ -8,7 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
 
 from disk import largest_file
 from list_hub import ListHub
@@ -22,10 +26,12 @@ from serving import (
     task,
     until,
 )
-from spcl.checkpoint import write_checkpoint
+from spcl.checkpoint import read_checkpoint, write_checkpoint
+from spcl.cli.app import app
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.serve import (
     CheckpointEvent,
+    DeadLetterEvent,
     SaveFailedEvent,
     ServeSettings,
     Service,
@@ -34,8 +40,9 @@ from spcl.serve import (
 )
 from spcl.serve.api import Metrics
 from spcl.serve.events import Totals
+from spcl.serve.service import Snapshot
 from spcl.serve.session import TaskStateError
-from spcl.serve.state import StateInUseError, held_state
+from spcl.serve.state import StateInUseError, held_state, read_model
 from spcl.sources import FolderHub
 
 
@@ -248,13 +255,6 @@ def test_the_age_of_the_checkpoint_stays_0_while_there_is_nothing_to_save(
     assert "\nspcl_checkpoint_age_seconds 0.0\n" in metrics
 
 
-def test_another_learner_is_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
-    with running(make()) as (service, _):
-        until(lambda: service.status().uptime > 0)
-    with pytest.raises(CheckpointError, match="has seed = 0, and the settings say 1; put the setting back"):
-        Service(make(learner={"seed": 1})).run()
-
-
 def test_a_learner_of_an_earlier_version_goes_on_with_the_settings_that_it_had(
     hub: ListHub, make: Callable[..., ServeSettings]
 ) -> None:
@@ -264,10 +264,89 @@ def test_a_learner_of_an_earlier_version_goes_on_with_the_settings_that_it_had(
     state = saved(settings)
     del state["sources"]["service"]["learner"]["method"]["finished_weight"]
     write_checkpoint(settings.state / "learner.safetensors", state)
-    with running(make(learner=before)) as (service, _):
+    assert changes_at_start(make(learner=before)) == []
+    (change,) = changes_at_start(make(learner=before | {"method": "spcl"}))
+    assert re.match(r"method from .*'finished_weight': 1\.0.* to .*'finished_weight': 0\.01", change)
+
+
+def changes_at_start(settings: ServeSettings) -> list[str]:
+    """The changed settings that a service tells when it starts."""
+    with running(settings) as (service, events):
         until(lambda: service.status().uptime > 0)
-    with pytest.raises(CheckpointError, match=r"has method = .*'finished_weight': 1\.0.* settings say .*0\.01"):
-        Service(make(learner=before | {"method": "spcl"})).run()
+    return [event.text for event in events if isinstance(event, TaskEvent) and event.kind == "changed"]
+
+
+@pytest.mark.parametrize("memory", ["balanced", "reservoir"])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"learning_rate": 0.5}, ["learning_rate from 0.001 to 0.5"]),
+        ({"memory_budget": 7}, ["memory_budget from 20 to 7"]),
+        ({"memory_budget": 30}, ["memory_budget from 20 to 30"]),
+        ({"method": "er"}, ["method from "]),
+        ({"method": {"name": "soro", "replay_loss": "logits"}, "memory_budget": 9}, ["memory_budget", "method from "]),
+    ],
+)
+def test_the_model_outlives_a_change_of_rate_budget_or_method(
+    memory: str, changes: dict[str, Any], told: list[str], hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    publish(hub, "old", 6).end("old")
+    publish(hub, "a", 4)
+    learner = {"memory": memory, "learning_rate": 0.001}
+    with running(before := make(learner=learner)) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 4 and task(service, "old").state == "finished")
+    first, after = saved(before), make(learner=learner | changes)
+    found = changes_at_start(after)
+    assert [change.startswith(text) for change, text in zip(found, told, strict=True)] == [True] * len(told)
+    second = saved(after)
+    assert all(torch.equal(first["backbone"][name], second["backbone"][name]) for name in first["backbone"])
+    assert changes_at_start(after) == []
+    publish(hub, "a", 20, start=4, announce=False)
+    with running(after) as (service, events):
+        until(lambda: task(service).batches == 24)
+    third = saved(after)
+    assert [event for event in events if isinstance(event, DeadLetterEvent)] == []
+    budget = after.run_settings().memory_budget
+    counts = {each["name"]: len(each["ranks"]) for each in third["memory"]["state"]["tasks"]}
+    assert (counts["old"] if memory == "balanced" else sum(counts.values())) <= budget
+    assert (memory == "balanced") or sum(counts.values()) == budget
+    assert {group["lr"] for group in third["optimizer"]["groups"]} == {after.run_settings().learning_rate}
+    assert third["method"]["name"] == after.run_settings().method["name"]
+    assert not all(torch.equal(second["backbone"][name], third["backbone"][name]) for name in second["backbone"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"memory_budget": 0},
+            r"memory_budget = 20, .* say 0 \(a memory is neither added nor removed\); put the setting",
+        ),
+        (
+            {"memory": "reservoir"},
+            r"memory = 'balanced', .* say 'reservoir' \(it decides what the learner is\); put the",
+        ),
+        ({"backbone": {"name": "mlp", "hidden": [9]}}, r"backbone = .*hidden': \[9\].*choose another state folder"),
+    ],
+)
+def test_other_changes_of_the_learner_are_refused_with_what_to_do(
+    changes: dict[str, Any], words: str, make: Callable[..., ServeSettings]
+) -> None:
+    with running(make()) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    with pytest.raises(CheckpointError, match=words):
+        Service(make(learner=changes)).run()
+
+
+def test_a_method_that_edits_memory_is_refused_where_memory_holds_bytes(
+    hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    images = {"inputs": {"shape": [3, 8, 8], "dtype": "uint8"}}
+    with running(make(**images)) as (service, _):
+        until(lambda: service.status().uptime > 0)
+    words = r"method 'gmed' edits samples of memory, but the memory in .* holds uint8\[3, 8, 8\]; put the setting back"
+    with pytest.raises(CheckpointError, match=words):
+        Service(make(**images, learner={"method": "gmed"})).run()
 
 
 def test_other_inputs_than_those_of_the_tasks_are_refused(hub: ListHub, make: Callable[..., ServeSettings]) -> None:
@@ -292,3 +371,70 @@ def test_a_task_that_started_with_names_that_are_refused_today_is_loaded(
     with running(settings) as (service, _):
         publish(hub, "a", 2, announce=False)
         until(lambda: knows(service, "a") and task(service).batches == 4)
+
+
+# -- the model, for other programs
+
+
+def invoked(*words: object) -> Result:
+    outcome = CliRunner().invoke(app, [str(word) for word in words])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome
+
+
+@pytest.fixture
+def state(hub: ListHub, make: Callable[..., ServeSettings]) -> tuple[Path, Snapshot]:
+    """The state of a service that has learned two tasks, and its last snapshot."""
+    publisher = publish(hub, "a", 4)
+    publisher.start("speed", kind="regression", classes=["x", "y"])
+    publisher.publish("speed", torch.rand(5, 3), torch.rand(5, 2))
+    publisher.start("later", classes=2)  # no batch: the learner does not have it yet
+    settings = make(learner={"average": 0.9})
+    with running(settings, predicts=True) as (service, _):
+        until(lambda: service.status().samples == 13 and knows(service, "later"))
+    assert service.snapshot is not None
+    return settings.state, service.snapshot
+
+
+def test_a_model_of_a_service_predicts_as_the_service_did(state: tuple[Path, Snapshot], tmp_path: Path) -> None:
+    folder, snapshot = state
+    x = torch.rand(6, 3)
+    np.save(tmp_path / "x.npy", x.numpy())
+    generator = torch.get_rng_state()
+    learner = read_model(folder).learner("cpu")
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert torch.equal(learner.predict_proba(x, "a"), snapshot.model.predict_proba(x, "a"))
+    command = ("predict", folder, tmp_path / "x.npy", "--format", "json", "--device", "cpu", "--task")
+    found = [json.loads(line) for line in invoked(*command, "a").stdout.splitlines()]
+    expected = snapshot.model.predict_proba(x, "a").max(dim=1)
+    assert [row["probability"] for row in found] == pytest.approx(expected.values.tolist())
+    numbers = [json.loads(line)["outputs"] for line in invoked(*command, "speed").stdout.splitlines()]
+    assert [list(row.values()) for row in numbers] == pytest.approx(
+        snapshot.model.predict(x, "speed").numpy(), rel=1e-5
+    )
+    assert {*numbers[0]} == {"x", "y"}
+
+
+def test_a_model_of_a_service_is_exported(state: tuple[Path, Snapshot], tmp_path: Path) -> None:
+    folder, snapshot = state
+    invoked("export", folder, "--task", "speed", "--out", tmp_path / "speed.pt2")
+    x = torch.rand(9, 3)
+    program = torch.export.load(tmp_path / "speed.pt2").module()
+    torch.testing.assert_close(program(x), snapshot.model.predict(x, "speed"))
+    description = json.loads((tmp_path / "speed.pt2.json").read_text())
+    assert [column["class"] for column in description["columns"]] == ["x", "y"]
+
+
+def test_a_state_without_a_model_is_refused_with_what_to_do(
+    hub: ListHub, make: Callable[..., ServeSettings], state: tuple[Path, Snapshot], tmp_path: Path
+) -> None:
+    folder, _ = state
+    content = read_checkpoint(folder / "learner.safetensors")
+    del content["sources"]["service"]["inputs"]
+    write_checkpoint(folder / "learner.safetensors", content)
+    with pytest.raises(CheckpointError, match=r"an earlier version wrote .*; start the service once with this version"):
+        read_model(folder)
+    with running(empty := make(state=str(tmp_path / "empty"), source={"name": "folder", "path": str(tmp_path / "no")})):
+        pass
+    with pytest.raises(CheckpointError, match="has no task yet; wait until"):
+        read_model(empty.state)

@@ -1,10 +1,10 @@
-"""``spcl predict``, ``spcl evaluate`` and ``spcl export``: the model of a complete run."""
+"""``spcl predict``, ``spcl evaluate`` and ``spcl export``: the model of a complete run, or of a service."""
 
 import csv
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ from spcl.cli.shared import DEVICE, WIDE, DataDir, Plugins, naming_flags
 from spcl.errors import DataError, TaskError
 
 if TYPE_CHECKING:
-    from spcl.runs.trained import Row
+    from spcl.runs.trained import Row, TrainedRun
 
 TEXTS = ("file", "task", "class")
 """The columns of a table of predictions that hold text."""
@@ -26,6 +26,7 @@ UNSAID = {"index": None, "rank": 1}
 """A column of the table is left out if it holds only this value, or only empty cells."""
 
 RunPath = Annotated[Path, typer.Argument(help="The folder of a complete run.")]
+ModelPath = Annotated[Path, typer.Argument(help="The folder of a complete run, or the state of a service.")]
 TaskName = Annotated[
     str | None, typer.Option("--task", help="The samples' task; needed if the run is task-incremental.")
 ]
@@ -33,7 +34,7 @@ Device = Annotated[str, DEVICE]
 
 
 def predict(
-    run: RunPath,
+    run: ModelPath,
     files: Annotated[list[Path], typer.Argument(help="Pictures, folders of pictures, .npy, or .npz with an array x.")],
     task: TaskName = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to give for a sample.")] = 1,
@@ -43,8 +44,7 @@ def predict(
     device: Device = "auto",
     plugin: Plugins = None,
 ) -> None:
-    """Predict the classes of pictures or arrays with the model of a complete run."""
-    from spcl.runs import read_run
+    """Predict the classes of pictures or arrays with the model of a complete run or a service."""
     from spcl.runs.trained import check_task, predict_files
 
     errors: list[DataError] = []
@@ -54,7 +54,7 @@ def predict(
         PlainConsole(stderr=True).print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=True)
 
     with _naming_flags(run):
-        trained = read_run(run, plugin or ())
+        trained = _read_model(run, plugin or ())
         check_task(trained, task)
         rows = predict_files(trained, trained.learner(device), files, task=task, top=top, on_error=report)
         {"table": _print_table, "csv": _print_csv, "json": _print_json}[form](rows)
@@ -83,23 +83,30 @@ def evaluate(run: RunPath, device: Device = "auto", data_dir: DataDir = None, pl
 
 
 def export(
-    run: RunPath,
+    run: ModelPath,
     out: Annotated[
         Path, typer.Option(help="FILE.pt2 (PyTorch) or FILE.onnx; FILE….json beside it describes inputs and classes.")
     ],
     task: TaskName = None,
     plugin: Plugins = None,
 ) -> None:
-    """Export the model of a complete run as a program for PyTorch alone (.pt2), or as ONNX."""
-    from spcl.runs import read_run
+    """Export the model of a complete run or a service as a program for PyTorch alone (.pt2), or as ONNX."""
     from spcl.runs.export import export_run
 
     with _naming_flags(run):
-        export_run(read_run(run, plugin or ()), out, task)
+        export_run(_read_model(run, plugin or ()), out, task)
     console = PlainConsole()
     console.print(f"wrote {out} and {out}.json", soft_wrap=True)
     if out.suffix == ".pt2":
         console.print(f"load it with: torch.export.load({str(out)!r}).module()", soft_wrap=True)
+
+
+def _read_model(path: Path, plugins: Sequence[str]) -> "TrainedRun":
+    """Read the model of a run or of a service."""
+    from spcl.runs import read_run
+    from spcl.serve.state import holds_model, read_model
+
+    return read_model(path, plugins) if holds_model(path) else read_run(path, plugins)
 
 
 @contextmanager

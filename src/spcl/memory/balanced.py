@@ -60,6 +60,11 @@ class BalancedCoreset(Memory):
         self._shared_by = finished
         return kept
 
+    def resize(self, budget: int) -> None:
+        """Keep at most ``budget`` samples of finished tasks from now on; evict what is above the new shares."""
+        self._shared_by = -1  # the shares of all tasks change
+        super().resize(budget)
+
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them.
 
@@ -128,6 +133,11 @@ class EpochCoreset(BalancedCoreset):
         self._cancel_draws()
         self._epoch = self._epoch[:0]
         super().finish(task, model)
+
+    def resize(self, budget: int) -> None:
+        """Keep at most ``budget`` samples of finished tasks from now on, and begin a new epoch."""
+        super().resize(budget)
+        self._epoch = self._epoch[:0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data; the samples are copies."""

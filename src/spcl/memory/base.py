@@ -79,8 +79,7 @@ class Memory(ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if not isinstance(budget, int) or budget < 1:
-            raise SpclError(f"the budget of the memory is {budget!r}; give a budget of at least 1 sample")
+        _check_budget(budget)
         check_seed(seed)
         self.budget = budget
         self.device = None if device is None else torch.device(device)
@@ -109,6 +108,23 @@ class Memory(ABC):
     def replayable_tasks(self) -> list[str]:
         """Return the names of the tasks that have samples that may be drawn."""
         return [task for task, buffer in self.buffers.items() if buffer.size and self.replayable(buffer)]
+
+    def resize(self, budget: int) -> None:
+        """Keep at most ``budget`` replayable samples from now on; evict what is too much, as the policy chooses.
+
+        >>> from spcl.memory import Reservoir
+        >>> memory = Reservoir(4)
+        >>> memory.start("a", classes=2)
+        >>> memory.observe("a", torch.zeros(8, 1), torch.arange(8) % 2)
+        >>> memory.resize(3)
+        >>> len(memory)
+        3
+        """
+        _check_budget(budget)
+        self._cancel_draws()
+        self.budget = budget
+        for task in list(self.buffers)[:1]:
+            self._evict(task, {})
 
     def start(self, task: str, classes: int | None) -> None:
         """Start to keep samples of ``task``; ``classes`` is None if it is not a classification task."""
@@ -344,6 +360,11 @@ class Memory(ABC):
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "
                 f"its masks must leave at most {self.budget} over all tasks"
             )
+
+
+def _check_budget(budget: object) -> None:
+    if not isinstance(budget, int) or budget < 1:
+        raise SpclError(f"the budget of the memory is {budget!r}; give a budget of at least 1 sample")
 
 
 def _replay_batches(

@@ -63,7 +63,7 @@ def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict
     kind = run.tasks[names[0]].kind
     return {
         "spcl": spcl.__version__,
-        "benchmark": run.settings.benchmark,
+        "benchmark": None if run.result is None else run.settings.benchmark,
         "method": run.settings.method["name"],
         "scenario": run.settings.scenario,
         "task": task,

@@ -622,6 +622,8 @@ def evaluate_run(
         data_dir: where the publishers' files are, if not where they were.
         data: the data of a run that was made with data from Python.
     """
+    if run.result is None:
+        raise FolderError(f"the service of {run.path} has no test data; give the folder of a run")
     if data is None and not is_named_data(run.settings.benchmark):
         raise FolderError(
             f"the data {run.settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "

@@ -31,12 +31,12 @@ from spcl.tasks import TaskDescription
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A complete run with its model, as read from its folder.
+    """A complete run, or a service, with its model, as read from its folder.
 
     Attributes:
         path: the folder.
         settings: of the run.
-        result: of the run.
+        result: of the run; None of a service.
         tasks: what every task predicts, by name.
         inputs: shape and type of the samples that every task was trained on.
         state: the learner's :meth:`~spcl.learner.Learner.model_state`.
@@ -44,7 +44,7 @@ class TrainedRun:
 
     path: Path
     settings: RunSettings
-    result: RunResult
+    result: RunResult | None
     tasks: Mapping[str, TaskDescription]
     inputs: Mapping[str, InputSpec]
     state: Mapping[str, Any]
@@ -53,7 +53,7 @@ class TrainedRun:
         """Return a learner with the trained model, a new optimiser and an empty memory."""
         try:
             with torch.random.fork_rng(devices=[]):
-                steps = self.result.steps or 1
+                steps = (self.result and self.result.steps) or 1
                 parts = learner_parts(self.settings, list(self.inputs.values()), pick_device(device), steps)
                 heads = make_heads(self.tasks.values(), parts["backbone"], self.settings)
             return Learner.load(

@@ -49,12 +49,12 @@ class TaskEvent:
     """What happened to a task.
 
     It started or ended, got messages after its end, or its source cannot be read or can be read again. A refused
-    request has no task, only the text.
+    request, and a setting that has changed since the last start, have no task, only the text.
     """
 
     time: float
     task: str
-    kind: Literal["started", "ended", "late", "failed", "recovered", "refused"]
+    kind: Literal["started", "ended", "late", "failed", "recovered", "refused", "changed"]
     text: str
 
 

@@ -31,6 +31,7 @@ from spcl.serve.events import (
 )
 from spcl.serve.settings import ServeSettings
 from spcl.serve.state import (
+    CHECKPOINT,
     Checkpoints,
     Held,
     Records,
@@ -54,7 +55,6 @@ from spcl.sources.wire import describe_task
 from spcl.streams import Failure, LiveStream, Moment
 from spcl.tasks import TaskDescription
 
-CHECKPOINT = "learner.safetensors"
 CAPACITY = 8  # batches of a task that are read ahead
 IDLE_SECONDS = 0.1
 TICK_SECONDS = 1.0
@@ -143,7 +143,7 @@ class Session:
         if run_settings.threads is not None:
             torch.set_num_threads(run_settings.threads)
         if has_checkpoint(self._path):
-            self.learner = load_learner(self._path, run_settings, inputs, self._records, self._stream)
+            self.learner, changes = load_learner(self._path, run_settings, inputs, self._records, self._stream)
             running = sum(not each.finished for each in self._records.tasks.values())
             _log.info(
                 "continues after step %d with %d tasks, %d running",
@@ -152,6 +152,9 @@ class Session:
                 running,
             )
             self._checkpoints.load(self._held(), self._path.stat().st_mtime if self._path.exists() else None)
+            for change in changes:
+                self._checkpoints.change(at_once=True)
+                self._on_event(TaskEvent(time.time(), "", "changed", change))
         else:
             self.learner = new_learner(run_settings, inputs, self._records)
             _log.info("begins with a new learner, as there is no checkpoint in %s", self._settings.state)

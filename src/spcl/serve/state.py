@@ -5,28 +5,35 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from spcl._util.files import locked, read_json, user_errors, write_json
 from spcl._util.validation import tagged
-from spcl.checkpoint import checked_content, read_newest
+from spcl.checkpoint import checked_content, has_checkpoint, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
 from spcl.learner import Learner
-from spcl.methods import recorded_settings
+from spcl.learner.state import TRAINING
+from spcl.memory import Memory
+from spcl.methods import Method, recorded_settings
+from spcl.models import InputSpec
 from spcl.options import LEARNER, SPEED
-from spcl.runs import RunSettings
+from spcl.plugins import load_recorded_plugins
+from spcl.runs import RunSettings, resolve_settings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
+from spcl.runs.trained import TrainedRun
 from spcl.serve.settings import InputSettings
 from spcl.sources import Data, Entry, FolderHub, check_task_name
 from spcl.sources.wire import MAX_BYTES, task_from_json, task_to_json
 from spcl.streams import LiveStream
 from spcl.tasks import TaskDescription
+
+CHECKPOINT = "learner.safetensors"
 
 # -- one service per folder
 
@@ -195,16 +202,18 @@ class Records:
         tasks: in the order in which they were seen.
         request: the position of the last request that was carried out; None before the first.
         learner: the settings that the learner was made with.
+        inputs: shape and type of the samples, as plain data; empty in states of earlier versions.
     """
 
     tasks: dict[str, TaskRecord] = field(default_factory=dict)
     request: str | None = None
     learner: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the records as plain data."""
         tasks = [task.state_dict() for task in list(self.tasks.values())]
-        return {"tasks": tasks, "request": self.request, "learner": self.learner}
+        return {"tasks": tasks, "request": self.request, "learner": self.learner, "inputs": self.inputs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
@@ -212,6 +221,7 @@ class Records:
             self.tasks[saved["name"]] = TaskRecord(**saved | {"schema": _restored(saved["name"], saved["schema"])})
         self.request = state["request"]
         self.learner = state["learner"]
+        self.inputs = state.get("inputs", {})
 
 
 def _restored(name: str, values: dict[str, Any] | None) -> TaskDescription | None:
@@ -230,27 +240,69 @@ def _restored(name: str, values: dict[str, Any] | None) -> TaskDescription | Non
 def new_learner(settings: RunSettings, inputs: InputSettings, records: Records) -> Learner:
     """Return a learner without tasks; its settings are recorded."""
     torch.manual_seed(settings.seed)
-    records.learner = _identity(settings)
+    records.learner, records.inputs = _identity(settings), inputs.spec().state_dict()
     parts = learner_parts(settings, [inputs.spec()], pick_device(settings.device), steps=1)
     return Learner(**parts, **learner_options(settings))
 
 
+CHANGEABLE = ("learning_rate", "memory_budget", "method", "plugins")
+"""The settings of the learner that a service may start with while its state has others."""
+
+
+class Loaded(NamedTuple):
+    """A learner of a checkpoint, and how its settings have changed since, in words."""
+
+    learner: Learner
+    changes: list[str]
+
+
 def load_learner(
     path: Path, settings: RunSettings, inputs: InputSettings, records: Records, stream: LiveStream
-) -> Learner:
-    """Return the learner of the newest checkpoint that is valid, and restore records and stream with it."""
+) -> Loaded:
+    """Return the learner of the newest checkpoint that is valid, and restore records and stream with it.
+
+    Changes of the settings that are ``CHANGEABLE`` are made; others are refused.
+    """
+    state = _read_state(path, records)
+    with checked_content(path):
+        before, now = _recorded(records.learner), _identity(settings)
+        changed = {name for name, value in now.items() if name in before and before[name] != value}
+        _check_changes(path, changed, before, now)
+        _check_inputs(path, state["tasks"], inputs)
+        added = {entry["name"] for entry in state["tasks"]}
+    as_saved = settings.model_copy(update={"memory_budget": before.get("memory_budget", settings.memory_budget)})
+    parts = learner_parts(as_saved, [inputs.spec()], pick_device(settings.device), steps=1)
+    if "method" in changed:
+        state = _with_method(path, state, parts["method"], parts["memory"], inputs)
+    tasks = [record.run_task for record in records.tasks.values() if record.name in added]
+    heads = make_heads(tasks, parts["backbone"], settings)
+    losses = make_losses(tasks, settings)
+    try:
+        learner = Learner.load(state, **parts, heads=heads, losses=losses, stream=stream)
+    except CheckpointError as error:
+        if "method" not in changed:
+            raise
+        raise CheckpointError(
+            f"the learner in {path} cannot go on with another method ({error}); {PUT_BACK}"
+        ) from error
+    if "learning_rate" in changed:
+        for group in learner.optimizer.param_groups:
+            group["lr"] = settings.learning_rate
+            group.pop("initial_lr", None)  # of a schedule
+    if "memory_budget" in changed and learner.memory is not None:
+        learner.memory.resize(settings.memory_budget)
+    records.learner, records.inputs = now, inputs.spec().state_dict()
+    return Loaded(learner, [f"{name} from {before[name]} to {now[name]}" for name in sorted(changed)])
+
+
+def _read_state(path: Path, records: Records) -> dict[str, Any]:
+    """Return the newest checkpoint that is valid, and restore the records with it."""
     state = read_newest(path)
     with checked_content(path):
         if "service" not in state.get("sources", {}):
             raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
         records.load_state_dict(state["sources"]["service"])
-        _check_settings(path, records.learner, _identity(settings))
-        _check_inputs(path, state["tasks"], inputs)
-        added = {entry["name"] for entry in state["tasks"]}
-    parts = learner_parts(settings, [inputs.spec()], pick_device(settings.device), steps=1)
-    tasks = [record.run_task for record in records.tasks.values() if record.name in added]
-    heads = make_heads(tasks, parts["backbone"], settings)
-    return Learner.load(state, **parts, heads=heads, losses=make_losses(tasks, settings), stream=stream)
+    return state
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:
@@ -259,14 +311,40 @@ def _identity(settings: RunSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", include=fixed)
 
 
-def _check_settings(path: Path, recorded: dict[str, Any], now: dict[str, Any]) -> None:
-    recorded = {**recorded, "method": recorded_settings(recorded["method"])}
-    for name, value in now.items():
-        if name in recorded and recorded[name] != value:
+PUT_BACK = "put the setting back, or choose another state folder"
+
+
+def _recorded(learner: dict[str, Any]) -> dict[str, Any]:
+    return {**learner, "method": recorded_settings(learner["method"])}
+
+
+def _check_changes(path: Path, changed: Iterable[str], before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise if a setting has changed that decides what the learner is."""
+    for name in sorted(changed):
+        if name not in CHANGEABLE or (name == "memory_budget" and not (before[name] and now[name])):
+            advice = "a memory is neither added nor removed" if name in CHANGEABLE else "it decides what the learner is"
             raise CheckpointError(
-                f"the learner in {path} has {name} = {recorded[name]!r}, and the settings say {value!r}; "
-                f"put the setting back, or choose another state folder"
+                f"the learner in {path} has {name} = {before[name]!r}, and the settings say {now[name]!r} ({advice}); "
+                f"{PUT_BACK}"
             )
+
+
+def _with_method(
+    path: Path, state: dict[str, Any], method: Method, memory: Memory | None, inputs: InputSettings
+) -> dict[str, Any]:
+    """Return the state of a learner for another method, or the same one with other settings; keep its memory."""
+    if memory is not None:
+        dtype = state["memory"]["dtype"]
+        memory.dtype = None if dtype is None else getattr(torch, dtype)
+        if method.edits_memory and dtype is None and not inputs.spec().dtype.is_floating_point:
+            raise CheckpointError(
+                f"method {method.name!r} edits samples of memory, but the memory in {path} holds "
+                f"{inputs.description()}; {PUT_BACK}"
+            )
+    if method.name == state["method"]["name"]:
+        return state
+    new = {"name": method.name, "settings": {}, "state": method.state_dict()}
+    return {name: value for name, value in state.items() if name != "engine"} | {"method": new}
 
 
 def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSettings) -> None:
@@ -276,8 +354,48 @@ def _check_inputs(path: Path, tasks: list[dict[str, Any]], inputs: InputSettings
         if task["signature"] is not None and task["signature"][0] != now:
             raise CheckpointError(
                 f"task {task['name']!r} of the learner in {path} has samples of {task['signature'][0]}, and the "
-                f"settings say inputs of {now}; put the setting back, or choose another state folder"
+                f"settings say inputs of {now}; {PUT_BACK}"
             )
+
+
+# -- the model, for other programs
+
+
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder is the state of a service that has saved a checkpoint."""
+    return has_checkpoint(folder / CHECKPOINT)
+
+
+def read_model(folder: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
+    """Read the model of a service from its state, as of a run; the service may be at work meanwhile.
+
+    Args:
+        folder: the state.
+        plugins: where the plug-ins of the service are now, if they were moved or changed.
+
+    Raises:
+        CheckpointError: if no checkpoint is valid, or an earlier version wrote it.
+        PluginError: if a plug-in is missing or has changed.
+    """
+    path, records = Path(folder).expanduser() / CHECKPOINT, Records()
+    state = _read_state(path, records)
+    if not records.inputs:
+        raise CheckpointError(
+            f"an earlier version wrote {path}, which does not say what the inputs are; start the service once with "
+            f"this version"
+        )
+    with checked_content(path):
+        learner = _recorded(records.learner)
+        if not plugins:
+            load_recorded_plugins(learner.get("plugins", ()), path)
+        settings = resolve_settings(learner | ({"plugins": list(plugins)} if plugins else {}))
+        added = {entry["name"] for entry in state["tasks"]}
+        tasks = {name: each.run_task for name, each in records.tasks.items() if name in added}
+        inputs = dict.fromkeys(tasks, InputSpec.from_state_dict(records.inputs))
+    if not tasks:
+        raise CheckpointError(f"the learner in {path} has no task yet; wait until the service has learned a batch")
+    model = {name: value for name, value in state.items() if name not in TRAINING}
+    return TrainedRun(path.parent, settings, None, tasks, inputs, model)
 
 
 # -- checkpoints

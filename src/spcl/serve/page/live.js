@@ -47,8 +47,10 @@ function series(field, factor = 1) {
   }));
 }
 
+const KAPPAS = { before: "var(--soft)", after: "var(--link)" };
+
 function kappas() {
-  return [["before", "var(--soft)"], ["after", "var(--link)"]].map(([name, stroke]) => ({
+  return Object.entries(KAPPAS).map(([name, stroke]) => ({
     name, stroke, dash: "", faded: false,
     points: state.buckets.filter((bucket) => name in bucket.kappas).map((bucket) => [bucket.start, bucket.kappas[name]]),
   }));
@@ -91,10 +93,14 @@ function drawFacts() {
     make("div", {}, make("dt", {}, name), make("dd", {}, value))));
 }
 
+function line(stroke, dash = "") {
+  const style = { stroke, "stroke-width": 3, "stroke-dasharray": dash };
+  return svg("svg", { width: 22, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, ...style }));
+}
+
 function sample(name) {
   const index = state.order.get(name);
-  const stroke = { stroke: colour(index), "stroke-width": 3, "stroke-dasharray": dashes(index) };
-  return svg("svg", { width: 22, height: 10, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 22, y1: 5, y2: 5, ...stroke }));
+  return line(colour(index), dashes(index));
 }
 
 function drawLegend() {
@@ -115,11 +121,13 @@ function drawLegend() {
 
 function drawTasks() {
   const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+  const heads = [...document.querySelectorAll("#tasks thead th")].map((head) => head.textContent);
   byId("task-rows").replaceChildren(...state.status.tasks.map((task) => {
-    const cell = (value, kind = "number") => make("td", { class: kind }, value);
+    let column = 0;
+    const cell = (value, kind = "number") => make("td", { class: kind, "data-head": heads[++column] }, value);
     return make("tr", {},
       make("th", { scope: "row" }, sample(task.name), " ", task.name),
-      cell([task.state, ...(task.waits_for ? [`waits for ${task.waits_for}`] : [])].join("; "), ""), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
+      cell([task.state, ...(task.waits_for ? [`waits for ${task.waits_for}`] : [])].join("; "), "wrap"), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
       cell(number(newest("losses", task.name))), cell(percent(newest("accuracies", task.name))),
       cell(duration(task.lag_seconds)), cell(number(task.backlog)),
       cell(number(task.skipped)), cell(number(task.dead_letters)), cell(number(task.late)));
@@ -127,7 +135,7 @@ function drawTasks() {
 }
 
 function described(name, event) {
-  if (name === "task") return [`${event.task} ${event.kind}${event.text ? `: ${event.text}` : ""}`, ["failed", "late", "refused"].includes(event.kind)];
+  if (name === "task") return [`${event.task || "the service"} ${event.kind}${event.text ? `: ${event.text}` : ""}`, ["failed", "late", "refused"].includes(event.kind)];
   if (name === "dead-letter") return [`${event.task}: batch ${event.position} refused: ${event.reason}`, true];
   if (name === "save-failed") return [`no checkpoint could be saved after step ${number(event.step)}: ${event.reason}`, true];
   return [`checkpoint after step ${number(event.step)}: ${bytes(event.bytes)} in ${duration(event.seconds)}`, false];
@@ -168,6 +176,8 @@ function askToken() {
   });
 }
 
+byId("kappa-legend").replaceChildren(...Object.entries(KAPPAS).map(([name, stroke]) =>
+  make("li", {}, line(stroke), ` ${name} the method`)));
 onThemeChange(draw);
 new ResizeObserver(draw).observe(byId("content"));
 follow("events", {
