@@ -156,12 +156,14 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
         raise SpclError("there are no runs to compare; name the folders of some")
     settings = _align([flat_settings(run.settings) for run in runs])
     results = [run.result for run in runs]
+    anytime = [result.anytime if result else None for result in results]
     return Comparison(
         runs=tuple(runs),
         settings={name: values for name, values in settings.items() if any(value != values[0] for value in values)},
         results={
             common_measure(results): [result.accuracy if result else None for result in results],
             "forgetting": [result.forgetting if result else None for result in results],
+            **({"accuracy at any time": anytime} if any(value is not None for value in anytime) else {}),
         },
         tasks=_align([_final_accuracies(run) for run in runs]),
         stability=_align([stability_summary(run) for run in runs]),

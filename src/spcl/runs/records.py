@@ -146,6 +146,7 @@ class RunResult(_Record):
     Attributes:
         accuracy: A, the mean final accuracy of all tasks.
         forgetting: F, the mean over tasks of the final accuracy minus the accuracy when the task ended.
+        anytime: the mean over the run of the mean accuracy of the tasks seen so far; None where it was not recorded.
         tasks: the final accuracy of every task, and the accuracy when it ended; 100·R² of regressions, F1 of labels.
         data: name and size of the data.
         fingerprint: checksum of the data.
@@ -176,6 +177,7 @@ class RunResult(_Record):
     seed: int | None = None
     accuracy: float = Field(strict=True)
     forgetting: float = Field(strict=True)
+    anytime: float | None = None
     tasks: dict[str, TaskResult]
     confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
     class_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)

@@ -22,7 +22,15 @@ from spcl.results.compare import MEASURES
 from spcl.results.figures import FigureSpec, all_figures, draw_figure
 from spcl.results.names import display_name, format_ranges, format_value, method_order
 from spcl.results.records import RunRecord, complete_runs, group_by, read_runs
-from spcl.results.tables import Cell, Over, ResultTable, make_tables
+from spcl.results.tables import (
+    Cell,
+    Over,
+    ResultTable,
+    make_tables,
+    p_text,
+    significance_notes,
+    significance_text,
+)
 from spcl.runs.settings import RunSettings, shown_settings
 
 # -- page
@@ -33,8 +41,15 @@ SCRIPTS = ("elements.js", "charts.js", "run_list.js", "run_charts.js", "run_page
 Progress = Callable[[str], None]
 
 
-def write_report(folders: Sequence[str | Path], out: str | Path, on_progress: Progress = lambda stage: None) -> Path:
+def write_report(
+    folders: Sequence[str | Path],
+    out: str | Path,
+    on_progress: Progress = lambda stage: None,
+    against: str | None = None,
+) -> Path:
     """Write a report on all runs in these folders; ``on_progress`` receives the name of each stage.
+
+    ``against`` names a method that the tables test every other one against, as in `make_tables`.
 
     The page holds everything: settings, tables beside the paper's, figures, and for every run its timeline, accuracies
     and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
@@ -55,7 +70,7 @@ def write_report(folders: Sequence[str | Path], out: str | Path, on_progress: Pr
         summaries=summarise(runs),
         common=common_settings(runs),
         differing=differing_settings(runs),
-        tables=report_tables(results),
+        tables=report_tables(results, against),
         pictures=draw_pictures(results),
         tunings=tunings,
         rows=to_columns(run_row(run) for run in runs),
@@ -192,20 +207,28 @@ def _description(name: str, method: str) -> str:
 # -- tables
 
 
-def report_tables(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+def report_tables(runs: Sequence[RunRecord], against: str | None = None) -> list[dict[str, Any]]:
     """Return the tables as plain data, with the paper's values; the deviation is over configurations for one seed."""
     over: Over = "configs" if len({run.seed for run in runs}) == 1 < len({run.config for run in runs}) else "seeds"
-    return [_table(table) for table in make_tables(runs, over, paper=True)]
+    return [_table(table) for table in make_tables(runs, over, against, paper=True)]
 
 
 def _table(table: ResultTable) -> dict[str, Any]:
-    published = {benchmark for (_, benchmark), cell in table.cells.items() if cell.paper}
+    cells = [(benchmark, cell) for (_, benchmark), cell in table.cells.items()]
+    published = {benchmark for benchmark, cell in cells if cell.paper}
+    at_any_time = {benchmark for benchmark, cell in cells if cell.anytime}
+    reference = display_name(table.against) if table.against else ""
+    significance = significance_notes(table, reference) if reference else []
     return {
         "title": table.title,
-        "note": " ".join(table.remarks),
+        "note": " ".join([*table.remarks, *significance]),
+        "against": reference,
+        "by_config": any(cell.config_p_value is not None for _, cell in cells),
         "scenario": table.scenario,
         "measure": table.measure,
-        "benchmarks": [{"name": name, "paper": name in published} for name in table.benchmarks],
+        "benchmarks": [
+            {"name": name, "paper": name in published, "anytime": name in at_any_time} for name in table.benchmarks
+        ],
         "rows": [
             {
                 "label": row.label,
@@ -225,7 +248,10 @@ def _cell(cell: Cell | None) -> dict[str, Any] | None:
         "runs": cell.runs,
         "missing": cell.missing,
         "accuracy": vars(cell.accuracy),
+        "anytime": vars(cell.anytime) if cell.anytime else None,
         "forgetting": vars(cell.forgetting),
+        "p": significance_text(cell),
+        "p_over_configs": p_text(cell.config_p_value),
         "paper": vars(cell.paper) if cell.paper else None,
     }
 
