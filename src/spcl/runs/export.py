@@ -1,5 +1,6 @@
 """Export of a trained model: a program for PyTorch alone, or ONNX, with a description beside it."""
 
+import io
 import json
 import logging
 import warnings
@@ -53,8 +54,8 @@ def export_run(run: TrainedRun, path: str | Path, task: str | None = None) -> No
         with _export_errors(run):
             program = write(module, inputs, scratch, description)
         _check(module, program, inputs)
+        write_json(path.with_name(f"{path.name}.json"), description)  # first: a model without it would be of no use
         scratch.replace(path)
-        write_json(path.with_name(f"{path.name}.json"), description)
 
 
 def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict[str, Any]:
@@ -76,8 +77,9 @@ def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict
 
 def _write_program(module: nn.Module, inputs: InputSpec, path: Path, description: Mapping[str, Any]) -> Compute:
     program = torch.export.export(module, (_example(inputs, TRACED),), dynamic_shapes=(_any_batch_size(inputs),))
-    with path.open("xb") as file:
-        torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
+    content = io.BytesIO()  # where a file cannot be written, as on a full disk, PyTorch ends the process
+    torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
+    path.write_bytes(content.getbuffer())
     with path.open("rb") as file:  # the suffix of the temporary file would be refused
         return torch.export.load(file).module()
 
