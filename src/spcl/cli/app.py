@@ -2,11 +2,13 @@
 
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import typer
@@ -62,6 +64,14 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
         self._is_listing = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse empty arguments: shells make them of variables that are not set, and an empty path is this folder."""
+        for before, word in pairwise(["", *args]):
+            if word == "" or re.fullmatch(r"--[\w-]+=", word):
+                name = next((each.rstrip("=") for each in (word, before) if each.startswith("--")), "an argument")
+                raise SpclError(f"{name} is empty; give it a value, or leave it out")
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command; in the list of all commands only its summary is needed."""
