@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from spcl.cli.app import app
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 from tiny_runs import tiny_data
 from trained_runs import Trained, train
 
@@ -222,7 +222,7 @@ def test_onnx_without_its_packages_is_answered_with_how_to_install_them(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     said = error_of("export", runs["class"].path, "--out", tmp_path / "model.onnx")
-    assert said.endswith('run: pip install "spcl[onnx]"')
+    assert said.endswith(f"run: {install_command('onnx')}")
     assert not list(tmp_path.iterdir())
 
 

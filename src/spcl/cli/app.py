@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from spcl import __version__
 from spcl._util.text import PlainConsole
 from spcl.cli import INTERRUPTED, exit_on_interrupt
-from spcl.errors import OtherRankError, SpclError
+from spcl.errors import OtherRankError, SpclError, install_command
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train and evaluate one method on one configuration of a benchmark."),
@@ -108,7 +108,7 @@ class _Commands(TyperGroup):
             library = (error.name or "").partition(".")[0]
             if library not in EXTRAS:
                 raise
-            raise SpclError(f'{library} is not installed; run: pip install "spcl[{EXTRAS[library]}]"') from error
+            raise SpclError(f"{library} is not installed; run: {install_command(EXTRAS[library])}") from error
         except KeyboardInterrupt:  # which Typer would end without a word
             _stop()
 

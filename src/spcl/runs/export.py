@@ -16,7 +16,7 @@ from torch.export import Dim
 import spcl
 from spcl._util.files import scratch_path, user_errors, write_json
 from spcl.batches import Inputs, leaves
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 from spcl.learner import Learner
 from spcl.models import InputSpec
 from spcl.runs.trained import TrainedRun, assemble, check_task
@@ -90,7 +90,7 @@ def _write_onnx(module: nn.Module, inputs: InputSpec, path: Path, description: M
         import onnx.reference
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise SpclError(f'ONNX needs onnx and onnxscript ({error}); run: pip install "spcl[onnx]"') from error
+        raise SpclError(f"ONNX needs onnx and onnxscript ({error}); run: {install_command('onnx')}") from error
     names = ["x"] if inputs.parts is None else list(inputs.parts)
     program = torch.onnx.export(
         module,
