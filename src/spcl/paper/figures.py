@@ -10,22 +10,7 @@ import numpy as np
 
 from spcl.paper.numbers import is_papers_problem
 from spcl.results.compare import MEASURES
-from spcl.results.figures.curves import (
-    Array,
-    RunCurves,
-    SweepLine,
-    block_medians,
-    comparable_runs,
-    draw_points,
-    mean_accuracy,
-    mean_curve,
-    not_shown_note,
-    runs_note,
-    settings_key,
-    setup_key,
-    sweep_lines,
-)
-from spcl.results.figures.drawing import (
+from spcl.results.figures import (
     BLACK,
     BLUE,
     GREEN,
@@ -33,18 +18,31 @@ from spcl.results.figures.drawing import (
     PURPLE,
     VERMILLION,
     WIDTH,
+    Array,
     GridCommand,
     MissingRunsError,
+    RunCurves,
+    SweepLine,
+    block_medians,
+    comparable_runs,
+    draw_points,
     draw_timeline_bars,
     figure,
     legend_below,
     line_styles,
     log_scale,
     mark_task_changes,
+    mean_accuracy,
+    mean_curve,
     measure_axis,
     new_figure,
+    not_shown_note,
     panel_grid,
     panel_title,
+    runs_note,
+    settings_key,
+    setup_key,
+    sweep_lines,
 )
 from spcl.results.names import PublishedResult, display_name, format_count, method_order
 from spcl.results.records import CompleteRun, RunRecord, complete_runs, group_by

@@ -173,13 +173,11 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
 def stability_summary(run: RunRecord) -> dict[str, float | None]:
     """Return the mean of each measure over the recorded steps; of κ, which spans orders of magnitude, the geometric."""
     steps = [entry for entry in run.metrics() if entry["kind"] == "step"]
-    summary = {}
-    for measure, title in TITLES.items():
-        for when in ("before", "after"):
-            values = [step[when][measure] for step in steps if step[when] and step[when][measure] is not None]
-            mean = _geometric_mean if measure == "condition_number" else np.mean
-            summary[f"{title} {when}"] = float(mean(values)) if values else None
-    return summary
+    return {
+        f"{title} {when}": _mean(when, measure)(steps)
+        for measure, title in TITLES.items()
+        for when in ("before", "after")
+    }
 
 
 def comparison_table(comparison: Comparison, shown: Sequence[int] | None = None) -> Table:

@@ -707,18 +707,8 @@ def p_text(p_value: float | None) -> str:
 
 TableFormat = Literal["terminal", "markdown", "latex", "csv"]
 
-CSV_COLUMNS = (
-    *("scenario", "benchmark", "method", "type", "over"),
-    *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std"),
-    *("runs", "missing", "not_finite"),
-    *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
-    *("against", "gain", "p_value"),
-    "paper_note",
-    "config_p_value",
-    "ms_per_step",
-)
 CSV_ANYTIME = ("anytime", "anytime_std", "anytime_rank")
-"""More columns, where any run has recorded its accuracy at any time."""
+"""The columns that are left out where no run has recorded its accuracy at any time."""
 
 LATEX_ESCAPES = {sign: f"\\{sign}" for sign in "#$%&_{}"} | {
     "\\": r"\textbackslash{}",
@@ -849,36 +839,49 @@ def _replaced(text: str, signs: Mapping[str, str]) -> str:
 
 def csv_text(tables: Sequence[ResultTable]) -> str:
     """Return one line for every cell, with all its numbers in full precision."""
+    lines = [
+        _csv_line(table, benchmark, row, cell)
+        for table in tables
+        for benchmark in table.benchmarks
+        for row in table.rows
+        if (cell := table.cells.get((row.label, benchmark)))
+    ]
+    if all(line["anytime"] is None for line in lines):
+        lines = [{name: value for name, value in line.items() if name not in CSV_ANYTIME} for line in lines]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    at_any_time = any(cell.anytime for table in tables for cell in table.cells.values())
-    writer.writerow([*CSV_COLUMNS, *(CSV_ANYTIME if at_any_time else ())])
-    for table in tables:
-        for benchmark in table.benchmarks:
-            note = table.paper_notes.get(benchmark)
-            for row in table.rows:
-                if cell := table.cells.get((row.label, benchmark)):
-                    known = (table.scenario, benchmark, row.label, row.family)
-                    values = [*known, *_csv_cell(table, cell), note, cell.config_p_value, cell.step_time]
-                    if cell.anytime:
-                        values += [cell.anytime.mean, cell.anytime.std, cell.anytime.rank]
-                    elif at_any_time:
-                        values += [None] * len(CSV_ANYTIME)
-                    writer.writerow(map(csv_cell, values))
+    writer.writerow(lines[0] if lines else ())
+    writer.writerows(map(csv_cell, line.values()) for line in lines)
     return file.getvalue()
 
 
-def _csv_cell(table: ResultTable, cell: Cell) -> list[object]:
-    paper = cell.paper
-    published = [paper.accuracy, paper.accuracy_std, paper.forgetting, paper.forgetting_std] if paper else [None] * 4
-    return [
-        table.over,
-        *(cell.accuracy.mean, cell.accuracy.std, cell.accuracy.rank, cell.forgetting.mean, cell.forgetting.std),
-        cell.runs,
-        cell.missing,
-        cell.runs_with_skips,
-        *published,
-        table.against,
-        cell.gain,
-        cell.p_value,
-    ]
+def _csv_line(table: ResultTable, benchmark: str, row: Row, cell: Cell) -> dict[str, object]:
+    paper, anytime = cell.paper, cell.anytime
+    return {
+        "scenario": table.scenario,
+        "benchmark": benchmark,
+        "method": row.label,
+        "type": row.family,
+        "over": table.over,
+        "accuracy": cell.accuracy.mean,
+        "accuracy_std": cell.accuracy.std,
+        "accuracy_rank": cell.accuracy.rank,
+        "forgetting": cell.forgetting.mean,
+        "forgetting_std": cell.forgetting.std,
+        "runs": cell.runs,
+        "missing": cell.missing,
+        "not_finite": cell.runs_with_skips,
+        "paper_accuracy": paper and paper.accuracy,
+        "paper_accuracy_std": paper and paper.accuracy_std,
+        "paper_forgetting": paper and paper.forgetting,
+        "paper_forgetting_std": paper and paper.forgetting_std,
+        "against": table.against,
+        "gain": cell.gain,
+        "p_value": cell.p_value,
+        "paper_note": table.paper_notes.get(benchmark),
+        "config_p_value": cell.config_p_value,
+        "ms_per_step": cell.step_time,
+        "anytime": anytime and anytime.mean,
+        "anytime_std": anytime and anytime.std,
+        "anytime_rank": anytime and anytime.rank,
+    }
