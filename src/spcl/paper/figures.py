@@ -15,6 +15,7 @@ from spcl.results.figures import (
     BLUE,
     GREEN,
     GREY,
+    OURS,
     PURPLE,
     VERMILLION,
     WIDTH,
@@ -566,8 +567,6 @@ def evaluated_over_time(runs: Sequence[CompleteRun]) -> list[CompleteRun]:
 # -- toy
 
 WITHOUT_SPCL = "er"
-WITH_SPCL = ("soro+dbt", "soro")
-"""In order of preference."""
 
 
 @figure(
@@ -620,10 +619,10 @@ def _pair(runs: Sequence[CompleteRun]) -> tuple[CompleteRun, CompleteRun]:
         raise MissingRunsError("those of two tasks were evaluated only when a task ended")
     for group in group_by(evaluated, setup_key).values():
         plain = [run for run in group if run.method == WITHOUT_SPCL and not run.settings["method"]["alpha"]]
-        stable = [run for name in WITH_SPCL for run in group if run.method == name]
+        stable = [run for name in OURS for run in group if run.method == name]
         if plain and stable:
             return plain[0], stable[0]
-    raise MissingRunsError(f"no configuration was run both by {WITHOUT_SPCL} and by {' or '.join(WITH_SPCL)}")
+    raise MissingRunsError(f"no configuration was run both by {WITHOUT_SPCL} and by {' or '.join(OURS)}")
 
 
 # -- ablation
@@ -702,9 +701,6 @@ def _alpha(run: RunRecord) -> float:
 
 # -- toy timelines
 
-METHODS = ("soro+dbt", "soro")
-"""In order of preference."""
-
 MOST_TIMELINES = 4
 
 
@@ -745,9 +741,9 @@ def toy_timelines(records: Sequence[RunRecord]) -> tuple[Figure, str]:
 def _one_run_per_timeline(runs: Sequence[CompleteRun]) -> list[CompleteRun]:
     """Return runs of one method that differ only in their timeline."""
     by_method = group_by(two_task_runs(runs), lambda run: run.method)
-    candidates = next((by_method[name] for name in METHODS if name in by_method), [])
+    candidates = next((by_method[name] for name in OURS if name in by_method), [])
     if not candidates:
-        raise MissingRunsError("there is none by " + " or ".join(METHODS))
+        raise MissingRunsError("there is none by " + " or ".join(OURS))
     groups = group_by(candidates, lambda run: settings_key(run, "config", "protocol_seed", "overlap", "gap"))
     largest = max(groups.values(), key=len)
     by_timeline = group_by(largest, lambda run: run.result.timeline)

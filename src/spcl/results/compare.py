@@ -165,7 +165,9 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
             "forgetting": [result.forgetting if result else None for result in results],
             **({"accuracy at any time": anytime} if any(value is not None for value in anytime) else {}),
         },
-        tasks=_align([_final_accuracies(run) for run in runs]),
+        tasks=_align(
+            [{name: task.final for name, task in result.tasks.items()} if result else {} for result in results]
+        ),
         stability=_align([stability_summary(run) for run in runs]),
     )
 
@@ -224,10 +226,6 @@ def _align(sources: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """
     names = dict.fromkeys(name for source in sources for name in source)
     return {name: [source.get(name) for source in sources] for name in names}
-
-
-def _final_accuracies(run: RunRecord) -> dict[str, float]:
-    return {name: task.final for name, task in run.result.tasks.items()} if run.result else {}
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

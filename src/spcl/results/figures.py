@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, update_wrapper
@@ -176,7 +176,7 @@ COLOURS = (VERMILLION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 OURS = ("soro+dbt", "soro")
-"""The methods of the paper, which often coincide: the second is drawn dashed, on top of the first."""
+"""The paper's methods in order of preference; they often coincide: the second is drawn dashed, on top of the first."""
 
 STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -470,10 +470,11 @@ def comparable_runs(runs: Sequence[CompleteRun], *ignored: str) -> dict[str, lis
     The setup is that in which most methods were run; of several variants of a method, the one with most runs is taken.
     The ignored settings may differ.
     """
-    groups = group_by(runs, lambda run: setup_key(run, *ignored)).values()
-    largest = max(groups, key=lambda group: (len({run.recipe for run in group}), len(group)), default=[])
+    setups = group_by(runs, lambda run: setup_key(run, *ignored)).values()
+    largest = max(setups, key=lambda group: (len({run.recipe for run in group}), len(group)), default=[])
     methods = group_by(sorted(largest, key=lambda run: method_order(run.recipe)), lambda run: run.recipe)
-    return {method: _largest(group, lambda run: settings_key(run, *ignored)) for method, group in methods.items()}
+    variants = {method: group_by(group, lambda run: settings_key(run, *ignored)) for method, group in methods.items()}
+    return {method: max(groups.values(), key=len) for method, groups in variants.items()}
 
 
 def not_shown_note(runs: Sequence[CompleteRun], shown: Iterable[Mapping[str, Sequence[CompleteRun]]]) -> str:
@@ -494,10 +495,6 @@ def _difference(run: CompleteRun, shown: Iterable[CompleteRun]) -> str:
     own = {name: value for name, value in decisive_settings(run.settings).items() if name not in IDENTITY}
     variant = {name: value for name, value in own.items() if known.get(name, value) != value}
     return f"{replace(run, variant=variant).label} {run.scenario}-incrementally"
-
-
-def _largest(runs: Iterable[CompleteRun], key: Callable[[CompleteRun], Hashable]) -> list[CompleteRun]:
-    return max(group_by(runs, key).values(), key=len)
 
 
 # -- curves over training steps
@@ -829,7 +826,8 @@ SWEEPS = {
 )
 def sensitivity(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     """Draw accuracy against every swept setting of every method, as a multiple of its default."""
-    panels = {scenario: lines for scenario, runs in _scenarios(records).items() if (lines := _lines(runs))}
+    scenarios = group_by(sorted(records, key=lambda run: run.scenario, reverse=True), lambda run: run.scenario)
+    panels = {scenario: lines for scenario, runs in scenarios.items() if (lines := _lines(runs))}
     if not panels:
         raise MissingRunsError("no runs of a method differ in just one of its settings whose default is above 0")
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
@@ -847,10 +845,6 @@ def sensitivity(records: Sequence[RunRecord]) -> tuple[Figure, str]:
     drawn.legend(*drawn.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     shown = [run for lines in panels.values() for _, line in lines.values() for run in line.records]
     return drawn, f"{', '.join(sorted({run.benchmark for run in shown}))}; {runs_note(shown)}"
-
-
-def _scenarios(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    return group_by(sorted(records, key=lambda run: run.scenario, reverse=True), lambda run: run.scenario)
 
 
 def _lines(records: Sequence[RunRecord]) -> Lines:

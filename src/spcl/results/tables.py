@@ -574,6 +574,19 @@ ANYTIME = "any time A %"
 """The heading of accuracy at any time."""
 
 
+def _marks(best: str, second: str) -> Style:
+    """Return the style that puts the best and second best into these templates.
+
+    >>> _marks("*{}*", "_{}_")("1.5", 1), _marks("*{}*", "_{}_")("1.5", None)
+    ('*1.5*', '1.5')
+    """
+    return lambda text, rank: {1: best, 2: second}.get(rank or 0, "{}").format(text)
+
+
+TERMINAL, PLAIN = _marks("[bold]{}[/]", "[underline]{}[/]"), _marks("{}¹", "{}²")
+MARKDOWN, LATEX = _marks("**{}**", "<u>{}</u>"), _marks(r"\textbf{{{}}}", r"\underline{{{}}}")
+
+
 def headings(table: ResultTable, benchmark: str) -> list[str]:
     """Return the headings of the columns of a benchmark."""
     cells = [cell for (_, name), cell in table.cells.items() if name == benchmark]
@@ -723,7 +736,7 @@ LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\down
 
 def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     """Return the table for the terminal; without styles, ¹ and ² mark the best and second best."""
-    style = _terminal_style if styled else _plain_style
+    style = TERMINAL if styled else PLAIN
     best, second = style("bold" if styled else "", 1), style("underlined" if styled else "", 2)
     drawn = Table(
         title=Text(table.title),
@@ -744,14 +757,6 @@ def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     return drawn
 
 
-def _terminal_style(text: str, rank: int | None) -> str:
-    return {1: f"[bold]{text}[/]", 2: f"[underline]{text}[/]"}.get(rank or 0, text)
-
-
-def _plain_style(text: str, rank: int | None) -> str:
-    return text + {1: "¹", 2: "²"}.get(rank or 0, "")
-
-
 # -- text formats
 
 
@@ -767,7 +772,7 @@ def markdown_text(table: ResultTable) -> str:
     columns = ["method", "type"]
     columns += [f"{name} {heading}" for name in table.benchmarks for heading in headings(table, name)]
     rows = [
-        [_markdown_escape(display_name(row.label)), row.family, *row_entries(table, row, _markdown_style)]
+        [_markdown_escape(display_name(row.label)), row.family, *row_entries(table, row, MARKDOWN)]
         for row in table.rows
     ]
     lines = [
@@ -780,10 +785,6 @@ def markdown_text(table: ResultTable) -> str:
         notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _markdown_style(text: str, rank: int | None) -> str:
-    return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(rank or 0, text)
 
 
 def _markdown_escape(text: str) -> str:
@@ -805,14 +806,10 @@ def latex_text(table: ResultTable) -> str:
     for rows in rows_by_family(table):
         lines.append(r"\midrule")
         for row in rows:
-            entries = map(_latex_symbols, row_entries(table, row, _latex_style))
+            entries = map(_latex_symbols, row_entries(table, row, LATEX))
             lines.append(rf"{' & '.join([_latex_escape(display_name(row.label)), row.family, *entries])} \\")
     legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
-
-
-def _latex_style(text: str, rank: int | None) -> str:
-    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(rank or 0, text)
 
 
 def _latex_escape(text: str) -> str:

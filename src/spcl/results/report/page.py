@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -64,16 +64,17 @@ def write_report(
     tunings = find_tunings(folders)
     searched = [tuning.folder.resolve() for tuning in tunings]
     results = [run for run in runs if not any(run.path.resolve().is_relative_to(folder) for folder in searched)]
+    groups, settings = group_by(runs, lambda run: (run.benchmark, run.scenario)), _settings(runs)
     on_progress("drawing figures")
     page = _render(
         folders=[str(folder) for folder in folders],
-        summaries=summarise(runs),
-        common=common_settings(runs),
-        differing=differing_settings(runs),
+        summaries=[_summary(*key, group) for key, group in groups.items()],
+        common=[setting for setting in settings if len(setting.values) == 1 and "." not in setting.name],
+        differing=[setting for setting in settings if len(setting.values) > 1],
         tables=report_tables(results, against),
-        pictures=draw_pictures(results),
+        pictures=[_picture(spec, results) for spec in all_figures()],
         tunings=tunings,
-        rows=to_columns(run_row(run) for run in runs),
+        rows=to_columns([run_row(run) for run in runs]),
         details=_details(runs, on_progress),
     )
     with user_errors(out):
@@ -153,22 +154,6 @@ class Setting:
     name: str
     values: list[str]
     description: str
-
-
-def summarise(runs: Sequence[RunRecord]) -> list[BenchmarkSummary]:
-    """Return a summary for each benchmark and scenario."""
-    groups = group_by(runs, lambda run: (run.benchmark, run.scenario))
-    return [_summary(benchmark, scenario, group) for (benchmark, scenario), group in groups.items()]
-
-
-def common_settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Return the settings, apart from those of methods, that have one value in all runs."""
-    return [setting for setting in _settings(runs) if len(setting.values) == 1 and "." not in setting.name]
-
-
-def differing_settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Return the settings that have several values."""
-    return [setting for setting in _settings(runs) if len(setting.values) > 1]
 
 
 def _summary(benchmark: str, scenario: str, runs: Sequence[RunRecord]) -> BenchmarkSummary:
@@ -267,11 +252,6 @@ class Picture:
     caption: str = ""
     image: str = ""
     problem: str = ""
-
-
-def draw_pictures(runs: Sequence[RunRecord]) -> list[Picture]:
-    """Draw all figures."""
-    return [_picture(spec, runs) for spec in all_figures()]
 
 
 def _picture(spec: FigureSpec, runs: Sequence[RunRecord]) -> Picture:
@@ -411,14 +391,10 @@ def pack(content: Mapping[str, Any]) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def to_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return rows as columns.
 
     >>> to_columns([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
     {'a': [1, 3], 'b': [2, 4]}
     """
-    table: dict[str, list[Any]] = {}
-    for row in rows:
-        for name, value in row.items():
-            table.setdefault(name, []).append(value)
-    return table
+    return {name: [row[name] for row in rows] for name in rows[0]}
