@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 import spcl._util.registry
+import spcl.paper.figures  # ours, which are otherwise loaded when a figure is asked for
 from small_benchmark import write_benchmark
 from spcl.grids import WorkerPool
 

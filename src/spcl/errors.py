@@ -1,7 +1,9 @@
 """User errors: the command line prints them as one line, without a traceback."""
 
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
@@ -51,6 +53,14 @@ class LostRankError(SpclError):
 
 class OtherRankError(SpclError):
     """An error of another of the processes that train together, which that process reports itself."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation, which may be a checkout that no index knows."""
+    checkout = Path(__file__).resolve().parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f'pip install "spcl[{extra}]"'
 
 
 def is_out_of_memory(error: BaseException) -> bool:

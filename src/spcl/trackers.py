@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from spcl._util.registry import Registry
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 
 __all__ = [
     "TRACKERS",
@@ -136,7 +136,7 @@ def check_installed(library: str) -> None:
     except ValueError:
         found = None
     if found is None:
-        raise SpclError(f'{library} is not installed; run: pip install "spcl[{library}]"')
+        raise SpclError(f"{library} is not installed; run: {install_command(library)}")
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, float]:

@@ -3,6 +3,10 @@
 import csv
 import io
 import json
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from spcl.cli.app import app
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 from tiny_runs import tiny_data
 from trained_runs import Trained, train
 
@@ -183,12 +187,42 @@ def test_export_names_the_files_and_refuses_unknown_formats(runs: dict[str, Trai
     assert "cannot write to" in error_of("export", runs["class"].path, "--out", tmp_path / "absent" / "m.pt2")
 
 
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_export_to_a_full_disk_is_one_error_and_leaves_nothing(
+    runs: dict[str, Trained], tmp_path: Path, suffix: str
+) -> None:
+    """In a process of its own, which PyTorch would end where it writes to the file itself."""
+    if suffix == ".onnx":
+        pytest.importorskip("onnxscript")
+    file = tmp_path / f"model{suffix}"
+    words = [sys.executable, "-m", "spcl", "export", runs["class"].path, "--out", file]
+    outcome = subprocess.run(
+        words,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 1, outcome.stderr
+    assert "File too large" in outcome.stderr
+    assert f"error: cannot write to {tmp_path}" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_is_not_exported_without_its_description(runs: dict[str, Trained], tmp_path: Path) -> None:
+    (tmp_path / "model.pt2.json").mkdir()
+    assert "cannot write to" in error_of("export", runs["class"].path, "--out", tmp_path / "model.pt2")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2.json"]
+
+
 def test_onnx_without_its_packages_is_answered_with_how_to_install_them(
     runs: dict[str, Trained], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     said = error_of("export", runs["class"].path, "--out", tmp_path / "model.onnx")
-    assert said.endswith('run: pip install "spcl[onnx]"')
+    assert said.endswith(f"run: {install_command('onnx')}")
     assert not list(tmp_path.iterdir())
 
 

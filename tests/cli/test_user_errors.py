@@ -52,6 +52,27 @@ def plugin(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["run", "--out", "", "--benchmark", "ps-glyphs"], "--out"),
+        (["grid", "--out", "", "--dry-run"], "--out"),
+        (["run", "--out", "x", "--set", "tasks=2", "--set", ""], "--set"),
+        (["run", "--out", "x", "--method="], "--method"),
+        (["table", ""], "an argument"),
+        (["data", "get", "ps-emnist", "--data-dir", ""], "--data-dir"),
+    ],
+)
+def test_empty_arguments_are_refused(
+    words: list[str], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell makes them of variables that are not set; an empty path would be the current folder."""
+    monkeypatch.chdir(tmp_path)
+    outcome = CliRunner().invoke(app, words)
+    assert str(outcome.exception) == f"{name} is empty; give it a value, or leave it out"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"backbone": "raises"}, "backbone 'raises' cannot be made: RuntimeError: no such layer"),
@@ -88,7 +109,7 @@ def test_lists_may_be_one_name_or_names_with_commas(benchmark: Path) -> None:
 
 def test_a_tracker_that_is_not_installed_is_found_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(SpclError, match=r'wandb is not installed; run: pip install "spcl\[wandb\]"'):
+    with pytest.raises(SpclError, match=r"wandb is not installed; run: pip install .*\[wandb\]"):
         resolve_settings({"trackers": [{"name": "wandb", "project": "x"}]})
 
 

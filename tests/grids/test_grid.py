@@ -488,6 +488,16 @@ def test_names_and_numbers() -> None:
     assert threads_per_job(10**6) == 1
 
 
+def test_a_grid_too_large_to_plan_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpclError, match=r"'0-99999999999999' is 100,000,000,000,000 numbers; give at most 10,000"):
+        parse_numbers("0-99999999999999")
+    assert len(parse_numbers("0-9999")) == 10_000
+    words = ["grid", "--benchmark", "ps-glyphs", "--methods", "er", "--seeds", "0-9999", "--out", str(tmp_path / "g")]
+    outcome = CliRunner().invoke(app, [*words, "--dry-run"])
+    assert "a grid of 180,000 runs is too large to plan at once, the most is 10,000; plan" in str(outcome.exception)
+    assert not list(tmp_path.iterdir())
+
+
 # -- views
 
 

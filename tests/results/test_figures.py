@@ -28,9 +28,9 @@ from spcl.results.figures import (
     comparison_figure,
     draw_figure,
     draw_protocol,
+    line_styles,
     save_drawing,
 )
-from spcl.results.figures.drawing import line_styles
 from spcl.results.records import filter_runs, parse_conditions, read_runs
 from tiny_runs import (
     GRID_METHODS,

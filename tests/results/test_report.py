@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from _runs import write_grid, write_run
 from spcl.cli.app import app
 from spcl.errors import SpclError
 from spcl.results.records import RunRecord, complete_runs, read_runs
 from spcl.results.report import write_report
 from spcl.results.report.page import run_details, run_row
+from spcl.results.tables import make_tables
 from spcl.runs.records import RunResult
 from tiny_runs import entries, grid_runs, result, two_task_runs
 
@@ -164,6 +166,45 @@ def test_the_report_says_why_there_are_no_values_of_the_paper(base: Path, tmp_pa
     page = Page(write_report([tmp_path], tmp_path / "report.html"))
     assert "91.06" not in page.text
     assert "The paper has no values for ps-emnist with tasks=3 (paper: 5)." in page.text
+
+
+DRAWABLE: dict[str, Any] = {"evaluate": "ended", "evaluate_every": None, "method_iterations": 3}
+"""The settings that figures look at."""
+
+
+def test_significance_is_that_of_the_tables(tmp_path: Path) -> None:
+    methods = {
+        "er": lambda config, seed: 70.0 + config,
+        "soro": lambda config, seed: 71.0 + config + 0.1 * seed,
+        "mgda": lambda config, seed: 70.0 + config - 0.1 * (seed - 1),
+    }
+    write_grid(tmp_path / "runs", methods, configs=9, seeds=3, **DRAWABLE)
+    page_file = tmp_path / "report.html"
+    outcome = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(page_file), "--against", "er"])
+    assert outcome.exit_code == 0, outcome.exception
+    (table,) = make_tables(read_runs(tmp_path / "runs"), against="er")
+    soro = table.cells["soro", "ps-emnist"]
+    assert soro.p_value is not None
+    assert soro.p_value < 0.001
+    text = " ".join(Page(page_file).text.split())
+    assert "p vs ERp over configs" in text
+    assert f"<0.001 ▲{soro.config_p_value:.3f}" in text
+    assert text.count("▲") == 2, "of SORO alone, and in the explanation"
+    assert "Wilcoxon signed-rank test of A against ER" in text
+    without = Page(write_report([tmp_path / "runs"], tmp_path / "without.html"))
+    assert "p vs" not in without.text
+    unknown = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--against", "dwa"])
+    assert "there are no runs of 'dwa' to compare with" in str(unknown.exception)
+
+
+def test_accuracy_at_any_time_is_shown_where_it_is_recorded(tmp_path: Path) -> None:
+    write_run(tmp_path / "old" / "er", **DRAWABLE)
+    assert "any time" not in Page(write_report([tmp_path / "old"], tmp_path / "old.html")).text
+    write_run(tmp_path / "new" / "er", accuracy=80.0, anytime=61.25, **DRAWABLE)
+    write_run(tmp_path / "new" / "soro", method="soro", accuracy=70.0, **DRAWABLE)
+    text = " ".join(Page(write_report([tmp_path / "new"], tmp_path / "new.html")).text.split())
+    assert "Apaperany time Fpaper" in text
+    assert "80.00 61.25 −5.00" in re.sub(r"\d+\.\d+ ± \d+\.\d+ ", "", text)
 
 
 def test_names_cannot_break_the_page(base: Path, tmp_path: Path) -> None:

@@ -651,3 +651,45 @@ def test_display_names_are_in_every_format_but_csv(tmp_path: Path) -> None:
         assert shown in text
         assert hidden not in text
         assert form == "csv" or "p vs A-GEM" in text
+
+
+# -- accuracy at any time, and forgetting
+
+
+def test_accuracy_at_any_time_stands_beside_a_and_f(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"er-{seed}", method="er", seed=seed, accuracy=70.0, anytime=60.0 + seed)
+        write_run(tmp_path / f"soro-{seed}", method="soro", seed=seed, accuracy=80.0, anytime=50.0)
+        write_run(tmp_path / f"mgda-{seed}", method="mgda", seed=seed, accuracy=75.0)
+    (table,) = make_tables(read_runs(tmp_path))
+    er, soro, mgda = (table.cells[name, "ps-emnist"] for name in ("er", "soro", "mgda"))
+    assert er.anytime is not None
+    assert soro.anytime is not None
+    assert (er.anytime.mean, er.anytime.std) == (60.5, pytest.approx(np.std([60, 61], ddof=1)))
+    assert (er.anytime.rank, soro.anytime.rank, mgda.anytime) == (1, 2, None)
+    assert "| ps-emnist A % | ps-emnist any time A % | ps-emnist F % |" in markdown_text(table)
+    assert "| <u>75.00 ± 0.00</u> | – | -5.00 ± 0.00 |" in markdown_text(table)
+    assert "| 70.00 ± 0.00 | **60.50 ± 0.71** | -5.00 ± 0.00 |" in markdown_text(table)
+    assert "Any time A is the mean over the run" in markdown_text(table)
+    assert "any time A" in latex_text(table)
+    lines = {line["method"]: line for line in csv.DictReader(io.StringIO(csv_text([table])))}
+    assert [lines[name]["anytime"] for name in ("er", "soro", "mgda")] == ["60.5", "50.0", ""]
+
+
+def test_tables_of_records_without_it_do_not_mention_accuracy_at_any_time(table: ResultTable) -> None:
+    for text in (markdown_text(table), latex_text(table), csv_text([table])):
+        assert not re.search("any ?time", text, re.IGNORECASE)
+
+
+def test_no_forgetting_is_marked_as_best(tmp_path: Path) -> None:
+    """Forgetting rewards methods that learn little: here the worst one has the best F."""
+    for name, accuracy, forgetting in (("er", 30.0, 20.0), ("soro", 70.0, -10.0), ("mgda", 60.0, -5.0)):
+        write_run(tmp_path / name, method=name, accuracy=accuracy, forgetting=forgetting)
+    (table,) = make_tables(read_runs(tmp_path))
+    assert "| ER | SCL | 30.00 | 20.00 |" in markdown_text(table)
+    assert "| SORO | PCL | **70.00** | -10.00 |" in markdown_text(table)
+    assert r"ER & SCL & 30.00 & 20.00 \\" in latex_text(table)
+    assert "forgetting_rank" not in csv_text([table])
+    output = CliRunner().invoke(app, ["table", str(tmp_path)]).output
+    assert "70.00¹" in output
+    assert re.search(r"20\.00\s", output)

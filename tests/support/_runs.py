@@ -43,6 +43,7 @@ def write_run(
     seed: int = 0,
     accuracy: float | None = 80.0,
     forgetting: float = -5.0,
+    anytime: float | None = None,
     **settings: Any,
 ) -> None:
     """The record of a run as ``spcl run`` leaves it, or of an unfinished one if there is no accuracy."""
@@ -65,6 +66,8 @@ def write_run(
         tasks = {"task-0": {"at_end": accuracy - forgetting, "final": accuracy}}
         confusion = {"task-0": [[3, 1], [0, 4]]}
         result = {"accuracy": accuracy, "forgetting": forgetting, "tasks": tasks, "confusion": confusion}
+        if anytime is not None:
+            result["anytime"] = anytime
         (folder / "result.json").write_text(json.dumps(result))
 
 

@@ -2,11 +2,13 @@
 
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import typer
@@ -16,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from spcl import __version__
 from spcl._util.text import PlainConsole
 from spcl.cli import INTERRUPTED, exit_on_interrupt
-from spcl.errors import OtherRankError, SpclError
+from spcl.errors import OtherRankError, SpclError, install_command
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train and evaluate one method on one configuration of a benchmark."),
@@ -63,6 +65,14 @@ class _Commands(TyperGroup):
         self.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in COMMANDS.items()}
         self._is_listing = False
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse empty arguments: shells make them of variables that are not set, and an empty path is this folder."""
+        for before, word in pairwise(["", *args]):
+            if word == "" or re.fullmatch(r"--[\w-]+=", word):
+                name = next((each.rstrip("=") for each in (word, before) if each.startswith("--")), "an argument")
+                raise SpclError(f"{name} is empty; give it a value, or leave it out")
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import a command; in the list of all commands only its summary is needed."""
         if self._is_listing or cmd_name not in COMMANDS:
@@ -98,7 +108,7 @@ class _Commands(TyperGroup):
             library = (error.name or "").partition(".")[0]
             if library not in EXTRAS:
                 raise
-            raise SpclError(f'{library} is not installed; run: pip install "spcl[{EXTRAS[library]}]"') from error
+            raise SpclError(f"{library} is not installed; run: {install_command(EXTRAS[library])}") from error
         except KeyboardInterrupt:  # which Typer would end without a word
             _stop()
 

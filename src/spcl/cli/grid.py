@@ -3,7 +3,7 @@
 import json
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 BENCHMARK = "ps-glyphs"
 """The benchmark of a tuning that names none."""
-HERE_ONLY = ("threads", "validation", "keep_model")
-"""The settings of a tuning's runs that the command for its best settings leaves out."""
 
 
 @dataclass(frozen=True)
@@ -224,20 +222,26 @@ def tune(
     with naming_flags({FolderError: "--out", TimelineError: "--fit"}):
         best = _search(tuning, out, trials, pool, console)
     console.print(f"best: {_describe(best)}; to run it on the test data:", soft_wrap=True)
-    console.print(run_command(tuning, best), soft_wrap=True)
+    unasked = {"keep_model", *engine.settings()} - merge_settings(*layers).keys()
+    console.print(run_command(tuning, best, unasked), soft_wrap=True)
 
 
-def run_command(tuning: "Tuning", best: "Trial") -> str:
-    """Return the command that runs the best settings on the test data."""
-    from spcl.runs.settings import flat_settings
+def run_command(tuning: "Tuning", best: "Trial", unasked: Collection[str] = ()) -> str:
+    """Return the command that runs the best settings on the test data.
 
-    base = {name: value for name, value in flat_settings(tuning.base).items() if name not in HERE_ONLY}
+    ``unasked`` are the settings that the tuning has chosen by itself for its runs, and that the command leaves out.
+    """
+    from spcl.runs.settings import flat_settings, parse_value
+
+    left_out = {"validation", *unasked}
+    base = {name: value for name, value in flat_settings(tuning.base).items() if name not in left_out}
     named = {"benchmark": base.pop("benchmark", BENCHMARK), "method": tuning.method, "scenario": tuning.scenario}
     parts = ["spcl", "run", *(part for name, value in named.items() for part in (f"--{name}", value))]
     for plugin in base.pop("plugins", []):
         parts += ["--plugin", plugin["name"]]
     for name, value in {**base, **best.params}.items():
-        parts += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        plain = isinstance(value, str) and parse_value(value) == value
+        parts += ["--set", f"{name}={value if plain else json.dumps(value)}"]
     return shlex.join(
         [*parts, "--config", str(tuning.configs[0]), "--seed", str(tuning.seeds[0]), "--out", "runs/best"]
     )

@@ -206,6 +206,7 @@ def _make_runs(
 def report(
     folders: RunFolders,
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    against: Annotated[str | None, typer.Option(help=AGAINST)] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file with the settings, tables, figures and every run."""
@@ -213,7 +214,7 @@ def report(
 
     console = PlainConsole()
     with console.status("") as status:
-        write_report(folders, out, on_progress=status.update)
+        write_report(folders, out, status.update, against)
     console.print(f"the report is in {out}", soft_wrap=True)
     if show:
         webbrowser.open(out.resolve().as_uri())

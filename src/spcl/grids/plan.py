@@ -50,6 +50,10 @@ class Sweep:
     values: tuple[str, ...]
 
 
+MOST_RUNS = 10_000
+"""The most runs that are planned at once, which takes seconds."""
+
+
 def plan_grid(
     out: str | Path,
     base: Mapping[str, Any],
@@ -81,8 +85,14 @@ def plan_grid(
                 f"different settings would share the folder {folder}, since they differ only in special characters or "
                 f"late digits; plan them as grids in different folders"
             )
+    repetitions = list(product(dict.fromkeys(seeds), dict.fromkeys(configs)))
+    if (count := len(templates) * len(repetitions)) > MOST_RUNS:
+        raise SpclError(
+            f"a grid of {count:,} runs is too large to plan at once, the most is {MOST_RUNS:,}; plan its seeds or "
+            f"configurations in parts, which may share the folder"
+        )
     jobs = []
-    for seed, config in product(dict.fromkeys(seeds), dict.fromkeys(configs)):
+    for seed, config in repetitions:
         for folder, template in templates.items():
             name = f"{folder}/config-{config}/seed-{seed}"
             settings = validated(RunSettings, template.model_dump() | {"config": config, "seed": seed}, "settings")
@@ -110,13 +120,15 @@ def parse_numbers(text: str) -> list[int]:
     >>> parse_numbers("0-3,7,2")
     [0, 1, 2, 3, 7]
     """
-    numbers: set[int] = set()
+    ranges = []
     for part in text.split(","):
         bounds = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
             raise SpclError(f"{text!r} is not a list of numbers; write it like 0-8 or 0,3,5")
-        numbers |= set(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
-    return sorted(numbers)
+        ranges.append(range(int(bounds[1]), int(bounds[2] or bounds[1]) + 1))
+    if (count := sum(each.stop - each.start for each in ranges)) > MOST_RUNS:
+        raise SpclError(f"{text!r} is {count:,} numbers; give at most {MOST_RUNS:,} at once")
+    return sorted({number for each in ranges for number in each})
 
 
 def parse_methods(text: str) -> list[str]:

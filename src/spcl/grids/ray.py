@@ -16,7 +16,7 @@ from typing import Any, Self
 from spcl._util.files import user_errors
 from spcl._util.signals import handling
 from spcl.engine.ranks.world import mesh_shape
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 from spcl.grids.base import JobMessage, failure
 from spcl.grids.plan import Job
 from spcl.grids.worker import BEGUN, Order, find_endpoint, is_report, make_run, source_files, write_files
@@ -379,7 +379,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise SpclError('Ray is not installed; run: pip install "spcl[ray]"') from error
+        raise SpclError(f"Ray is not installed; run: {install_command('ray')}") from error
     return ray
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from spcl._util.files import read_json, write_json, write_text
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 from spcl.grids.base import GridView, Pool
 from spcl.grids.plan import Job, check_job_data, plan_grid
 from spcl.grids.scheduler import run_jobs
@@ -192,7 +192,7 @@ def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise SpclError('Optuna is not installed; run: pip install "spcl[tune]"') from error
+        raise SpclError(f"Optuna is not installed; run: {install_command('tune')}") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

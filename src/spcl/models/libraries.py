@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from spcl.errors import SpclError, did_you_mean
+from spcl.errors import SpclError, did_you_mean, install_command
 from spcl.models.backbone import InputSpec
 from spcl.models.registry import BACKBONES
 
@@ -31,7 +31,7 @@ def timm_backbone(
     try:
         import timm
     except ImportError as error:
-        raise SpclError(f'timm:{model} needs timm ({error}); run: pip install "spcl[timm]"') from error
+        raise SpclError(f"timm:{model} needs timm ({error}); run: {install_command('timm')}") from error
     if len(inputs.shape) != 3:
         raise SpclError(f"timm:{model} needs images, channels × height × width, but the samples are {inputs}")
     options = {"num_classes": 0, "in_chans": inputs.shape[0]} | options
@@ -60,7 +60,7 @@ def transformers_backbone(
     try:
         from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
     except ImportError as error:
-        raise SpclError(f'transformers:{model} needs it ({error}); run: pip install "spcl[transformers]"') from error
+        raise SpclError(f"transformers:{model} needs it ({error}); run: {install_command('transformers')}") from error
     try:
         if pretrained:
             plain = AutoConfig.from_pretrained(model, trust_remote_code=False)

@@ -10,41 +10,40 @@ import numpy as np
 
 from spcl.paper.numbers import is_papers_problem
 from spcl.results.compare import MEASURES
-from spcl.results.figures.curves import (
+from spcl.results.figures import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    OURS,
+    PURPLE,
+    VERMILLION,
+    WIDTH,
     Array,
+    GridCommand,
+    MissingRunsError,
     RunCurves,
     SweepLine,
     block_medians,
     comparable_runs,
     draw_points,
-    mean_accuracy,
-    mean_curve,
-    not_shown_note,
-    runs_note,
-    settings_key,
-    setup_key,
-    sweep_lines,
-)
-from spcl.results.figures.drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    PURPLE,
-    VERMILLION,
-    WIDTH,
-    GridCommand,
-    MissingRunsError,
     draw_timeline_bars,
     figure,
     legend_below,
     line_styles,
     log_scale,
     mark_task_changes,
+    mean_accuracy,
+    mean_curve,
     measure_axis,
     new_figure,
+    not_shown_note,
     panel_grid,
     panel_title,
+    runs_note,
+    settings_key,
+    setup_key,
+    sweep_lines,
 )
 from spcl.results.names import PublishedResult, display_name, format_count, method_order
 from spcl.results.records import CompleteRun, RunRecord, complete_runs, group_by
@@ -568,8 +567,6 @@ def evaluated_over_time(runs: Sequence[CompleteRun]) -> list[CompleteRun]:
 # -- toy
 
 WITHOUT_SPCL = "er"
-WITH_SPCL = ("soro+dbt", "soro")
-"""In order of preference."""
 
 
 @figure(
@@ -622,10 +619,10 @@ def _pair(runs: Sequence[CompleteRun]) -> tuple[CompleteRun, CompleteRun]:
         raise MissingRunsError("those of two tasks were evaluated only when a task ended")
     for group in group_by(evaluated, setup_key).values():
         plain = [run for run in group if run.method == WITHOUT_SPCL and not run.settings["method"]["alpha"]]
-        stable = [run for name in WITH_SPCL for run in group if run.method == name]
+        stable = [run for name in OURS for run in group if run.method == name]
         if plain and stable:
             return plain[0], stable[0]
-    raise MissingRunsError(f"no configuration was run both by {WITHOUT_SPCL} and by {' or '.join(WITH_SPCL)}")
+    raise MissingRunsError(f"no configuration was run both by {WITHOUT_SPCL} and by {' or '.join(OURS)}")
 
 
 # -- ablation
@@ -704,9 +701,6 @@ def _alpha(run: RunRecord) -> float:
 
 # -- toy timelines
 
-METHODS = ("soro+dbt", "soro")
-"""In order of preference."""
-
 MOST_TIMELINES = 4
 
 
@@ -747,9 +741,9 @@ def toy_timelines(records: Sequence[RunRecord]) -> tuple[Figure, str]:
 def _one_run_per_timeline(runs: Sequence[CompleteRun]) -> list[CompleteRun]:
     """Return runs of one method that differ only in their timeline."""
     by_method = group_by(two_task_runs(runs), lambda run: run.method)
-    candidates = next((by_method[name] for name in METHODS if name in by_method), [])
+    candidates = next((by_method[name] for name in OURS if name in by_method), [])
     if not candidates:
-        raise MissingRunsError("there is none by " + " or ".join(METHODS))
+        raise MissingRunsError("there is none by " + " or ".join(OURS))
     groups = group_by(candidates, lambda run: settings_key(run, "config", "protocol_seed", "overlap", "gap"))
     largest = max(groups.values(), key=len)
     by_timeline = group_by(largest, lambda run: run.result.timeline)

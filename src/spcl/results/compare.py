@@ -156,14 +156,18 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
         raise SpclError("there are no runs to compare; name the folders of some")
     settings = _align([flat_settings(run.settings) for run in runs])
     results = [run.result for run in runs]
+    anytime = [result.anytime if result else None for result in results]
     return Comparison(
         runs=tuple(runs),
         settings={name: values for name, values in settings.items() if any(value != values[0] for value in values)},
         results={
             common_measure(results): [result.accuracy if result else None for result in results],
             "forgetting": [result.forgetting if result else None for result in results],
+            **({"accuracy at any time": anytime} if any(value is not None for value in anytime) else {}),
         },
-        tasks=_align([_final_accuracies(run) for run in runs]),
+        tasks=_align(
+            [{name: task.final for name, task in result.tasks.items()} if result else {} for result in results]
+        ),
         stability=_align([stability_summary(run) for run in runs]),
     )
 
@@ -171,13 +175,11 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
 def stability_summary(run: RunRecord) -> dict[str, float | None]:
     """Return the mean of each measure over the recorded steps; of κ, which spans orders of magnitude, the geometric."""
     steps = [entry for entry in run.metrics() if entry["kind"] == "step"]
-    summary = {}
-    for measure, title in TITLES.items():
-        for when in ("before", "after"):
-            values = [step[when][measure] for step in steps if step[when] and step[when][measure] is not None]
-            mean = _geometric_mean if measure == "condition_number" else np.mean
-            summary[f"{title} {when}"] = float(mean(values)) if values else None
-    return summary
+    return {
+        f"{title} {when}": _mean(when, measure)(steps)
+        for measure, title in TITLES.items()
+        for when in ("before", "after")
+    }
 
 
 def comparison_table(comparison: Comparison, shown: Sequence[int] | None = None) -> Table:
@@ -224,10 +226,6 @@ def _align(sources: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """
     names = dict.fromkeys(name for source in sources for name in source)
     return {name: [source.get(name) for source in sources] for name in names}
-
-
-def _final_accuracies(run: RunRecord) -> dict[str, float]:
-    return {name: task.final for name, task in run.result.tasks.items()} if run.result else {}
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

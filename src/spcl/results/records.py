@@ -360,13 +360,10 @@ def check_duplicates(records: Iterable[RunRecord]) -> None:
     _check_custom_data(complete)
     known: dict[tuple[Any, ...], CompleteRun] = {}
     for run in complete:
-        other = known.setdefault(_key(run), run)
-        if not _is_same_folder(run, other) and not _is_shared_by_sweeps(run, other):
+        other = known.setdefault((run.benchmark, run.scenario, run.label, run.config, run.seed), run)
+        same_folder = run is other or run.path.resolve() == other.path.resolve()
+        if not same_folder and not _is_shared_by_sweeps(run, other):
             raise _duplicate_error(other, run)
-
-
-def _key(run: RunRecord) -> tuple[str, str, str, int, int]:
-    return run.benchmark, run.scenario, run.label, run.config, run.seed
 
 
 def _check_custom_data(runs: Iterable[CompleteRun]) -> None:
@@ -392,10 +389,6 @@ def _has_same_data(one: CompleteRun, other: CompleteRun) -> bool:
 def _describe_data(run: CompleteRun) -> str:
     parts = (run.result.data, run.result.fingerprint)
     return ", checksum ".join(str(part) for part in parts if part is not None)
-
-
-def _is_same_folder(one: RunRecord, other: RunRecord) -> bool:
-    return one is other or one.path.resolve() == other.path.resolve()
 
 
 def _is_shared_by_sweeps(one: RunRecord, other: RunRecord) -> bool:

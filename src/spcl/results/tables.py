@@ -57,7 +57,8 @@ class Cell:
 
     Attributes:
         accuracy: A, in per cent.
-        forgetting: F, in per cent.
+        forgetting: F, in per cent; never ranked, since a task that was learned badly has little to lose.
+        anytime: accuracy at any time, in per cent; None where a run has not recorded it.
         runs: the number of complete runs.
         missing: the number of runs that other methods have on the benchmark, but not this one.
         runs_with_skips: the number of runs in which a task was skipped in a step, because its loss or gradient was not
@@ -75,6 +76,7 @@ class Cell:
     forgetting: Measure
     runs: int
     missing: int
+    anytime: Measure | None = None
     runs_with_skips: int = 0
     paper: PublishedResult | None = None
     p_value: float | None = None
@@ -276,13 +278,15 @@ def _cells(column: Column, over: Over, against: str | None, published: Published
 
 
 def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
-    accuracy, forgetting = mean_values(runs, "accuracy"), mean_values(runs, "forgetting")
+    accuracy = mean_values(runs, "accuracy")
+    at_any_time = bool(runs) and all(run.result.anytime is not None for run in runs)
     with_skips = {(run.config, run.seed) for run in runs if run.has_skipped_steps}
     return Cell(
         measure(accuracy, over),
-        measure(forgetting, over),
+        measure(mean_values(runs, "forgetting"), over),
         runs=len(accuracy),
         missing=expected - len(accuracy),
+        anytime=measure(mean_values(runs, "anytime"), over) if at_any_time else None,
         runs_with_skips=len(with_skips),
         step_time=median_step_time(runs),
     )
@@ -294,18 +298,16 @@ def _comparable(column: Column) -> Iterable[list[str]]:
 
 
 def _ranked(cells: Mapping[str, Cell], labels: Sequence[str]) -> dict[str, Cell]:
-    """Return these cells with the best and second best marked; cells with missing runs are not ranked."""
+    """Return these cells with the best and second best accuracies marked; cells with missing runs are not ranked."""
     complete = {label: cells[label] for label in labels if not cells[label].missing}
-    accuracy = _ranks({label: cell.accuracy.mean for label, cell in complete.items()})
-    forgetting = _ranks({label: cell.forgetting.mean for label, cell in complete.items()})
-    return {
-        label: replace(
-            cells[label],
-            accuracy=replace(cells[label].accuracy, rank=accuracy.get(label)),
-            forgetting=replace(cells[label].forgetting, rank=forgetting.get(label)),
-        )
-        for label in labels
-    }
+    final = _ranks({label: cell.accuracy.mean for label, cell in complete.items()})
+    anytime = _ranks({label: cell.anytime.mean for label, cell in complete.items() if cell.anytime})
+    ranked = {}
+    for label in labels:
+        cell = cells[label]
+        cell = replace(cell, accuracy=replace(cell.accuracy, rank=final.get(label)))
+        ranked[label] = replace(cell, anytime=cell.anytime and replace(cell.anytime, rank=anytime.get(label)))
+    return ranked
 
 
 def _ranks(means: Mapping[str, float]) -> dict[str, int]:
@@ -365,7 +367,7 @@ def expected_runs(records: Iterable[RunRecord]) -> int:
 
 
 def mean_values(runs: Iterable[CompleteRun], name: str) -> Values:
-    """Return ``accuracy`` or ``forgetting`` by configuration and seed; runs that share both count with their mean."""
+    """Return a field of the results by configuration and seed; runs that share both count with their mean."""
     groups = group_by(runs, attrgetter("config", "seed"))
     return {key: float(np.mean([getattr(run.result, name) for run in group])) for key, group in groups.items()}
 
@@ -568,12 +570,30 @@ Style = Callable[[str, int | None], str]
 """A function that marks a number by its rank: best, second best or neither."""
 
 
+ANYTIME = "any time A %"
+"""The heading of accuracy at any time."""
+
+
+def _marks(best: str, second: str) -> Style:
+    """Return the style that puts the best and second best into these templates.
+
+    >>> _marks("*{}*", "_{}_")("1.5", 1), _marks("*{}*", "_{}_")("1.5", None)
+    ('*1.5*', '1.5')
+    """
+    return lambda text, rank: {1: best, 2: second}.get(rank or 0, "{}").format(text)
+
+
+TERMINAL, PLAIN = _marks("[bold]{}[/]", "[underline]{}[/]"), _marks("{}¹", "{}²")
+MARKDOWN, LATEX = _marks("**{}**", "<u>{}</u>"), _marks(r"\textbf{{{}}}", r"\underline{{{}}}")
+
+
 def headings(table: ResultTable, benchmark: str) -> list[str]:
     """Return the headings of the columns of a benchmark."""
     cells = [cell for (_, name), cell in table.cells.items() if name == benchmark]
     paper, by_config = any(cell.paper for cell in cells), any(cell.config_p_value is not None for cell in cells)
     return [
         "A %",
+        *([ANYTIME] if any(cell.anytime for cell in cells) else []),
         "F %",
         *(["paper A %", "paper F %"] if paper else []),
         *([f"p vs {display_name(table.against)}"] if table.against else []),
@@ -585,12 +605,17 @@ def headings(table: ResultTable, benchmark: str) -> list[str]:
 def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], str]) -> str:
     """Return the sentences below a table: its marks, its remarks and its significance test."""
     measure = table.measure if table.measure == "accuracy" else f"{table.measure} (accuracy, R² or F1)"
-    sentences = [f"A is the final {measure}, F the forgetting (higher is better). Best {best}, second best {second}."]
+    sentences = [
+        f"A is the final {measure}; F, the forgetting, has no best: what was learned badly has little to lose. "
+        f"Best A {best}, second best {second}."
+    ]
+    if any(cell.anytime for cell in table.cells.values()):
+        sentences.append(f"Any time A is the mean over the run of the mean {table.measure} of the tasks seen so far.")
     if any(cell.paper and cell.accuracy.std is not None for cell in table.cells.values()):
         sentences.append("Deviations divide by n - 1; those of the paper by n, which makes them smaller.")
     sentences += map(escape, table.remarks)
     if table.against:
-        sentences += _significance_notes(table, escape(display_name(table.against)))
+        sentences += significance_notes(table, escape(display_name(table.against)))
     if table.time:
         sentences.append(
             "ms/step: milliseconds of a training step without evaluation, median over the runs, which may have shared "
@@ -599,7 +624,7 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
     return " ".join(sentences)
 
 
-def _significance_notes(table: ResultTable, reference: str) -> list[str]:
+def significance_notes(table: ResultTable, reference: str) -> list[str]:
     """Return what the p-values and their marks mean."""
     test = f"p: Wilcoxon signed-rank test of A against {reference}, paired by configuration and seed, Holm-corrected"
     if all(cell.config_p_value is None for cell in table.cells.values()):
@@ -630,7 +655,10 @@ def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list
     if cell is None:
         return [""] * len(columns)
     accuracy = _measure(cell.accuracy, style)
-    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else ""), _measure(cell.forgetting, style)]
+    entries = [accuracy + (f" ({cell.missing} missing)" if cell.missing else "")]
+    if ANYTIME in columns:
+        entries.append(_measure(cell.anytime, style) if cell.anytime else "–")
+    entries.append(_measure(cell.forgetting, style))
     if "paper A %" in columns:
         published = cell.paper
         entries += (
@@ -642,9 +670,9 @@ def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list
             else ["", ""]
         )
     if table.against:
-        entries.append(_significance(cell))
+        entries.append(significance_text(cell))
     if "p over configs" in columns:
-        entries.append("" if cell.config_p_value is None else _p_text(cell.config_p_value))
+        entries.append(p_text(cell.config_p_value))
     if table.time:
         entries.append("–" if cell.step_time is None else f"{cell.step_time:.1f}")
     return entries
@@ -660,11 +688,12 @@ def _number(mean: float, std: float | None) -> str:
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
-def _significance(cell: Cell) -> str:
+def significance_text(cell: Cell) -> str:
+    """Return the p-value of a cell, with a mark where the difference is significant; empty if there is none."""
     if cell.p_value is None or cell.gain is None:
         return ""
     mark = ("▲" if cell.gain > 0 else "▼") if _is_significant(cell.p_value, cell.config_p_value) else ""
-    return f"{_p_text(cell.p_value)} {mark}".strip()
+    return f"{p_text(cell.p_value)} {mark}".strip()
 
 
 def _is_significant(p_value: float, config_p_value: float | None) -> bool:
@@ -676,7 +705,14 @@ def _is_significant(p_value: float, config_p_value: float | None) -> bool:
     return p_value < SIGNIFICANT and (config_p_value is None or config_p_value < SIGNIFICANT)
 
 
-def _p_text(p_value: float) -> str:
+def p_text(p_value: float | None) -> str:
+    """Return a p-value with three decimals.
+
+    >>> p_text(0.0123), p_text(0.0001), p_text(None)
+    ('0.012', '<0.001', '')
+    """
+    if p_value is None:
+        return ""
     return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
 
 
@@ -684,16 +720,8 @@ def _p_text(p_value: float) -> str:
 
 TableFormat = Literal["terminal", "markdown", "latex", "csv"]
 
-CSV_COLUMNS = (
-    *("scenario", "benchmark", "method", "type", "over"),
-    *("accuracy", "accuracy_std", "accuracy_rank", "forgetting", "forgetting_std", "forgetting_rank"),
-    *("runs", "missing", "not_finite"),
-    *("paper_accuracy", "paper_accuracy_std", "paper_forgetting", "paper_forgetting_std"),
-    *("against", "gain", "p_value"),
-    "paper_note",
-    "config_p_value",
-    "ms_per_step",
-)
+CSV_ANYTIME = ("anytime", "anytime_std", "anytime_rank")
+"""The columns that are left out where no run has recorded its accuracy at any time."""
 
 LATEX_ESCAPES = {sign: f"\\{sign}" for sign in "#$%&_{}"} | {
     "\\": r"\textbackslash{}",
@@ -708,7 +736,7 @@ LATEX_SIGNS = {"±": r"$\pm$", "<": "$<$", "▲": r"$\uparrow$", "▼": r"$\down
 
 def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     """Return the table for the terminal; without styles, ¹ and ² mark the best and second best."""
-    style = _terminal_style if styled else _plain_style
+    style = TERMINAL if styled else PLAIN
     best, second = style("bold" if styled else "", 1), style("underlined" if styled else "", 2)
     drawn = Table(
         title=Text(table.title),
@@ -729,14 +757,6 @@ def terminal_table(table: ResultTable, styled: bool = True) -> Table:
     return drawn
 
 
-def _terminal_style(text: str, rank: int | None) -> str:
-    return {1: f"[bold]{text}[/]", 2: f"[underline]{text}[/]"}.get(rank or 0, text)
-
-
-def _plain_style(text: str, rank: int | None) -> str:
-    return text + {1: "¹", 2: "²"}.get(rank or 0, "")
-
-
 # -- text formats
 
 
@@ -752,7 +772,7 @@ def markdown_text(table: ResultTable) -> str:
     columns = ["method", "type"]
     columns += [f"{name} {heading}" for name in table.benchmarks for heading in headings(table, name)]
     rows = [
-        [_markdown_escape(display_name(row.label)), row.family, *row_entries(table, row, _markdown_style)]
+        [_markdown_escape(display_name(row.label)), row.family, *row_entries(table, row, MARKDOWN)]
         for row in table.rows
     ]
     lines = [
@@ -765,10 +785,6 @@ def markdown_text(table: ResultTable) -> str:
         notes(table, "**bold**", "<u>underlined</u>", _markdown_escape),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _markdown_style(text: str, rank: int | None) -> str:
-    return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(rank or 0, text)
 
 
 def _markdown_escape(text: str) -> str:
@@ -790,14 +806,10 @@ def latex_text(table: ResultTable) -> str:
     for rows in rows_by_family(table):
         lines.append(r"\midrule")
         for row in rows:
-            entries = map(_latex_symbols, row_entries(table, row, _latex_style))
+            entries = map(_latex_symbols, row_entries(table, row, LATEX))
             lines.append(rf"{' & '.join([_latex_escape(display_name(row.label)), row.family, *entries])} \\")
     legend = _replaced(notes(table, r"\textbf{bold}", r"\underline{underlined}", _latex_escape), LATEX_SIGNS)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {legend}}}"]) + "\n"
-
-
-def _latex_style(text: str, rank: int | None) -> str:
-    return {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(rank or 0, text)
 
 
 def _latex_escape(text: str) -> str:
@@ -824,31 +836,49 @@ def _replaced(text: str, signs: Mapping[str, str]) -> str:
 
 def csv_text(tables: Sequence[ResultTable]) -> str:
     """Return one line for every cell, with all its numbers in full precision."""
+    lines = [
+        _csv_line(table, benchmark, row, cell)
+        for table in tables
+        for benchmark in table.benchmarks
+        for row in table.rows
+        if (cell := table.cells.get((row.label, benchmark)))
+    ]
+    if all(line["anytime"] is None for line in lines):
+        lines = [{name: value for name, value in line.items() if name not in CSV_ANYTIME} for line in lines]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for table in tables:
-        for benchmark in table.benchmarks:
-            note = table.paper_notes.get(benchmark)
-            for row in table.rows:
-                if cell := table.cells.get((row.label, benchmark)):
-                    known = (table.scenario, benchmark, row.label, row.family)
-                    values = [*known, *_csv_cell(table, cell), note, cell.config_p_value, cell.step_time]
-                    writer.writerow(map(csv_cell, values))
+    writer.writerow(lines[0] if lines else ())
+    writer.writerows(map(csv_cell, line.values()) for line in lines)
     return file.getvalue()
 
 
-def _csv_cell(table: ResultTable, cell: Cell) -> list[object]:
-    paper = cell.paper
-    published = [paper.accuracy, paper.accuracy_std, paper.forgetting, paper.forgetting_std] if paper else [None] * 4
-    return [
-        table.over,
-        *(value for measure in (cell.accuracy, cell.forgetting) for value in (measure.mean, measure.std, measure.rank)),
-        cell.runs,
-        cell.missing,
-        cell.runs_with_skips,
-        *published,
-        table.against,
-        cell.gain,
-        cell.p_value,
-    ]
+def _csv_line(table: ResultTable, benchmark: str, row: Row, cell: Cell) -> dict[str, object]:
+    paper, anytime = cell.paper, cell.anytime
+    return {
+        "scenario": table.scenario,
+        "benchmark": benchmark,
+        "method": row.label,
+        "type": row.family,
+        "over": table.over,
+        "accuracy": cell.accuracy.mean,
+        "accuracy_std": cell.accuracy.std,
+        "accuracy_rank": cell.accuracy.rank,
+        "forgetting": cell.forgetting.mean,
+        "forgetting_std": cell.forgetting.std,
+        "runs": cell.runs,
+        "missing": cell.missing,
+        "not_finite": cell.runs_with_skips,
+        "paper_accuracy": paper and paper.accuracy,
+        "paper_accuracy_std": paper and paper.accuracy_std,
+        "paper_forgetting": paper and paper.forgetting,
+        "paper_forgetting_std": paper and paper.forgetting_std,
+        "against": table.against,
+        "gain": cell.gain,
+        "p_value": cell.p_value,
+        "paper_note": table.paper_notes.get(benchmark),
+        "config_p_value": cell.config_p_value,
+        "ms_per_step": cell.step_time,
+        "anytime": anytime and anytime.mean,
+        "anytime_std": anytime and anytime.std,
+        "anytime_rank": anytime and anytime.rank,
+    }

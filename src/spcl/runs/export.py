@@ -1,5 +1,6 @@
 """Export of a trained model: a program for PyTorch alone, or ONNX, with a description beside it."""
 
+import io
 import json
 import logging
 import warnings
@@ -15,7 +16,7 @@ from torch.export import Dim
 import spcl
 from spcl._util.files import scratch_path, user_errors, write_json
 from spcl.batches import Inputs, leaves
-from spcl.errors import SpclError
+from spcl.errors import SpclError, install_command
 from spcl.learner import Learner
 from spcl.models import InputSpec
 from spcl.runs.trained import TrainedRun, assemble, check_task
@@ -53,8 +54,8 @@ def export_run(run: TrainedRun, path: str | Path, task: str | None = None) -> No
         with _export_errors(run):
             program = write(module, inputs, scratch, description)
         _check(module, program, inputs)
+        write_json(path.with_name(f"{path.name}.json"), description)  # first: a model without it would be of no use
         scratch.replace(path)
-        write_json(path.with_name(f"{path.name}.json"), description)
 
 
 def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict[str, Any]:
@@ -76,8 +77,9 @@ def describe_export(run: TrainedRun, learner: Learner, task: str | None) -> dict
 
 def _write_program(module: nn.Module, inputs: InputSpec, path: Path, description: Mapping[str, Any]) -> Compute:
     program = torch.export.export(module, (_example(inputs, TRACED),), dynamic_shapes=(_any_batch_size(inputs),))
-    with path.open("xb") as file:
-        torch.export.save(program, file, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
+    content = io.BytesIO()  # where a file cannot be written, as on a full disk, PyTorch ends the process
+    torch.export.save(program, content, extra_files={DESCRIPTION: json.dumps(description, ensure_ascii=False)})
+    path.write_bytes(content.getbuffer())
     with path.open("rb") as file:  # the suffix of the temporary file would be refused
         return torch.export.load(file).module()
 
@@ -88,7 +90,7 @@ def _write_onnx(module: nn.Module, inputs: InputSpec, path: Path, description: M
         import onnx.reference
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise SpclError(f'ONNX needs onnx and onnxscript ({error}); run: pip install "spcl[onnx]"') from error
+        raise SpclError(f"ONNX needs onnx and onnxscript ({error}); run: {install_command('onnx')}") from error
     names = ["x"] if inputs.parts is None else list(inputs.parts)
     program = torch.onnx.export(
         module,

@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from spcl.errors import SpclError, TaskError
+from spcl.errors import SpclError, TaskError, install_command
 from spcl.sources.base import HUBS, Entry, HubError, ResetError, checked, first_number, split_position
 from spcl.sources.wire import sequence_of
 
@@ -85,7 +85,7 @@ class RedisHub:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError:
-            raise SpclError('the package redis is not installed; run: pip install "spcl[redis]"') from None
+            raise SpclError(f"the package redis is not installed; run: {install_command('redis')}") from None
         password, self._secrets = _passwords(url, _given_password(password_variable, password_file))
         self._redis: Any = redis
         try:

@@ -4,7 +4,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -22,7 +22,15 @@ from spcl.results.compare import MEASURES
 from spcl.results.figures import FigureSpec, all_figures, draw_figure
 from spcl.results.names import display_name, format_ranges, format_value, method_order
 from spcl.results.records import RunRecord, complete_runs, group_by, read_runs
-from spcl.results.tables import Cell, Over, ResultTable, make_tables
+from spcl.results.tables import (
+    Cell,
+    Over,
+    ResultTable,
+    make_tables,
+    p_text,
+    significance_notes,
+    significance_text,
+)
 from spcl.runs.settings import RunSettings, shown_settings
 
 # -- page
@@ -33,8 +41,15 @@ SCRIPTS = ("elements.js", "charts.js", "run_list.js", "run_charts.js", "run_page
 Progress = Callable[[str], None]
 
 
-def write_report(folders: Sequence[str | Path], out: str | Path, on_progress: Progress = lambda stage: None) -> Path:
+def write_report(
+    folders: Sequence[str | Path],
+    out: str | Path,
+    on_progress: Progress = lambda stage: None,
+    against: str | None = None,
+) -> Path:
     """Write a report on all runs in these folders; ``on_progress`` receives the name of each stage.
+
+    ``against`` names a method that the tables test every other one against, as in `make_tables`.
 
     The page holds everything: settings, tables beside the paper's, figures, and for every run its timeline, accuracies
     and stability. Runs are packed and drawn when looked at, so thousands of them stay usable.
@@ -49,16 +64,17 @@ def write_report(folders: Sequence[str | Path], out: str | Path, on_progress: Pr
     tunings = find_tunings(folders)
     searched = [tuning.folder.resolve() for tuning in tunings]
     results = [run for run in runs if not any(run.path.resolve().is_relative_to(folder) for folder in searched)]
+    groups, settings = group_by(runs, lambda run: (run.benchmark, run.scenario)), _settings(runs)
     on_progress("drawing figures")
     page = _render(
         folders=[str(folder) for folder in folders],
-        summaries=summarise(runs),
-        common=common_settings(runs),
-        differing=differing_settings(runs),
-        tables=report_tables(results),
-        pictures=draw_pictures(results),
+        summaries=[_summary(*key, group) for key, group in groups.items()],
+        common=[setting for setting in settings if len(setting.values) == 1 and "." not in setting.name],
+        differing=[setting for setting in settings if len(setting.values) > 1],
+        tables=report_tables(results, against),
+        pictures=[_picture(spec, results) for spec in all_figures()],
         tunings=tunings,
-        rows=to_columns(run_row(run) for run in runs),
+        rows=to_columns([run_row(run) for run in runs]),
         details=_details(runs, on_progress),
     )
     with user_errors(out):
@@ -140,22 +156,6 @@ class Setting:
     description: str
 
 
-def summarise(runs: Sequence[RunRecord]) -> list[BenchmarkSummary]:
-    """Return a summary for each benchmark and scenario."""
-    groups = group_by(runs, lambda run: (run.benchmark, run.scenario))
-    return [_summary(benchmark, scenario, group) for (benchmark, scenario), group in groups.items()]
-
-
-def common_settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Return the settings, apart from those of methods, that have one value in all runs."""
-    return [setting for setting in _settings(runs) if len(setting.values) == 1 and "." not in setting.name]
-
-
-def differing_settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Return the settings that have several values."""
-    return [setting for setting in _settings(runs) if len(setting.values) > 1]
-
-
 def _summary(benchmark: str, scenario: str, runs: Sequence[RunRecord]) -> BenchmarkSummary:
     complete = complete_runs(runs)
     return BenchmarkSummary(
@@ -192,20 +192,28 @@ def _description(name: str, method: str) -> str:
 # -- tables
 
 
-def report_tables(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+def report_tables(runs: Sequence[RunRecord], against: str | None = None) -> list[dict[str, Any]]:
     """Return the tables as plain data, with the paper's values; the deviation is over configurations for one seed."""
     over: Over = "configs" if len({run.seed for run in runs}) == 1 < len({run.config for run in runs}) else "seeds"
-    return [_table(table) for table in make_tables(runs, over, paper=True)]
+    return [_table(table) for table in make_tables(runs, over, against, paper=True)]
 
 
 def _table(table: ResultTable) -> dict[str, Any]:
-    published = {benchmark for (_, benchmark), cell in table.cells.items() if cell.paper}
+    cells = [(benchmark, cell) for (_, benchmark), cell in table.cells.items()]
+    published = {benchmark for benchmark, cell in cells if cell.paper}
+    at_any_time = {benchmark for benchmark, cell in cells if cell.anytime}
+    reference = display_name(table.against) if table.against else ""
+    significance = significance_notes(table, reference) if reference else []
     return {
         "title": table.title,
-        "note": " ".join(table.remarks),
+        "note": " ".join([*table.remarks, *significance]),
+        "against": reference,
+        "by_config": any(cell.config_p_value is not None for _, cell in cells),
         "scenario": table.scenario,
         "measure": table.measure,
-        "benchmarks": [{"name": name, "paper": name in published} for name in table.benchmarks],
+        "benchmarks": [
+            {"name": name, "paper": name in published, "anytime": name in at_any_time} for name in table.benchmarks
+        ],
         "rows": [
             {
                 "label": row.label,
@@ -225,7 +233,10 @@ def _cell(cell: Cell | None) -> dict[str, Any] | None:
         "runs": cell.runs,
         "missing": cell.missing,
         "accuracy": vars(cell.accuracy),
+        "anytime": vars(cell.anytime) if cell.anytime else None,
         "forgetting": vars(cell.forgetting),
+        "p": significance_text(cell),
+        "p_over_configs": p_text(cell.config_p_value),
         "paper": vars(cell.paper) if cell.paper else None,
     }
 
@@ -241,11 +252,6 @@ class Picture:
     caption: str = ""
     image: str = ""
     problem: str = ""
-
-
-def draw_pictures(runs: Sequence[RunRecord]) -> list[Picture]:
-    """Draw all figures."""
-    return [_picture(spec, runs) for spec in all_figures()]
 
 
 def _picture(spec: FigureSpec, runs: Sequence[RunRecord]) -> Picture:
@@ -385,14 +391,10 @@ def pack(content: Mapping[str, Any]) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def to_columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return rows as columns.
 
     >>> to_columns([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
     {'a': [1, 3], 'b': [2, 4]}
     """
-    table: dict[str, list[Any]] = {}
-    for row in rows:
-        for name, value in row.items():
-            table.setdefault(name, []).append(value)
-    return table
+    return {name: [row[name] for row in rows] for name in rows[0]}
