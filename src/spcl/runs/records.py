@@ -248,7 +248,7 @@ class RunFolder:
     """The files of one run.
 
     They are ``settings.json``, ``metrics.jsonl``, ``checkpoint.safetensors`` until the run is complete, and then
-    ``model.safetensors`` and ``result.json``.
+    ``model.safetensors`` and ``result.json``; and ``bundle.json`` of a run that came as an archive.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -258,6 +258,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.checkpoint = path / "checkpoint.safetensors"
         self.model = path / "model.safetensors"
+        self.bundle = path / "bundle.json"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -610,6 +610,7 @@ def evaluate_run(
     device: str = "auto",
     data_dir: str | None = None,
     data: ImageData | SourceData | None = None,
+    benchmark: str | None = None,
 ) -> Reevaluation:
     """Load data and model of a run, and evaluate every task on the test data as the run did.
 
@@ -620,14 +621,16 @@ def evaluate_run(
         device: ``cpu``, ``cuda``, …; ``auto`` is a GPU if there is one.
         data_dir: where the publishers' files are, if not where they were.
         data: the data of a run that was made with data from Python.
+        benchmark: name or path of the data, if it is not where it was.
     """
-    if data is None and not is_named_data(run.settings.benchmark):
+    given = {"data_dir": data_dir, "benchmark": benchmark}
+    settings = run.settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+    if data is None and not is_named_data(settings.benchmark):
         raise FolderError(
-            f"the data {run.settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "
-            f"evaluate_run(read_run(path), data=…)"
+            f"the data {settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "
+            f"evaluate_run(read_run(path), data=…), or give the path of the same data as benchmark"
         )
     chosen = pick_device(device)
-    settings = run.settings.model_copy(update={} if data_dir is None else {"data_dir": data_dir})
     problem = make_problem(settings, chosen, data)
     learner = run.learner(device)
     now = evaluate(learner, {task: problem.tests[task] for task in run.result.tasks}, problem.tasks).scores

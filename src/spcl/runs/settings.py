@@ -307,13 +307,35 @@ _UniqueKeyLoader.add_implicit_resolver(  # JSON writes 1e-07, which YAML 1.1 rea
 
 
 def _union(below: Any, above: Any) -> list[Any]:
-    """Return what is in either list of plug-ins; a text is a list of one."""
+    """Return what is in either list of plug-ins; a text is a list of one.
+
+    A file above stands for a recorded one below of the same name, wherever that was; the recorded checksum stays.
+    """
     lists = [[given] if isinstance(given, str) else given or [] for given in (below, above)]
     for given in lists:
         if not isinstance(given, list | tuple):
             raise SpclError(f"settings: plugins is {given!r}; give a list of Python files or modules")
-    both = [plugin for given in lists for plugin in given]
+    recorded = {_plugin_file(plugin): plugin for plugin in lists[0] if isinstance(plugin, Mapping)}
+    above = [
+        {**recorded[file], "name": _absolute_plugin(_plugin_name(plugin))}
+        if (file := _plugin_file(plugin)) is not None and file in recorded
+        else plugin
+        for plugin in lists[1]
+    ]
+    replaced = {_plugin_file(plugin) for plugin in lists[1]} - {None}
+    both = [
+        plugin for plugin in lists[0] if not (isinstance(plugin, Mapping) and _plugin_file(plugin) in replaced)
+    ] + above
     return [item for index, item in enumerate(both) if item not in both[:index]]
+
+
+def _plugin_name(plugin: Any) -> str:
+    return str(plugin.get("name") if isinstance(plugin, Mapping) else plugin)
+
+
+def _plugin_file(plugin: Any) -> str | None:
+    name = _plugin_name(plugin)
+    return Path(name).name if name.endswith(".py") else None
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
