@@ -100,6 +100,30 @@ def test_anytime_is_unknown_where_tasks_are_evaluated_one_by_one(benchmark: Path
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backbone": {"name": "mlp", "hidden": [-1]}},
+        {"config": 99},
+        {"trackers": ["tensorboard"], "frozen": ["no such layer"]},
+        {"method": {"name": "er"}, "tasks": 60},
+    ],
+)
+def test_a_run_refused_before_the_first_step_leaves_nothing(
+    benchmark: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    settings = small_settings(benchmark, **change)
+    with pytest.raises(SpclError):
+        execute(settings, tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").touch()
+    with pytest.raises(SpclError):
+        execute(settings, tmp_path / "old")
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != ".lock"}
+    assert left == {"old", "old/notes.txt"}
+    execute(small_settings(benchmark), tmp_path / "new")
+
+
 def test_learns_and_names_losses_and_stability(benchmark: Path, tmp_path: Path) -> None:
     result = execute(small_settings(benchmark), tmp_path / "run")
     steps = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "step"]
