@@ -338,10 +338,14 @@ def _inputs(given: Sequence[Any], name: str) -> list[Inputs]:
     """Return the training samples, and the test samples if they are given, as tensors."""
     first = given[0]
     if isinstance(first, dict) and all(isinstance(x, dict) and x.keys() == first.keys() for x in given):
-        parts = {key: _inputs([x[key] for x in given], f"{name}, {key}") for key in first}
-        return [{key: parts[key][i] for key in first} for i in range(len(given))]
+        named = {key: _tensors([x[key] for x in given], f"{name}, {key}") for key in first}
+        return [{key: named[key][i] for key in first} for i in range(len(given))]
     if isinstance(first, tuple) and all(isinstance(x, tuple) and len(x) == len(first) for x in given):
-        return [*zip(*(_inputs(part, name) for part in zip(*given, strict=True)), strict=True)]
+        return [*zip(*(_tensors(part, name) for part in zip(*given, strict=True)), strict=True)]
+    return [*_tensors(given, name)]
+
+
+def _tensors(given: Sequence[Any], name: str) -> list[Tensor]:
     return [as_samples(x, name) for x in padded(given, name)]
 
 
