@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from small_benchmark import small_settings
+from small_benchmark import StopAtStep, small_settings
+from spcl.checkpoint import read_newest, write_checkpoint
 from spcl.data.samples import hold_out
 from spcl.errors import OutOfMemoryError, SpclError
 from spcl.learner import Learner, StepReport
@@ -34,6 +35,7 @@ from spcl.runs import (
     records,
     resolve_settings,
 )
+from spcl.runs.run import Progress
 from spcl.streams import ParallelStream
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -90,6 +92,23 @@ def test_anytime_is_the_mean_over_steps_of_the_tasks_seen(
         at_every_step.append(np.mean(list(upcoming.values())))
     assert result.anytime == pytest.approx(np.mean(at_every_step))
     assert f"anytime {result.anytime:.2f} %" in result.summary
+
+
+def test_anytime_is_unknown_for_a_run_that_an_earlier_version_began(benchmark: Path, tmp_path: Path) -> None:
+    progress = Progress()
+    progress.evaluated(4, 50.0)
+    progress.evaluated(10, 100.0)
+    assert progress.anytime == pytest.approx(80.0)
+    (resumed := Progress()).load_state_dict(progress.state_dict())
+    assert resumed == progress
+    old = {name: value for name, value in progress.state_dict().items() if name not in ("anytime", "evaluated_steps")}
+    execute(settings := small_settings(benchmark), tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        execute(settings, tmp_path / "run", view=StopAtStep(12))
+    saved = read_newest(path := tmp_path / "run" / "checkpoint.safetensors")
+    saved["sources"]["progress"] = {name: saved["sources"]["progress"][name] for name in old}
+    write_checkpoint(path, saved)
+    assert execute(settings, tmp_path / "run", resume=True).anytime is None
 
 
 def test_anytime_is_unknown_where_tasks_are_evaluated_one_by_one(benchmark: Path, tmp_path: Path) -> None:

@@ -315,17 +315,13 @@ def _union(below: Any, above: Any) -> list[Any]:
     for given in lists:
         if not isinstance(given, list | tuple):
             raise SpclError(f"settings: plugins is {given!r}; give a list of Python files or modules")
-    recorded = {_plugin_file(plugin): plugin for plugin in lists[0] if isinstance(plugin, Mapping)}
-    above = [
-        {**recorded[file], "name": _absolute_plugin(_plugin_name(plugin))}
-        if (file := _plugin_file(plugin)) is not None and file in recorded
-        else plugin
-        for plugin in lists[1]
-    ]
-    replaced = {_plugin_file(plugin) for plugin in lists[1]} - {None}
-    both = [
-        plugin for plugin in lists[0] if not (isinstance(plugin, Mapping) and _plugin_file(plugin) in replaced)
-    ] + above
+    both = list(lists[0])
+    for plugin in lists[1]:
+        same = [k for k, each in enumerate(both) if isinstance(each, Mapping) and _is_same_file(each, plugin)]
+        if same:
+            both[same[0]] = {**both[same[0]], "name": _absolute_plugin(_plugin_name(plugin))}
+        else:
+            both.append(plugin)
     return [item for index, item in enumerate(both) if item not in both[:index]]
 
 
@@ -333,9 +329,9 @@ def _plugin_name(plugin: Any) -> str:
     return str(plugin.get("name") if isinstance(plugin, Mapping) else plugin)
 
 
-def _plugin_file(plugin: Any) -> str | None:
-    name = _plugin_name(plugin)
-    return Path(name).name if name.endswith(".py") else None
+def _is_same_file(one: Any, other: Any) -> bool:
+    first, second = Path(_plugin_name(one)), Path(_plugin_name(other))
+    return first.suffix == ".py" and first.name == second.name
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
