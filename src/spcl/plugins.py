@@ -133,6 +133,8 @@ def _load(given: str | Mapping[str, Any] | Plugin) -> Plugin:
     else:
         plugin = given if isinstance(given, Plugin) else validated(Plugin, given, f"the plug-in {given!r:.80}")
         name, recorded = plugin.name, plugin.sha256
+    if recorded is not None and name.endswith(".py") and not Path(name).is_absolute():
+        raise PluginError(f"the plug-in {name} came with a record; if you trust that file, name it yourself")
     path = Path(name).expanduser().resolve() if name.endswith(".py") else None
     if path is not None and not path.is_file():
         raise PluginError(f"the plug-in {name} does not exist; give a Python file or the name of a module")

@@ -23,7 +23,7 @@ from spcl.data import (
     preset_for,
 )
 from spcl.errors import DataError, SpclError
-from spcl.runs import load_benchmark
+from spcl.runs import execute, load_benchmark, resolve_settings
 from spcl.runs.records import fingerprint
 
 RNG = np.random.default_rng(0)
@@ -300,3 +300,84 @@ def test_errors_name_shapes_instead_of_printing_tensors(arguments: dict[str, Any
         from_sources(**arguments)
     assert len(str(error.value)) < 120
     assert "tensor(" not in str(error.value)
+
+
+def walks(count: int, longest: int, tokens: bool = False) -> list[np.ndarray]:
+    rng = np.random.default_rng(count)
+    lengths = rng.integers(2, longest + 1, size=count)
+    return [rng.integers(1, 9, size=n) if tokens else rng.normal(size=(n, 3)).astype(np.float32) for n in lengths]
+
+
+def by_hand(series: list[np.ndarray], longest: int) -> np.ndarray:
+    filled = np.zeros((len(series), longest, *series[0].shape[1:]), series[0].dtype)
+    for row, each in zip(filled, series, strict=True):
+        row[: len(each)] = each
+    return filled
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_series_of_different_lengths_are_padded_to_the_longest(tokens: bool, make: Callable[[np.ndarray], Any]) -> None:
+    given, tests = walks(30, 6, tokens), walks(8, 9, tokens)
+    y, test_y = [0, 1] * 15, [0, 1] * 4
+    x, test_x = [[make(each) for each in series] for series in (given, tests)]
+    longest = max(map(len, given + tests))
+    source = from_sources({"walk": (x, y, test_x, test_y)}).sources[0]
+    for padded, series in ((source.train_x, given), (source.test_x, tests)):
+        assert isinstance(padded, Tensor)
+        np.testing.assert_array_equal(padded.numpy(), by_hand(series, longest))
+    data = from_arrays(x, y, test_x, test_y)
+    assert torch.equal(data.train_x, source.train_x)
+    masks = [make(np.ones(len(each), np.float32)) for each in given]
+    parts = from_sources({"walk": ({"x": x, "mask": masks}, y)}, test_fraction=0.5).sources[0].train_x
+    assert isinstance(parts, dict)
+    assert torch.equal(parts["mask"].bool(), parts["x"].reshape(*parts["mask"].shape, -1).ne(0).any(dim=2))
+
+
+def test_series_in_an_npz_file_have_their_lengths(tmp_path: Path) -> None:
+    given, others = walks(30, 6), walks(20, 4, tokens=True)
+    arrays = {
+        "walk_x": np.concatenate(given),
+        "walk_lengths": list(map(len, given)),
+        "walk_y": [0, 1] * 15,
+        "text_x": np.concatenate(others),
+        "text_lengths": list(map(len, others)),
+        "text_y": [0, 1] * 10,
+    }
+    np.savez(path := tmp_path / "series.npz", **arrays)
+    expected = from_sources({"walk": (given, [0, 1] * 15), "text": (others, [0, 1] * 10)}, name="series")
+    assert fingerprint(load_benchmark(str(path))) == fingerprint(expected)
+    single = {name.removeprefix("walk_"): array for name, array in arrays.items() if name.startswith("walk")}
+    np.savez(
+        path, **single, test_x=np.concatenate(given[:4]), test_lengths=list(map(len, given[:4])), test_y=[0, 1] * 2
+    )
+    found = load_benchmark(str(path))
+    assert fingerprint(found) == fingerprint(from_arrays(given, [0, 1] * 15, given[:4], [0, 1] * 2, name="series"))
+    for change, message in (
+        ({"lengths": [3] * 30}, r"lengths add up to 90, but x has the shape"),
+        ({"lengths": [0.5] * 30}, "lengths must be whole numbers"),
+    ):
+        np.savez(path, **single | change)
+        with pytest.raises(DataError, match=message):
+            load_benchmark(str(path))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        ([np.zeros((2, 3)), np.zeros((2, 4))], r"several shapes \(2×3, 2×4, …\)"),
+        ([np.zeros((2, 3), np.uint8), np.zeros((4, 3), np.uint8)], "several shapes"),
+        ([np.zeros(3), np.array(1.0)], "several shapes"),
+    ],
+)
+def test_samples_that_are_no_series_must_have_one_shape(x: list[np.ndarray], message: str) -> None:
+    for make in (lambda: from_sources({"a": (x * 9, [0, 1] * 9)}), lambda: from_arrays(x * 9, [0, 1] * 9)):
+        with pytest.raises(DataError, match=message):
+            make()
+
+
+def test_a_run_learns_from_series_of_different_lengths(tmp_path: Path) -> None:
+    series = [each + (3.0 if k % 2 else -3.0) for k, each in enumerate(walks(120, 9))]
+    data = from_sources({"walk": (series, [0, 1] * 60)}, name="walks")
+    settings = resolve_settings({"method": "er", "device": "cpu", "batch_size": 4, "threads": 1}, data=data)
+    assert execute(settings, tmp_path / "run", data=data).accuracy > 80.0

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from small_benchmark import small_settings
+from small_benchmark import StopAtStep, small_settings
+from spcl.checkpoint import read_newest, write_checkpoint
 from spcl.data.samples import hold_out
 from spcl.errors import OutOfMemoryError, SpclError
 from spcl.learner import Learner, StepReport
@@ -34,6 +35,7 @@ from spcl.runs import (
     records,
     resolve_settings,
 )
+from spcl.runs.run import Progress
 from spcl.streams import ParallelStream
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -92,12 +94,53 @@ def test_anytime_is_the_mean_over_steps_of_the_tasks_seen(
     assert f"anytime {result.anytime:.2f} %" in result.summary
 
 
+def test_anytime_is_unknown_for_a_run_that_an_earlier_version_began(benchmark: Path, tmp_path: Path) -> None:
+    progress = Progress()
+    progress.evaluated(4, 50.0)
+    progress.evaluated(10, 100.0)
+    assert progress.anytime == pytest.approx(80.0)
+    (resumed := Progress()).load_state_dict(progress.state_dict())
+    assert resumed == progress
+    old = {name: value for name, value in progress.state_dict().items() if name not in ("anytime", "evaluated_steps")}
+    execute(settings := small_settings(benchmark), tmp_path / "whole")
+    with pytest.raises(InterruptedRunError):
+        execute(settings, tmp_path / "run", view=StopAtStep(12))
+    saved = read_newest(path := tmp_path / "run" / "checkpoint.safetensors")
+    saved["sources"]["progress"] = {name: saved["sources"]["progress"][name] for name in old}
+    write_checkpoint(path, saved)
+    assert execute(settings, tmp_path / "run", resume=True).anytime is None
+
+
 def test_anytime_is_unknown_where_tasks_are_evaluated_one_by_one(benchmark: Path, tmp_path: Path) -> None:
     assert execute(small_settings(benchmark, evaluate="ended"), tmp_path / "run").anytime is None
     both = small_settings(benchmark, evaluate="ended", evaluate_every=1)
     assert execute(both, tmp_path / "both").anytime == pytest.approx(
         execute(small_settings(benchmark, evaluate_every=1), tmp_path / "seen").anytime, abs=3.0
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"backbone": {"name": "mlp", "hidden": [-1]}},
+        {"config": 99},
+        {"trackers": ["tensorboard"], "frozen": ["no such layer"]},
+        {"method": {"name": "er"}, "tasks": 60},
+    ],
+)
+def test_a_run_refused_before_the_first_step_leaves_nothing(
+    benchmark: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    settings = small_settings(benchmark, **change)
+    with pytest.raises(SpclError):
+        execute(settings, tmp_path / "new")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").touch()
+    with pytest.raises(SpclError):
+        execute(settings, tmp_path / "old")
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.name != ".lock"}
+    assert left == {"old", "old/notes.txt"}
+    execute(small_settings(benchmark), tmp_path / "new")
 
 
 def test_learns_and_names_losses_and_stability(benchmark: Path, tmp_path: Path) -> None:

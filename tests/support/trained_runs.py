@@ -32,7 +32,6 @@ def train(base: Path, name: str, **changes: Any) -> Trained:
     settings = resolve_settings({"benchmark": str(data), "method": "soro"}, small, changes)
     folder = RunFolder(base / name)
     with folder.locked():
-        write_json(folder.settings, settings.model_dump(mode="json"))
         run = TrainingRun(settings, folder, SilentView(), ())
         run.complete()
     return Trained(folder.path, run.learner, content["test_x"], content["test_y"])

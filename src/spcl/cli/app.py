@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "predict": ("model", "Predict the classes of pictures or arrays with the model of a complete run."),
     "evaluate": ("model", "Evaluate the model of a complete run on its test data, beside what the run recorded."),
+    "bundle": ("model", "Write a complete run to one .zip archive to send: settings, plug-ins, result and model."),
+    "unbundle": ("model", "Unpack an archive of 'spcl bundle' to a new folder; nothing in it is run."),
     "export": ("model", "Export the model of a complete run as a program for PyTorch alone (.pt2), or as ONNX."),
     "table": ("results", "Tabulate accuracy and forgetting: methods × benchmarks, a table for each scenario."),
     "compare": ("results", "Print runs side by side, and plot them: differing settings, accuracies, stability."),

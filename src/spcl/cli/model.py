@@ -62,14 +62,22 @@ def predict(
         raise typer.Exit(1)
 
 
-def evaluate(run: RunPath, device: Device = "auto", data_dir: DataDir = None, plugin: Plugins = None) -> None:
+def evaluate(
+    run: RunPath,
+    benchmark: Annotated[
+        str | None, typer.Option(help="The data, by name or path, if it is not where the run found it.")
+    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    plugin: Plugins = None,
+) -> None:
     """Evaluate the model of a complete run on its test data, beside what the run recorded."""
-    from spcl.runs import read_run
-    from spcl.runs.run import evaluate_run
+    from spcl.cli.shared import settings_from
+    from spcl.runs import evaluate_run, read_run
 
     with _naming_flags(run):
         trained = read_run(run, plugin or ())
-        outcome = evaluate_run(trained, device, None if data_dir is None else str(data_dir.resolve()))
+        outcome = evaluate_run(trained, device, **settings_from(data_dir=data_dir, benchmark=benchmark))
     table = Table(box=None, pad_edge=False)
     table.add_column("task")
     table.add_column("metric")
@@ -80,6 +88,35 @@ def evaluate(run: RunPath, device: Device = "auto", data_dir: DataDir = None, pl
     table.add_section()
     table.add_row("A", "", *(f"{average:.2f}" for average in outcome.averages))
     PlainConsole().print(table)
+
+
+def bundle(run: RunPath, out: Annotated[Path, typer.Option(help="The archive to write, FILE.zip.")]) -> None:
+    """Write a complete run to one .zip archive to send: settings, plug-ins, result and model."""
+    from spcl.runs import FolderError, bundle_run
+
+    with _naming_flags(run), naming_flags({FolderError: "--out"} if out.exists() else {}):
+        names = bundle_run(run, out)
+    console = plain_console()
+    console.print(f"wrote {out}: {', '.join(names)}", soft_wrap=True)
+    console.print(f"unpack it with: {shlex.join(['spcl', 'unbundle', str(out), '--out', 'FOLDER'])}", soft_wrap=True)
+
+
+def unbundle(
+    archive: Annotated[Path, typer.Argument(help="An archive of 'spcl bundle'.")],
+    out: Annotated[Path, typer.Option(help="The folder to unpack to, which must not exist.")],
+) -> None:
+    """Unpack an archive of 'spcl bundle' to a new folder; nothing in it is run."""
+    from spcl.runs import FolderError, unpack_bundle
+
+    with naming_flags({FolderError: "--out"}):
+        folder = unpack_bundle(archive, out)
+    plugins = [str(path) for path in sorted(folder.path.glob("plugins/*.py"))]
+    options = [option for path in plugins for option in ("--plugin", path)]
+    console = plain_console()
+    console.print(f"unpacked to {out}", soft_wrap=True)
+    if plugins:
+        console.print(f"read its plug-ins before you name them: {', '.join(plugins)}", soft_wrap=True)
+    console.print(f"next: {shlex.join(['spcl', 'evaluate', str(out), *options])}", soft_wrap=True)
 
 
 def export(

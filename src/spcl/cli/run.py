@@ -89,13 +89,16 @@ def run(
 
 def _resumed(out: Path, layers: Sequence[Mapping[str, Any]]) -> "RunSettings":
     from spcl.runs import FolderError, resume_settings
+    from spcl.runs.presets import MOVABLE
+    from spcl.runs.settings import merge_settings
 
-    if found := sorted({name for layer in layers for name in layer}):
+    given = merge_settings(*layers)
+    if found := sorted(given.keys() - {*MOVABLE}):
         raise SpclError(
             f"--resume continues the run in {out} with its own settings; give no others (found {', '.join(found)})"
         )
     with naming_flags({FolderError: "without --resume"}):
-        return resume_settings(out)
+        return resume_settings(out, moved=given)
 
 
 def serve(

@@ -35,8 +35,9 @@ def from_arrays(
     """Make a data set of arrays or tensors.
 
     Samples are uint8 images N×C×H×W (or N×H×W, grey), floating-point features of any shape, or token sequences N×L of
-    int32 or int64; labels are arbitrary integers or strings, which become 0..classes-1 in sorted order. Without test
-    samples, `test_fraction` of every class is held out, chosen by `seed`.
+    int32 or int64; a list of series of different lengths is padded, see `padded`. Labels are arbitrary integers or
+    strings, which become 0..classes-1 in sorted order. Without test samples, `test_fraction` of every class is held
+    out, chosen by `seed`.
 
     >>> features = np.random.default_rng(0).normal(size=(10, 4))
     >>> from_arrays(features, ["cat", "dog"] * 5, name="pets")
@@ -46,6 +47,7 @@ def from_arrays(
     if (test_x is None) != (test_y is None):
         found = "labels" if test_x is None else "samples"
         raise DataError(f"{name}: only test {found} are given; give test samples and test labels together, or neither")
+    x, test_x = padded([x, test_x], name)
     samples, labels = as_samples(x, name), as_labels(y, name)
     if len(samples) != len(labels):
         raise DataError(f"{name}: {len(samples)} samples but {len(labels)} labels; give one label per sample")
@@ -93,6 +95,47 @@ def as_samples(x: Any, name: str) -> Tensor:
     if tensor.ndim == 4 and tensor.shape[1] > 4 >= tensor.shape[3]:
         raise DataError(f"{name}: images must be N×C×H×W, found {tuple(tensor.shape)}; use x.transpose(0, 3, 1, 2)")
     return tensor
+
+
+def padded(collections: Sequence[Any], name: str) -> list[Any]:
+    """Return collections of samples with series of different lengths padded by zeros at the end, to the longest of all.
+
+    A collection of series is a list of arrays or tensors of numbers or tokens, whose first dimension is time. A list of
+    arrays of one shape, and what is no list of arrays, stays as it is.
+
+    >>> short, long = torch.ones(2, 3), torch.ones(4, 3)
+    >>> (x, test_x) = padded([[short, long], [short]], "steps")
+    >>> x.shape, test_x.shape, test_x[0, :, 0]
+    (torch.Size([2, 4, 3]), torch.Size([1, 4, 3]), tensor([1., 1., 0., 0.]))
+    """
+    series = [
+        [torch.as_tensor(each).detach().cpu() for each in x]
+        for x in collections
+        if isinstance(x, list) and all(map(_is_numeric, x))
+    ]
+    shapes = {tuple(each.shape) for x in series for each in x}
+    if len(shapes) < 2:
+        return list(collections)
+    bytes_found = any(each.dtype == torch.uint8 for x in series for each in x)
+    if bytes_found or () in shapes or len({shape[1:] for shape in shapes}) > 1:
+        found = ", ".join("×".join(map(str, shape)) for shape in sorted(shapes)[:3])
+        raise DataError(
+            f"{name}: samples have several shapes ({found}, …); give all one shape, except for series of numbers or "
+            f"tokens, which may differ in length, their first dimension"
+        )
+    if len(series) < sum(x is not None for x in collections):
+        raise DataError(f"{name}: some samples are a list of series, others an array; give lists of series for both")
+    longest = max(shape[0] for shape in shapes)
+    made = iter([torch.stack([_lengthened(each, longest) for each in x]) for x in series])
+    return [None if x is None else next(made) for x in collections]
+
+
+def _is_numeric(array: Any) -> bool:
+    return isinstance(array, Tensor) or (isinstance(array, np.ndarray) and array.dtype.kind in "biuf")
+
+
+def _lengthened(series: Tensor, length: int) -> Tensor:
+    return torch.cat([series, series.new_zeros(length - len(series), *series.shape[1:])])
 
 
 def _finite_floats(tensor: Tensor, name: str) -> Tensor:
@@ -203,9 +246,9 @@ def from_sources(
 
     Args:
         sources: For every source, by name, ``(x, y)`` or ``(x, y, test_x, test_y)``. Samples x may be what
-            `from_arrays` takes, or a dict or tuple of such arrays; `SourceSamples` says what targets y may be; classes
-            may be arbitrary integers or strings. Without test samples, `test_fraction` of the samples (of every class)
-            is held out.
+            `from_arrays` takes, also series of different lengths, or a dict or tuple of these; `SourceSamples` says
+            what targets y may be; classes may be arbitrary integers or strings. Without test samples, `test_fraction`
+            of the samples (of every class) is held out.
         kinds: The kinds of sources whose targets do not show it. By default floating-point targets make a regression
             (but whole numbers that repeat, and columns of zeros and ones, are an error: they may be classes), a vector
             of integers or text makes a classification, and other targets are multi-label.
@@ -240,7 +283,7 @@ def from_sources(
 
 
 def _source(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed: int) -> SourceSamples:
-    inputs, targets = [_inputs(x, name) for x in arrays[::2]], [_targets(y, kind, name) for y in arrays[1::2]]
+    inputs, targets = _inputs(arrays[::2], name), [_targets(y, kind, name) for y in arrays[1::2]]
     for x, y in zip(inputs, targets, strict=True):
         if number_of_samples(x) != len(y):
             raise DataError(f"{name}: {number_of_samples(x)} samples but {len(y)} targets; give one target per sample")
@@ -291,10 +334,19 @@ def _array(values: Any, name: str) -> np.ndarray:
         raise DataError(f"{name}: expected an array, found rows of different lengths; give one shape to all") from error
 
 
-def _inputs(x: Any, name: str) -> Inputs:
-    if isinstance(x, dict):
-        return {key: as_samples(part, f"{name}, {key}") for key, part in x.items()}
-    return tuple(as_samples(part, name) for part in x) if isinstance(x, tuple) else as_samples(x, name)
+def _inputs(given: Sequence[Any], name: str) -> list[Inputs]:
+    """Return the training samples, and the test samples if they are given, as tensors."""
+    first = given[0]
+    if isinstance(first, dict) and all(isinstance(x, dict) and x.keys() == first.keys() for x in given):
+        named = {key: _tensors([x[key] for x in given], f"{name}, {key}") for key in first}
+        return [{key: named[key][i] for key in first} for i in range(len(given))]
+    if isinstance(first, tuple) and all(isinstance(x, tuple) and len(x) == len(first) for x in given):
+        return [*zip(*(_tensors(part, name) for part in zip(*given, strict=True)), strict=True)]
+    return [*_tensors(given, name)]
+
+
+def _tensors(given: Sequence[Any], name: str) -> list[Tensor]:
+    return [as_samples(x, name) for x in padded(given, name)]
 
 
 def _targets(y: Any, kind: Kind, name: str) -> np.ndarray:
@@ -441,6 +493,7 @@ def _pictures_of_class(folder: Path) -> list[Path]:
 # -- an .npz file
 
 PARTS = ("x", "y", "test_x", "test_y")
+OTHERS = ("kind", "lengths")
 HOW_TO_WRITE = "write it with np.savez(path, x=…, y=…)"
 
 
@@ -451,12 +504,15 @@ def from_npz(path: str | Path, *, kind: Kind | Mapping[str, Kind] | None = None)
     make a regression or multi-label source with the name of the file. A file without ``x`` may hold several sources,
     each a task: ``NAME_x`` and ``NAME_y``, and perhaps ``NAME_test_x`` and ``NAME_test_y``.
 
+    Series of different lengths are stored one after the other in ``x``, with their lengths in an array ``lengths``;
+    those in ``NAME_test_x`` have ``NAME_test_lengths``, and so on. They are padded with zeros at the end.
+
     `from_sources` says which samples, targets and kinds there are. A kind that the targets do not show is a text in the
     file, ``kind`` or ``NAME_kind``, or the argument `kind`, for all sources or by their names, which precedes the file.
     Other arrays in the file are ignored.
     """
     file = Path(path).expanduser()
-    arrays = _read_arrays(file)
+    arrays = _with_series(file, _read_arrays(file))
     if not {"x", "y"} <= arrays.keys():
         prefixes = {name: f"{name}_" for name in _source_names(file, arrays)}
     elif kind is None and _holds_classes(arrays):
@@ -477,9 +533,8 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             loaded = np.load(file)
             names = ["one array without a name"] if isinstance(loaded, np.ndarray) else list(loaded)
             known = PARTS if {"x", "y"} <= set(names) else names
-            read = [
-                name for name in names if name in (*known, "kind") and name.rpartition("_")[2] in ("x", "y", "kind")
-            ]
+            known = [*known, "kind", "lengths", "test_lengths"]
+            read = [name for name in names if name in known and name.rpartition("_")[2] in ("x", "y", *OTHERS)]
             arrays = {name: loaded[name] for name in read}
     except Exception as error:  # numpy's readers raise many kinds on damaged files
         raise DataError(f"cannot read {path}: {_reason(error, path)}; {HOW_TO_WRITE}") from error
@@ -489,6 +544,24 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             f"found {', '.join(names) or 'nothing'}; {HOW_TO_WRITE}"
         )
     return arrays
+
+
+def _with_series(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Split the samples that have lengths into a list of series."""
+    split: dict[str, Any] = {name: array for name, array in arrays.items() if not name.endswith("lengths")}
+    for name, lengths in arrays.items():
+        x = f"{name.removesuffix('lengths')}x"
+        if name in split or x not in split:
+            continue
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not (lengths > 0).all():
+            raise DataError(f"{path}: {name} must be whole numbers of at least 1, the lengths of the series in {x}")
+        if split[x].ndim == 0 or lengths.sum() != len(split[x]):
+            raise DataError(
+                f"{path}: {name} add up to {lengths.sum()}, but {x} has the shape {split[x].shape}; store the series "
+                f"one after the other, as np.concatenate does"
+            )
+        split[x] = np.split(split[x], np.cumsum(lengths)[:-1])
+    return split
 
 
 def _holds_classes(arrays: dict[str, np.ndarray]) -> bool:

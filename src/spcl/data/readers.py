@@ -90,7 +90,8 @@ class Cifar:
     test: str
 
 
-CIFAR10 = Cifar(10, tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+CIFAR10_BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
+CIFAR10 = Cifar(10, CIFAR10_BATCHES, "test_batch")
 CIFAR100 = Cifar(100, ("train",), "test")
 
 

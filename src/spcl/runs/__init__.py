@@ -1,6 +1,7 @@
 """One run: its settings, its data laid out in time, training, evaluation and the files of its folder."""
 
 from spcl.runs.build import DeviceError, Problem, load_benchmark, make_learner, make_problem
+from spcl.runs.bundle import bundle_run, unpack_bundle
 from spcl.runs.presets import resolve_settings, resume_settings
 from spcl.runs.records import (
     DataSummary,
@@ -12,7 +13,7 @@ from spcl.runs.records import (
     TaskResult,
     UnfinishedRunError,
 )
-from spcl.runs.run import InterruptedRunError, execute
+from spcl.runs.run import InterruptedRunError, evaluate_run, execute
 from spcl.runs.settings import RunSettings, load_settings_file, parse_assignments
 from spcl.runs.trained import TrainedRun, load_run, read_run
 from spcl.runs.view import LiveView, PlainView, SilentView, View
@@ -35,6 +36,8 @@ __all__ = [
     "TrainedRun",
     "UnfinishedRunError",
     "View",
+    "bundle_run",
+    "evaluate_run",
     "execute",
     "load_benchmark",
     "load_run",
@@ -45,4 +48,5 @@ __all__ = [
     "read_run",
     "resolve_settings",
     "resume_settings",
+    "unpack_bundle",
 ]

@@ -57,13 +57,26 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
-def resume_settings(out: str | Path, data: ImageData | SourceData | None = None) -> RunSettings:
-    """Return the settings of the run in this folder; ``data`` is needed where it came from Python."""
+MOVABLE = ("plugins", "benchmark", "data_dir", "protocol")
+"""Settings that may be given again where a run was recorded on another machine."""
+
+
+def resume_settings(
+    out: str | Path, data: ImageData | SourceData | None = None, *, moved: Mapping[str, Any] | None = None
+) -> RunSettings:
+    """Return the settings of the run in this folder.
+
+    Args:
+        out: the folder.
+        data: needed where the data came from Python.
+        moved: where its plug-ins, data and protocol are now: ``plugins``, ``benchmark``, ``data_dir``, ``protocol``.
+    """
     folder = RunFolder(out)
     if not folder.settings.exists():
         raise FolderError(f"there is no run in {out} to resume; start one first")
     recorded = load_settings_file(folder.settings)
     recorded["method"] = recorded_settings(recorded["method"])
+    recorded = merge_settings(recorded, absolute_paths(moved or {}))
     load_recorded_plugins(recorded.get("plugins", ()), folder.settings)
     benchmark = str(recorded.get("benchmark"))
     if data is None and not is_named_data(benchmark):

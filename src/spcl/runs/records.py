@@ -8,7 +8,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -248,7 +248,7 @@ class RunFolder:
     """The files of one run.
 
     They are ``settings.json``, ``metrics.jsonl``, ``checkpoint.safetensors`` until the run is complete, and then
-    ``model.safetensors`` and ``result.json``.
+    ``model.safetensors`` and ``result.json``; and ``bundle.json`` of a run that came as an archive.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -258,19 +258,30 @@ class RunFolder:
         self.result = path / "result.json"
         self.checkpoint = path / "checkpoint.safetensors"
         self.model = path / "model.safetensors"
+        self.bundle = path / "bundle.json"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the folder and lock it against other processes; the lock ends with the process at the latest."""
+        """Create the folder and lock it against other processes; the lock ends with the process at the latest.
+
+        A new folder that nothing was written to is removed again.
+        """
         with user_errors(self.path):
+            is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            with locked(self.path / ".lock") as is_ours:
+            with locked(lock := self.path / ".lock") as is_ours:
                 if not is_ours:
                     raise FolderInUseError(
                         f"another process is running in {self.path}; wait for it, or choose another folder"
                     )
                 remove_partial_files(self.path)
-                yield
+                try:
+                    yield
+                finally:
+                    if is_new and [*self.path.iterdir()] == [lock]:
+                        with suppress(OSError):  # some systems keep open files
+                            lock.unlink()
+                            self.path.rmdir()
 
     def has_checkpoint(self) -> bool:
         """Return whether there is a checkpoint to resume from."""

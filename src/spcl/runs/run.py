@@ -133,7 +133,6 @@ def execute(
             return result
         if distributed is not None and not distributed.is_first:
             return TrainingRun(settings, folder, SilentView(), [], data, distributed).complete()
-        trackers = [*trackers, *_make_trackers(settings, folder.path)]
         return TrainingRun(settings, folder, view or SilentView(), trackers, data, distributed).complete()
 
 
@@ -144,21 +143,14 @@ def _common_settings(settings: RunSettings) -> dict[str, Any]:
 
 
 def _prepare(settings: RunSettings, folder: RunFolder, resume: bool, opened: ExitStack) -> RunResult | None:
-    """Lock the folder; return the result of a complete run, or record the settings of a new one."""
+    """Lock the folder; return the result of a complete run, or refuse a run that does not belong there."""
     opened.enter_context(folder.locked())
     result, begun = folder.read_result(), folder.has_checkpoint()
     if begun and result is None and not resume:
         raise UnfinishedRunError(f"{folder.path} holds an unfinished run; resume it, or choose another folder")
     if begun or result is not None:
         folder.check_settings(settings)
-    if result is None and not (begun and folder.settings.exists()):
-        write_json(folder.settings, settings.model_dump(mode="json"))
     return result
-
-
-def _make_trackers(settings: RunSettings, out: Path) -> list[Tracker]:
-    options = flat_settings(settings.model_dump(mode="json"))
-    return [TRACKERS.make(tracker, out, options) for tracker in settings.trackers]
 
 
 @contextmanager
@@ -222,7 +214,7 @@ class TrainingRun:
         settings: its settings.
         folder: its folder.
         view: receives its progress.
-        trackers: receive its metrics.
+        trackers: receive its metrics, besides the trackers that the settings name.
         data: used instead of the data that the settings name, if given.
         distributed: the ranks that make the run together, or None; the first one writes.
     """
@@ -239,7 +231,6 @@ class TrainingRun:
         self.settings = settings
         self.folder = folder
         self.view = view
-        self.trackers = trackers
         self.distributed = distributed
         self.writes = distributed is None or distributed.is_first
         self.device = pick_device(settings.device)
@@ -255,6 +246,9 @@ class TrainingRun:
             distributed.check_same("data", self.provenance.fingerprint)
         saved = self._saved() if distributed is None else distributed.from_first(self._saved)
         self.learner = self._start() if saved is None else self._resume(saved)
+        self.trackers = [*trackers, *self._make_trackers()]
+        if self.writes and (saved is None or not folder.settings.exists()):  # nothing is left of a run refused so far
+            write_json(folder.settings, settings.model_dump(mode="json"))
         self.recorder = self._make_recorder()
         self._saved_at = time.monotonic()
         self._began = 0.0
@@ -286,6 +280,11 @@ class TrainingRun:
 
     def _saved(self) -> dict[str, Any] | None:
         return read_newest(self.folder.checkpoint) if self.folder.has_checkpoint() else None
+
+    def _make_trackers(self) -> list[Tracker]:
+        options = flat_settings(self.settings.model_dump(mode="json"))
+        chosen = self.settings.trackers if self.writes else ()
+        return [TRACKERS.make(tracker, self.folder.path, options) for tracker in chosen]
 
     def _make_recorder(self) -> Recorder | SilentRecorder:
         if not self.writes:
@@ -611,6 +610,7 @@ def evaluate_run(
     device: str = "auto",
     data_dir: str | None = None,
     data: ImageData | SourceData | None = None,
+    benchmark: str | None = None,
 ) -> Reevaluation:
     """Load data and model of a run, and evaluate every task on the test data as the run did.
 
@@ -621,16 +621,18 @@ def evaluate_run(
         device: ``cpu``, ``cuda``, …; ``auto`` is a GPU if there is one.
         data_dir: where the publishers' files are, if not where they were.
         data: the data of a run that was made with data from Python.
+        benchmark: name or path of the data, if it is not where it was.
     """
     if run.result is None:
         raise FolderError(f"the service of {run.path} has no test data; give the folder of a run")
-    if data is None and not is_named_data(run.settings.benchmark):
+    given = {"data_dir": data_dir, "benchmark": benchmark}
+    settings = run.settings.model_copy(update={name: value for name, value in given.items() if value is not None})
+    if data is None and not is_named_data(settings.benchmark):
         raise FolderError(
-            f"the data {run.settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "
-            f"evaluate_run(read_run(path), data=…)"
+            f"the data {settings.benchmark!r} of the run in {run.path} came from Python; evaluate it there, with "
+            f"evaluate_run(read_run(path), data=…), or give the path of the same data as benchmark"
         )
     chosen = pick_device(device)
-    settings = run.settings.model_copy(update={} if data_dir is None else {"data_dir": data_dir})
     problem = make_problem(settings, chosen, data)
     learner = run.learner(device)
     now = evaluate(learner, {task: problem.tests[task] for task in run.result.tasks}, problem.tasks).scores

@@ -307,13 +307,31 @@ _UniqueKeyLoader.add_implicit_resolver(  # JSON writes 1e-07, which YAML 1.1 rea
 
 
 def _union(below: Any, above: Any) -> list[Any]:
-    """Return what is in either list of plug-ins; a text is a list of one."""
+    """Return what is in either list of plug-ins; a text is a list of one.
+
+    A file above stands for a recorded one below of the same name, wherever that was; the recorded checksum stays.
+    """
     lists = [[given] if isinstance(given, str) else given or [] for given in (below, above)]
     for given in lists:
         if not isinstance(given, list | tuple):
             raise SpclError(f"settings: plugins is {given!r}; give a list of Python files or modules")
-    both = [plugin for given in lists for plugin in given]
+    both = list(lists[0])
+    for plugin in lists[1]:
+        same = [k for k, each in enumerate(both) if isinstance(each, Mapping) and _is_same_file(each, plugin)]
+        if same:
+            both[same[0]] = {**both[same[0]], "name": _absolute_plugin(_plugin_name(plugin))}
+        else:
+            both.append(plugin)
     return [item for index, item in enumerate(both) if item not in both[:index]]
+
+
+def _plugin_name(plugin: Any) -> str:
+    return str(plugin.get("name") if isinstance(plugin, Mapping) else plugin)
+
+
+def _is_same_file(one: Any, other: Any) -> bool:
+    first, second = Path(_plugin_name(one)), Path(_plugin_name(other))
+    return first.suffix == ".py" and first.name == second.name
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

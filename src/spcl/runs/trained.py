@@ -22,7 +22,7 @@ from spcl.errors import CheckpointError, DataError, TaskError
 from spcl.learner import Learner
 from spcl.methods import recorded_settings
 from spcl.models import InputSpec
-from spcl.plugins import load_plugins
+from spcl.plugins import PluginError, load_plugins
 from spcl.runs.build import learner_parts, make_heads, make_losses, pick_device
 from spcl.runs.records import FolderError, RunFolder, RunResult, UnfinishedRunError
 from spcl.runs.settings import RunSettings, load_settings_file
@@ -74,7 +74,7 @@ def load_run(path: str | Path, *, device: str = "auto", plugins: Sequence[str] =
     Args:
         path: the folder of the run.
         device: ``cpu``, ``cuda``, …; ``auto`` is a GPU if there is one.
-        plugins: where the plug-ins of the run are now, if they were moved or changed.
+        plugins: where the plug-ins of the run are now, if they were moved or changed, or came in an archive.
 
     Raises:
         UnfinishedRunError: if the run is not complete.
@@ -96,6 +96,14 @@ def read_run(path: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
     content = load_settings_file(folder.settings)
     content["method"] = recorded_settings(content["method"])
     settings = validated(RunSettings, content, f"the settings of the run in {folder.path}")
+    if folder.bundle.exists() and settings.plugins and not plugins:
+        names = ", ".join(plugin.name for plugin in settings.plugins)
+        raise PluginError(
+            f"the run in {folder.path} came in an archive with the plug-ins {names}, which are not run by themselves; "
+            f"if you trust them, name them"
+        )
+    if settings.protocol is not None and not Path(settings.protocol).is_absolute():  # of an archive
+        settings = settings.model_copy(update={"protocol": str(folder.path.resolve() / settings.protocol)})
     _load_plugins(settings, plugins)
     if not folder.model.exists():
         raise FolderError(f"{_why_no_model(folder, content)}; run its settings again in another folder to get one")

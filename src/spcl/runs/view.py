@@ -42,20 +42,8 @@ class View(Protocol):
         ...
 
 
-class SilentView:
+class SilentView(View):
     """A view that shows nothing."""
-
-    def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
-        """Do nothing."""
-
-    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def end(self, result: RunResult) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def title(settings: RunSettings) -> str:
@@ -84,7 +72,7 @@ def _condition(report: StepReport) -> str:
     return f"{report.before.condition_number:.3g} → {after}"
 
 
-class PlainView:
+class PlainView(SilentView):
     """Print a line every few seconds and for every evaluation, for logs and pipes."""
 
     has_begun = False
@@ -122,11 +110,8 @@ class PlainView:
             soft_wrap=True,
         )
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-class LiveView:
+class LiveView(SilentView):
     """Draw progress, timeline, accuracies, κ before and after weighting, and speed on a terminal."""
 
     has_begun = False
