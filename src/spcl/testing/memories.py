@@ -134,7 +134,7 @@ def _check_targets_and_logits(claims: Claims, new: Callable[..., Memory]) -> Non
     with claims.law(law):
         memory.start("task 0", CLASSES)
         memory.observe("task 0", x, labels, 10.0 * x)
-        memory.finish("task 0", lambda inputs: 10.0 * inputs)
+        memory.finish("task 0", lambda inputs: 10.0 * torch.as_tensor(inputs))
         for batch in memory.draw(6):
             if batch.logits is not None:
                 claims.same(law, batch.logits, 10.0 * _inputs(batch))

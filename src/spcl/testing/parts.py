@@ -143,7 +143,7 @@ def _check_learning(claims: Claims, new: Callable[[], nn.Module], x: Any) -> Non
         alone, again = new(), new()
         for (name, head), part in zip(heads.items(), parts, strict=True):
             assert head is not None
-            (report.weights[name] * nn.functional.cross_entropy(head(alone(part)), y)).backward()
+            torch.autograd.backward(report.weights[name] * nn.functional.cross_entropy(head(alone(part)), y))
         if torch.equal(again(parts[0]), again(parts[0])):  # a random network makes other passes
             pairs = zip(alone.parameters(), learner.model.backbone.parameters(), strict=True)
             moves = [(one.grad, (one - other).detach() / rate) for one, other in pairs if one.grad is not None]
