@@ -60,7 +60,7 @@ def test_a_warm_up_rises_in_equal_parts_and_the_rest_falls(name: str) -> None:
         ({"name": "linear", "final": -1.0}, 100, "final is -1.0; give the factor at the end, at least 0"),
         ({"name": "steps", "at": [30, 60]}, 100, r"at is \[30, 60\]; give fractions of the training, from 0 to 1"),
         ({"name": "steps", "factor": -0.1}, 100, "factor is -0.1; give a number, at least 0"),
-        ("constant", 0, "needs the number of steps of the training, at least 1, but it is 0"),
+        ("constant", 0, "steps is 0; give the number of steps of the training, at least 1"),
         ("cosin", 10, r"there is no schedule 'cosin'; did you mean 'cosine'\?"),
     ],
 )

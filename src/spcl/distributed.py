@@ -1,4 +1,4 @@
-"""The processes that train one model together, on torch.distributed: they split tasks, or the batches of tasks."""
+"""Training of one model by several processes on torch.distributed, which split tasks, or the batches of tasks."""
 
 from spcl.engine.ranks import World, join_world, leave_world
 

@@ -1,4 +1,4 @@
-"""Optimisers by name: torch.optim's in lower case, and plug-ins'."""
+"""Optimisers by name: PyTorch's, in lower case, and optimisers of plug-ins."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from spcl._util.registry import Registry
 __all__ = ["OPTIMIZERS"]
 
 OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer", Optimizer, positional=1, keywords=("lr",))
-"""Functions ``make(parameters, lr=…, **options)`` of an optimiser: torch.optim's in lower case, and plug-ins'.
+"""Functions ``make(parameters, lr=…, **options)`` that return an optimiser, by name.
 
 >>> weight = nn.Parameter(torch.zeros(1))
 >>> OPTIMIZERS.make({"name": "sgd", "momentum": 0.9}, [weight], lr=0.1).defaults["momentum"]
@@ -26,11 +26,11 @@ OTHERS = (
     *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop),
 )
 IMPLEMENTATION = ("capturable", "differentiable", "foreach", "fused", "maximize")
-"""Parameters that choose an implementation, not a result; they are not options."""
+"""Parameters that choose an implementation, not a result, and therefore are no options."""
 
 
 def _factory(kind: type[Optimizer]) -> Callable[..., Optimizer]:
-    """Return a function that makes the optimiser in the fastest implementation for its parameters' device."""
+    """Return a function that makes the optimiser, in the fastest implementation for its parameters' device."""
     signature = inspect.signature(kind)
 
     def make(parameters: list[nn.Parameter], **options: Any) -> Optimizer:
@@ -38,7 +38,7 @@ def _factory(kind: type[Optimizer]) -> Callable[..., Optimizer]:
         if "capturable" in signature.parameters:
             fast["capturable"] = bool(parameters) and parameters[0].is_cuda
         pairs = {name: tuple(map(float, each)) for name, each in options.items() if isinstance(each, list | tuple)}
-        return kind(parameters, **fast, **options | pairs)  # of betas, PyTorch refuses whole numbers
+        return kind(parameters, **fast, **options | pairs)  # floats, because PyTorch refuses integer betas
 
     shown = [each for name, each in signature.parameters.items() if name not in IMPLEMENTATION]
     make.__annotations__ = {each.name: _type(each.default) for each in shown if each.default is not each.empty}
@@ -49,7 +49,7 @@ def _factory(kind: type[Optimizer]) -> Callable[..., Optimizer]:
 
 
 def _type(default: Any) -> Any:
-    """Return the type of an option: PyTorch's annotations name tensors, too, which no setting can be.
+    """Return the type of an option from its default, because PyTorch's annotations allow tensors, too.
 
     >>> _type(0), _type((0.9, 0.999)), _type(False)
     (<class 'float'>, tuple[float, float], <class 'bool'>)

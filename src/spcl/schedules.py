@@ -14,7 +14,7 @@ Schedule: TypeAlias = Callable[[int], float]
 """The factor of the learning rate in a step, counted from 0; it depends on the step alone."""
 
 SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule", positional=1)
-"""Schedules by name, each a factory that takes the number of steps in the whole training, and options."""
+"""Schedules by name: factories that take the number of steps of the whole training, and options."""
 
 
 @SCHEDULES.register("constant")
@@ -60,7 +60,7 @@ class _Decay:
         return self.final + (1.0 - self.final) * self.remaining(progress)
 
     def remaining(self, progress: float) -> float:
-        """Return the share of the decay that is left, from 1 to 0, after a part of the run."""
+        """Return the remaining share of the decay, from 1 to 0, at a fraction of the run after the warm-up."""
         raise NotImplementedError
 
 
@@ -116,7 +116,7 @@ class Linear(_Decay):
 @SCHEDULES.register("steps")
 @dataclass(frozen=True)
 class Steps:
-    r"""A factor that is multiplied by ``factor`` at every one of some points of the training.
+    r"""A factor that is multiplied by ``factor`` at each of several points of the training.
 
     In step t of S the factor is :math:`\gamma^k`, where k is the number of fractions a with :math:`t \ge aS`.
 
@@ -148,4 +148,4 @@ class Steps:
 
 def _check_steps(steps: int) -> None:
     if not isinstance(steps, int) or steps < 1:
-        raise SpclError(f"a schedule needs the number of steps of the training, at least 1, but it is {steps!r}")
+        raise SpclError(f"steps is {steps!r}; give the number of steps of the training, at least 1")

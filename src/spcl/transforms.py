@@ -1,4 +1,4 @@
-"""Transforms of batches of inputs: random augmentation on the device on which the inputs are."""
+"""Transforms of batches of inputs: random augmentation on the inputs' device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,9 @@ __all__ = ["TRANSFORMS", "Compose", "Crop", "Flip", "Transform", "compose"]
 Transform: TypeAlias = Callable[[Any], Any]
 """A function of the inputs of a whole batch, which are a tensor or a dict or tuple of tensors.
 
-Images of a run come as they are stored, bytes 0…255 (uint8), and must be returned in this range (as bytes or floats),
-since the backbone normalises them afterwards.
-Its random numbers come from PyTorch's generator of the batch's device. With an attribute ``capturable = True`` it says
-that it decides nothing on the host, so that a CUDA graph of it can be replayed.
+The images of a run are bytes 0…255 (uint8), as stored; a transform must return numbers in this range (bytes or floats),
+because the backbone normalises them afterwards. Random numbers come from PyTorch's generator of the batch's device. An
+attribute ``capturable = True`` says that the transform decides nothing on the host, so a CUDA graph can replay it.
 """
 
 TRANSFORMS: Registry[Callable[..., Transform]] = Registry("transform")
@@ -53,7 +52,7 @@ class Flip:
 @TRANSFORMS.register("crop")
 @dataclass(frozen=True)
 class Crop:
-    """Shifts images at random: pads them by zeros on all sides and crops each to its former size at a random place.
+    """Shifts images at random: pads them with zeros on all sides and crops each to its former size at a random place.
 
     >>> _ = torch.manual_seed(0)
     >>> TRANSFORMS.make({"name": "crop", "padding": 1})(torch.tensor([[[[1, 2], [3, 4]]]]))
@@ -84,7 +83,7 @@ class Compose:
 
     @property
     def capturable(self) -> bool:
-        """Whether all of them decide nothing on the host."""
+        """Whether no transform decides anything on the host."""
         return all(getattr(transform, "capturable", False) is True for transform in self.transforms)
 
     def __call__(self, x: Any) -> Any:
@@ -108,5 +107,5 @@ def _check_images(x: Tensor, name: str) -> None:
         found = f"of shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else f"in a {type(x).__name__}"
         raise SpclError(
             f"the transform {name!r} is for images (channels, height, width), but the samples are {found}; "
-            f"leave it out, or give a function that transforms such samples"
+            f"omit it, or give a function that transforms such samples"
         )

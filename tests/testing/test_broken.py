@@ -1,7 +1,9 @@
 """Every check can fail: things that break one property each, and the words in which the check says so."""
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,6 +91,12 @@ class Writes(Mean):
         return super().weigh(gradients)
 
 
+class ClearsLosses(Mean):
+    def weigh(self, gradients: Gradients) -> Weights:
+        gradients.losses[:] = 0.0
+        return super().weigh(gradients)
+
+
 class OneWeight(Mean):
     def weigh(self, gradients: Gradients) -> Weights:
         return Weights(torch.ones(1))
@@ -167,15 +175,16 @@ class NoBfloat16(Mean):
         (Forgets, "its settings round-trip through JSON", {}),
         (AnySetting, "an unknown setting is refused", {}),
         (Divides, "every gradient has a finite weight", {}),
-        (Writes, "weigh leaves the Gramian as it is", {}),
+        (Writes, "weigh does not change its arguments", {}),
+        (ClearsLosses, "weigh does not change its arguments", {}),
         (OneWeight, "every gradient has one weight", {}),
-        (FirstCounts, "weights belong to the gradients, in whatever order", {}),
-        (Mean, r"gradients 0\.125 times as large have weights 0\.125\^1 times as large", {"scaling": 1}),
+        (FirstCounts, "weights do not depend on the order of the gradients", {}),
+        (Mean, r"multiplying gradients by 0\.125 multiplies weights by 0\.125\^1", {"scaling": 1}),
         (Nothing, "it trains while tasks come and go", {}),
         (OwnDice, "the same seed gives the same model", {"random": True}),
         (Counts, "it resumes exactly", {}),
         (Unsaved, "it resumes exactly", {}),
-        (Aliases, "a task that is not finite leaves no trace", {}),
+        (Aliases, "a task with non-finite inputs leaves no trace", {}),
         (Chaotic, "engines agree", {}),
         (NoBfloat16, "it trains in bfloat16", {}),
     ],
@@ -227,6 +236,25 @@ class Scrambles(Newest):
 class TooMany(Newest):
     def draw(self, count: int) -> Any:
         return super().draw(count + 1)
+
+
+class SharedDice(Newest):
+    """Draws from the generator that everything else draws from, too."""
+
+    def draw(self, count: int) -> Any:
+        torch.rand(())
+        return super().draw(count)
+
+
+class WholeTargets(Newest):
+    def observe(self, task: str, x: Any, y: Tensor, logits: Tensor | None = None) -> None:
+        super().observe(task, x, y.long(), logits)
+
+
+class MixesLogits(Newest):
+    def draw(self, count: int) -> Any:
+        drawn = super().draw(count)
+        return [each if each.logits is None else replace(each, logits=each.logits.flip(0)) for each in drawn]
 
 
 class WithoutSeed(Newest):
@@ -281,15 +309,18 @@ class Floats(Newest):
         (Empty, "it keeps samples of finished tasks", {}),
         (Newest, "samples of running tasks are not drawn", {"replays_running": False}),
         (BalancedCoreset, "samples of running tasks are drawn", {"replays_running": True}),
-        (Scrambles, "what is drawn was observed, with its own target", {}),
+        (Scrambles, "a drawn sample was observed, with its own target", {}),
         (TooMany, "a draw has at most as many samples as asked for", {}),
+        (SharedDice, "it draws by its own generator, not by PyTorch's", {}),
+        (WholeTargets, "targets keep their values and their type", {}),
+        (MixesLogits, "logits stay with their samples", {}),
         (WithoutSeed, "the same seed draws the same", {}),
         (Twice, "every sample is kept once", {}),
-        (KeepsCount, "it goes on exactly from its state", {}),
+        (KeepsCount, "it resumes exactly from its state", {}),
         (Unwritable, "a checkpoint can hold its state", {}),
-        (Shares, "what is drawn is a copy", {}),
-        (Spoils, "a batch that is stored stays as it is", {}),
-        (Floats, "it stores inputs in their type", {}),
+        (Shares, "draws are copies", {}),
+        (Spoils, "storing a batch does not change it", {}),
+        (Floats, "it stores inputs in their own type", {}),
     ],
 )
 def test_broken_memories(memory: Any, law: str, options: dict[str, Any]) -> None:
@@ -400,6 +431,39 @@ class OnceOnly(Net):
         raise TypeError("there is one of me")
 
 
+class HidesNaN(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).nan_to_num()
+
+
+class NoMixedPrecision(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise TypeError("float32, please")
+        return super().forward(x)
+
+
+class Damped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return features.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient * ctx.factor, None
+
+
+class Tires(Net):
+    """Has a smaller gradient in every pass, so that results depend on the number of passes."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return Damped.apply(super().forward(x), 1.0 / self.passes)  # type: ignore[no-any-return,no-untyped-call]
+
+
 class AloneOnly(Net):
     def forward(self, x: Tensor) -> Tensor:
         if self.training and len(x) != 8:
@@ -415,15 +479,18 @@ class AloneOnly(Net):
         (Maps, "it computes features"),
         (Integers, "features are floats"),
         (Infinite, "features are finite"),
-        (Clears, "inputs stay as they are"),
+        (Clears, "inputs do not change"),
         (Declares, "feature_dim is the number of features"),
         (Unused, "every trainable parameter has a gradient"),
         (Root, "gradients are finite"),
         (Noisy, "evaluation is repeatable"),
-        (Mixes, "in evaluation a row depends on its own sample alone"),
+        (Mixes, "in evaluation a row depends only on its own sample"),
         (Random, "the same seed gives the same network"),
         (OnceOnly, "a copy computes the same"),
         (Hides, "its weights are in its state_dict"),
+        (HidesNaN, "a non-finite sample shows"),
+        (NoMixedPrecision, "it computes finite features in mixed precision"),
+        (Tires, "the learner and a pass per task give the same gradients"),
         (AloneOnly, "it trains with a learner"),
     ],
 )
@@ -455,6 +522,10 @@ def weighted_by_place(output: Tensor, targets: Tensor) -> Tensor:
     return (torch.arange(1.0, len(output) + 1)[:, None] * (output - targets) ** 2).mean() / len(output)
 
 
+def root_of_mean(output: Tensor, targets: Tensor) -> Tensor:
+    return ((output - targets) ** 2).mean().sqrt()
+
+
 def by_size(output: Tensor, targets: Tensor) -> Tensor:
     return (output - targets.float()).abs().mean() * output.element_size()
 
@@ -465,9 +536,14 @@ LOSSES: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "detached": ("it has a gradient", lambda output, targets: (output - targets).mean().detach()),
     "root": ("its gradient is finite", lambda output, targets: (output - output).abs().sqrt().mean()),
     "flat": ("its gradient is not zero", lambda output, targets: (0.0 * output).mean()),
-    "in order": ("it is the mean over the samples, in whatever order", weighted_by_place),
+    "in order": ("it is the mean over the samples, in any order", weighted_by_place),
     "sum": ("it is the mean over the samples, not their sum", lambda output, targets: ((output - targets) ** 2).sum()),
-    "hides": ("an output that is not finite shows", lambda output, targets: output.nan_to_num().abs().mean()),
+    "root of the mean": ("it is the mean over the samples, also of two halves", root_of_mean),
+    "hides NaN": ("a non-finite output shows", lambda output, targets: output.nan_to_num().abs().mean()),
+    "hides infinity": (
+        "a non-finite output shows",
+        lambda output, targets: (output - targets).abs().mean().clamp(max=9),
+    ),
     "by size": ("it is the same in torch.float64", by_size),
 }
 
@@ -479,7 +555,7 @@ def test_broken_losses(name: str) -> None:
 
 
 def test_losses_that_clear_their_targets_and_losses_of_another_kind_fail() -> None:
-    fails("inputs stay as they are", lambda: check_loss(clears, "regression"))
+    fails("its arguments do not change", lambda: check_loss(clears, "regression"))
     fails("it takes outputs and targets", lambda: check_loss(lambda task: lambda output, targets: output @ targets))
     fails("it can be made", lambda: check_loss(lambda: squared, "regression"))  # type: ignore[misc,arg-type]
 
@@ -504,7 +580,7 @@ class Remembers:
         (lambda steps: lambda step: float("nan"), "every factor is a finite number of at least 0"),
         (lambda steps: lambda step: torch.ones(2), "every factor is a finite number of at least 0"),
         (lambda steps: lambda step: [1.0][step // steps], "it has a factor for every step, and after the last one"),
-        (Remembers, "a factor depends on the step alone"),
+        (Remembers, "a factor depends only on the step"),
     ],
 )
 def test_broken_schedules(schedule: Any, law: str) -> None:
@@ -522,9 +598,11 @@ def brighten_in_place(x: Tensor) -> Tensor:
     ("transform", "law"),
     [
         (lambda x: 1 / 0, "it takes a batch"),
-        (brighten_in_place, "inputs stay as they are"),
-        (lambda x: (x * random.random()).clamp(0, 255), "it draws from PyTorch's generator alone"),
+        (brighten_in_place, "inputs do not change"),
+        (lambda x: (x * random.random()).clamp(0, 255), "it draws only from PyTorch's generator"),
         (lambda x: x[:-1], "samples keep their shape"),
+        (lambda x: x.squeeze(0), "a single sample keeps its shape"),
+        (lambda x: x.nan_to_num(), "a non-finite sample shows"),
         (lambda x: x if x.dtype == torch.uint8 else (255 * x).to(torch.uint8), "samples keep their type"),
         (lambda x: x / 0.0, "samples are finite"),
         (lambda x: x.float() - 200.0, "bytes stay within 0…255"),
@@ -567,6 +645,15 @@ class Hurries(SGD):
         return super().step()
 
 
+class FirstGroup(SGD):
+    """Updates the parameters of the first group alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        later, self.param_groups = self.param_groups[1:], self.param_groups[:1]
+        super().step()
+        self.param_groups += later
+
+
 class OneGroup(SGD):
     def add_param_group(self, group: Any) -> None:
         if self.param_groups:
@@ -579,11 +666,12 @@ class OneGroup(SGD):
     [
         (lambda parameters: None, "it can be made"),
         (lambda parameters, lr: None, "it is an optimiser"),
-        (lambda parameters, lr: SGD(parameters, lr=0.5), "it has the learning rate it is given"),
+        (lambda parameters, lr: SGD(parameters, lr=0.5), "it has the given learning rate"),
         (Ascends, "it minimises a parabola"),
         (Pushes, "parameters without a gradient stay"),
-        (OneGroup, "it takes new groups of parameters"),
-        (Hurries, "it goes on exactly from its state"),
+        (OneGroup, "it trains new groups of parameters"),
+        (FirstGroup, "it trains new groups of parameters"),
+        (Hurries, "it resumes exactly from its state"),
     ],
 )
 def test_broken_optimizers(optimizer: Any, law: str) -> None:
@@ -631,6 +719,33 @@ class WholeBacklog(ListHub):
 class NeverTrims(ListHub):
     def trim(self, task: str, upto: str) -> None:
         pass
+
+
+class Empties(ListHub):
+    """Drops messages without content."""
+
+    def append(self, task: str, data: bytes, keep: int | None = None) -> str:
+        return super().append(task, data, keep) if data else "99"
+
+
+class Waits(ListHub):
+    def read(
+        self, after: Mapping[str, str | None], count: int, wait: float, max_bytes: int = 0
+    ) -> dict[str, Sequence[Entry]]:
+        time.sleep(wait)
+        return super().read(after, count, 0.0, max_bytes)
+
+
+class TrimsOthers(ListHub):
+    def trim(self, task: str, upto: str) -> None:
+        for each in self.streams:
+            super().trim(each, upto)
+
+
+class DeadTasks(ListHub):
+    def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
+        self.streams.setdefault(f"dead-{task}", [])
+        super().dead_letter(task, position, data, reason)
 
 
 class TrimsAll(ListHub):
@@ -700,14 +815,18 @@ def lose(hub: ListHub) -> None:
         (Stuck, "every message has a position of its own", {}),
         (Unlimited, "a read has at most `count` messages", {}),
         (WholeBacklog, "the backlog is the number of messages after a position", {}),
-        (NeverTrims, "trimming deletes messages up to a position", {}),
-        (TrimsAll, "trimming deletes messages up to a position", {}),
+        (Empties, "messages come in order, once, from any position", {}),
+        (Waits, "a read that finds messages does not wait for more", {}),
+        (NeverTrims, "trimming deletes a task's messages before a position", {}),
+        (TrimsAll, "trimming deletes a task's messages before a position", {}),
+        (TrimsOthers, "trimming a task does not change other tasks", {}),
         (KeepsAll, "append keeps only the newest `keep`", {}),
         (NeverEnds, "a task that has ended is gone and takes no messages", {}),
         (EndsQuietly, "a task that has ended is gone and takes no messages", {}),
-        (Buries, "a dead letter leaves the stream as it is", {}),
+        (Buries, "a dead letter does not change the stream", {}),
+        (DeadTasks, "a dead letter does not add a task", {}),
         (OneLetter, "a dead letter may be repeated", {}),
-        (Closes, "a hub that was closed can be used again", {}),
+        (Closes, "a closed hub can be used again", {}),
         (Drops, "several publishers lose nothing, and each keeps its order", {"patience": 0.5}),
         (ListHub, "a position whose message was lost is a ResetError", {"lose": lose}),
         (ListHub, r"lose\(\) loses the newest messages and no others", {"lose": lambda hub: None}),

@@ -1,7 +1,7 @@
 """Weights of gradients from their Gramian: solvers in T×T matrices, and SORO, A-GEM and MaxDO as parts of TorchJD.
 
 The classes for TorchJD are :class:`SORO`, :class:`SOROWeighting`, :class:`AGEMWeighting` and :class:`MaxDOWeighting`.
-All names but the Gramian are imported when they are first used: those classes need TorchJD, the settings pydantic.
+All names but the Gramian are imported on first use, because some need TorchJD or pydantic, which import slowly.
 """
 
 from importlib import import_module

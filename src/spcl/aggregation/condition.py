@@ -1,4 +1,4 @@
-"""Gradients of bounded condition number κ: those nearest to G, and those whose directions are nearest to G's."""
+"""Gradients of bounded condition number κ that are nearest to given gradients G, or nearest to them in direction."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 NormScale = Literal["unit", "min", "median", "mean", "norm"]
 
 ROUNDING = 1e-10
-"""Squared singular values of unit gradients up to this are rounding errors of gradients in float32."""
+"""Squared singular values of unit gradients up to this bound are rounding errors of float32 gradients."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ConditionSolution:
     Attributes:
         weights: M W, one weight per task: the update is G (M W).
         adjusted: ĜᵀĜ, the Gramian of the adjusted gradients.
-        interval: the interval that the singular values of G are clipped to.
+        interval: the interval to which the singular values of G are clipped.
     """
 
     weights: Tensor
@@ -73,26 +73,22 @@ def solve_condition(
         raise SpclError(f"max_condition is {max_condition} and lambda_ {lambda_}; give one of them")
     S, V = right_singular(host_gramian(gramian), cutoff)
     W = V.sum(axis=0) if preference is None else V.T @ checked_preference(preference, len(V))
-    interval = _interval(S, max_condition, lambda_)
+    interval = 0.0, 0.0
+    if len(S):
+        interval = nearest_interval(S, max_condition or 1.0) if lambda_ is None else penalised_interval(S, lambda_)
     clipped = np.clip(S, *interval)
     weights, adjusted = (V * (clipped / S)) @ W, (V * clipped**2) @ V.T
     return ConditionSolution(torch.from_numpy(weights), torch.from_numpy(adjusted), interval)
 
 
-def _interval(S: Array, max_condition: float | None, lambda_: float | None) -> tuple[float, float]:
-    if not len(S):
-        return 0.0, 0.0
-    return nearest_interval(S, max_condition or 1.0) if lambda_ is None else penalised_interval(S, lambda_)
-
-
 def nearest_interval(singular: Array, max_condition: float) -> tuple[float, float]:
-    r"""Return the interval [a, κa] clipping to which changes positive singular values :math:`s_i` least.
+    r"""Return the interval [a, κa] such that clipping to it changes positive singular values :math:`s_i` least.
 
     If no value needs to change, it is the interval from the smallest to the largest value.
 
     The squared change :math:`\sum_i (a - s_i)_+^2 + (s_i - \kappa a)_+^2` is convex in a and quadratic between the
-    breakpoints :math:`s_i` and :math:`s_i/\kappa`, with its minimum :math:`(\sum_{low} s_i + \kappa \sum_{high} s_i) /
-    (n_{low} + \kappa^2 n_{high})` where its slope changes sign.
+    breakpoints :math:`s_i` and :math:`s_i/\kappa`. Where its slope changes sign, its minimum is
+    :math:`(\sum_{low} s_i + \kappa \sum_{high} s_i) / (n_{low} + \kappa^2 n_{high})`.
 
     >>> nearest_interval(np.array([1.0, 2.0, 6.0]), 1.0)          # all equal: their mean
     (3.0, 3.0)
@@ -115,9 +111,10 @@ def nearest_interval(singular: Array, max_condition: float) -> tuple[float, floa
 def penalised_interval(singular: Array, lambda_: float) -> tuple[float, float]:
     r"""Return [a, b] that minimises :math:`\sum_i (a - s_i)_+^2 + (s_i - b)_+^2 + \lambda b/a` (eq. 7).
 
-    Where the p smallest values are below a and the q largest above b, the slopes vanish for :math:`b = \bar s_{high} -
-    \lambda/(2qa)` and a root a of :math:`2pa^4 - 2p \bar s_{low} a^3 - \lambda \bar s_{high} a + \lambda^2/(2q)`, with
-    the means of those values. The minimum is at one of these, for any p and q, or where a = b is the mean of all.
+    If the p smallest values, of mean :math:`\bar s_{low}`, are below a and the q largest, of mean
+    :math:`\bar s_{high}`, above b, the slopes vanish at a root a of :math:`2pa^4 - 2p \bar s_{low} a^3 -
+    \lambda \bar s_{high} a + \lambda^2/(2q)` and at :math:`b = \bar s_{high} - \lambda/(2qa)`. The minimum is at such a
+    point, for some p and q, or where a = b is the mean of all values.
 
     >>> penalised_interval(np.array([1.0, 2.0, 6.0]), 1e6)        # a large λ: all equal
     (3.0, 3.0)
@@ -126,7 +123,7 @@ def penalised_interval(singular: Array, lambda_: float) -> tuple[float, float]:
     (1.205, 5.959)
     """
     S = np.sort(singular)
-    scale = S[-1]  # of order 1: the coefficients of the quartics then are, too
+    scale = S[-1]  # dividing by it brings the coefficients of the quartics to order 1
     S, lambda_ = S / scale, lambda_ / scale**2
     mean = S.mean()
     candidates = np.concatenate([[[mean, mean]], _stationary(S, lambda_)])
@@ -138,7 +135,7 @@ def penalised_interval(singular: Array, lambda_: float) -> tuple[float, float]:
 
 
 def _stationary(S: Array, lambda_: float) -> Array:
-    """Return the intervals at which slopes vanish, for all numbers of values below and above."""
+    """Return the intervals at which the slopes vanish, for all p and q."""
     counts = np.arange(1, len(S))
     p, q = (each.ravel() for each in np.meshgrid(counts, counts))
     p, q = p[p + q <= len(S)], q[p + q <= len(S)]
@@ -164,22 +161,22 @@ def solve_scale_free(
     .. math:: \hat G = s\, \hat E, \qquad \hat E = \arg\min_{\kappa(\hat E) \le \kappa_{max}} \|E - \hat E\|_F^2,
         \qquad E = \left(\frac{g_1}{\|g_1\|}, …, \frac{g_T}{\|g_T\|}\right)
 
-    Where a gradient is multiplied by a positive number, E does not change, nor does the direction of the update
-    :math:`\hat G W`. Its length does, by the scale s:
+    If a gradient is multiplied by a positive number, neither E nor the direction of the update :math:`\hat G W`
+    changes. The length of the update is set by the scale s:
 
-    - ``"unit"``: s = 1. Nothing changes at all, but the update does not shrink as the gradients do;
+    - ``"unit"``: s = 1, so the length does not change either, but the update does not shrink with the gradients;
     - ``"min"``: the smallest norm;
-    - ``"median"``: the (lower) median of the norms, which no single gradient decides if there are three or more;
-    - ``"mean"``: the geometric mean of the norms, by which a factor c of one of T gradients becomes
+    - ``"median"``: the (lower) median of the norms; with three or more gradients, none decides it alone;
+    - ``"mean"``: the geometric mean of the norms; multiplying one of T gradients by c multiplies s by
       :math:`c^{1/T}`;
-    - ``"norm"``: such that the update is as long as :math:`G W`, which the longest gradient decides.
+    - ``"norm"``: the update gets the length of :math:`G W`, which the longest gradient dominates.
 
-    Gradients of zeros are skipped: their weights are 0. If gradients depend linearly on one another, κ is the condition
-    number on the range of E, as in :func:`solve_condition`. A single gradient changes only with ``"unit"``.
+    Zero gradients are skipped: their weights are 0. If gradients are linearly dependent, κ is the condition number on
+    the range of E, as in :func:`solve_condition`. A single gradient changes only with ``"unit"``.
 
     Args:
         gramian: C, T×T, symmetric and finite.
-        max_condition: κ_max, at least 1: 1 makes unit gradients orthogonal, a large number leaves them as they are.
+        max_condition: κ_max, at least 1: 1 makes unit gradients orthogonal, a large number does not change them.
         scale: the scale s.
         preference: W, one number per task; all ones by default.
 
@@ -199,7 +196,7 @@ def solve_scale_free(
 
 
 def _solve(C: Array, W: Array, max_condition: float, scale: NormScale) -> tuple[Array, Array, tuple[float, float]]:
-    """Return weights, Gramian and interval of the adjusted gradients, for gradients that are not zero."""
+    """Return weights, Gramian and interval of the adjusted gradients, given gradients other than zero."""
     norms = np.sqrt(C.diagonal())
     cosines = C / np.outer(norms, norms)
     solution = solve_condition(
@@ -220,6 +217,6 @@ SCALES: Mapping[str, Callable[[Array], float]] = {
 
 
 def _preserving(cosines: Array, weights: Array, wanted: Array) -> float:
-    """Return c such that c·Σ wᵢ gᵢ/‖gᵢ‖, with the given weights w, is as long as Σ Wᵢ gᵢ/‖gᵢ‖, with the wanted ones."""
+    """Return c such that ‖c·Σ wᵢ gᵢ/‖gᵢ‖‖ = ‖Σ Wᵢ gᵢ/‖gᵢ‖‖, for weights w and wanted weights W."""
     length, norm = (math.sqrt(max(float(each @ cosines @ each), 0.0)) for each in (wanted, weights))
     return length / norm if norm > 0.0 else 0.0

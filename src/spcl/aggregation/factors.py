@@ -1,4 +1,4 @@
-"""Gradients of linear layers that are kept as the factors of a product."""
+"""Gradients of linear layers, kept as the factors of a product."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,14 +9,14 @@ from torch import Tensor
 
 CHUNKS = 6  # of the symmetric products of samples; the triangle of chunks is 7/12 of the square
 NUMBERS_PER_PRODUCT = 20  # time to write and read a number, in multiply-adds of a matrix product (one CPU thread)
-LEAST_GAIN = 10**7  # multiply-adds that take longer than the additional calls
+LEAST_GAIN = 10**7  # multiply-adds to save, at least, to outweigh the additional calls
 
 
 class FactoredGradients:
     r"""T gradients :math:`G_t = L_t^\top R_t`, where L and R have one row per sample and t is a segment of the samples.
 
-    The gradient of a linear layer's weight is of this form: R are the inputs, L the gradients of the outputs. So is the
-    gradient of its bias, with ones for R. Inner products of gradients need inner products of samples only,
+    The gradient of a linear layer's weight has this form: R holds the inputs, L the gradients of the outputs. The
+    gradient of the bias has it, too, with ones for R. Inner products of gradients need only inner products of samples,
     :math:`\langle G_s, G_t \rangle = \sum_{a \in s, b \in t} (L_a \cdot L_b)(R_a \cdot R_b)`, and a weighted sum is one
     product. With few samples in a segment both take less time than with T matrices.
 
@@ -38,7 +38,7 @@ class FactoredGradients:
     """
 
     def __init__(self, left: Tensor, right: Tensor | None, lengths: Sequence[int]) -> None:
-        self.left = left.detach() if left.requires_grad else left  # the same tensor for the parameters of a layer
+        self.left = left.detach() if left.requires_grad else left  # weight and bias of a layer share this tensor
         self.right = None if right is None else right.detach()
         self.lengths = tuple(lengths)
         self.dtype = left.dtype
@@ -90,7 +90,7 @@ class FactoredGradients:
 
 
 def doubled(factors: Sequence[FactoredGradients]) -> list[FactoredGradients]:
-    """Return the gradients in float64; gradients that share a left factor share it afterwards."""
+    """Return the gradients in float64; gradients that share a left factor still share it."""
     lefts = {id(each.left): each.left.double() for each in factors}
     rights = (None if each.right is None else each.right.double() for each in factors)
     pairs = zip(factors, rights, strict=True)
@@ -100,9 +100,8 @@ def doubled(factors: Sequence[FactoredGradients]) -> list[FactoredGradients]:
 def factored_products(factors: Sequence[FactoredGradients]) -> tuple[Tensor, Tensor]:
     r"""Return the T×T inner products of the gradients of several parameters, and the scale of their rounding errors.
 
-    Products are summed over samples in float64. For parameters with the same samples, the products of samples are added
-    up first, and a left factor that they share is multiplied once. The scale is :math:`\sum_a |L_a|^2 |R_a|^2` over all
-    parameters.
+    Sums over samples are in float64. For parameters with the same samples, the products of samples are added up first,
+    and a shared left factor is multiplied once. The scale is :math:`\sum_a |L_a|^2 |R_a|^2` over all parameters.
     """
     alike: dict[tuple[int, ...], list[FactoredGradients]] = {}
     for each in factors:

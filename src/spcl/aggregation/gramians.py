@@ -1,4 +1,4 @@
-"""Gramians in mixed precision: float32 slices summed in float64, or float64 where the conditioning requires it."""
+"""Gramians in mixed precision: float32 slices summed in float64, or float64 where the condition number requires it."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +28,9 @@ DOUBLE_CHUNK, DOUBLE_CHUNK_CUDA = 1 << 16, 1 << 23  # fits a CPU cache; amortise
 def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
     r"""Compute the T×T matrix :math:`C_{ij} = g_i \cdot g_j` of T gradients, in float64, on their device.
 
-    Products are computed in float32 over slices of up to 2,048 entries and summed in float64. Where that would change
-    the smallest eigenvalue by about a thousandth (at condition numbers above 100 to 1,000, the longer the gradients the
-    higher) they are computed in float64. TF32 and bfloat16 products are never used, whatever PyTorch's settings.
+    Products are computed in float32 over slices of up to 2,048 entries and summed in float64. If rounding could change
+    the smallest eigenvalue by about a thousandth (at condition numbers above 100 to 1,000; longer gradients tolerate
+    more), they are computed in float64. TF32 and bfloat16 products are never used, whatever PyTorch's settings.
 
     Args:
         gradients: the gradients as the rows of one T×n matrix, or one tensor of shape (T, …) per parameter. The
@@ -51,35 +51,40 @@ def gramian(gradients: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def gramian_and_numbers(blocks: Tensor | Sequence[Block], numbers: Tensor) -> tuple[Array, Array]:
-    """Return the :func:`gramian` of a T×n matrix and other float64 numbers on the host, in one transfer.
-
-    The matrix may be given as blocks of columns.
+    """Return the :func:`gramian` of a T×n matrix, or of its blocks of columns, and float64 numbers, in one transfer.
 
     >>> import torch
     >>> gramian_and_numbers(torch.tensor([[3.0, 4.0]]), torch.tensor([0.5, 0.7], dtype=torch.float64))
     (array([[25.]]), array([0.5, 0.7]))
     """
-    blocks = [blocks.detach()] if isinstance(blocks, Tensor) else blocks
     if not numbers.is_cpu:
-        return _unpacked(_packed(blocks, numbers), blocks)
-    products, squared_traces = _products(blocks)
-    return _exact_gramian(products, float(squared_traces), blocks), numbers.numpy()
+        return unpacked_gramian(packed_gramian(blocks, numbers), blocks)
+    products, squared_traces = _products(_detached(blocks))
+    return _exact_gramian(products, float(squared_traces), _detached(blocks)), numbers.numpy()
 
 
-def packed_gramian(rows: Tensor, numbers: Tensor) -> Tensor:
+def packed_gramian(blocks: Tensor | Sequence[Block], numbers: Tensor) -> Tensor:
     """Compute the device's part of :func:`gramian_and_numbers`, a fixed sequence of kernels for CUDA graphs."""
-    return _packed([rows.detach()], numbers)
+    products, squared_traces = _products(_detached(blocks))
+    return torch.cat([products.view(-1), squared_traces.view(1), numbers])
 
 
 def unpacked_gramian(
-    packed: Tensor, rows: Tensor, total: Callable[[Tensor], Tensor] | None = None
+    packed: Tensor, blocks: Tensor | Sequence[Block], total: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Array, Array]:
     """Compute the host's part of :func:`gramian_and_numbers`; inexact products are recomputed in float64.
 
-    If several processes hold slices of the columns, ``rows`` is this process's slice, ``packed`` the sum over all
+    If several processes hold slices of the columns, ``blocks`` is this process's slice, ``packed`` the sum over all
     processes, and ``total`` sums recomputed products over them.
     """
-    return _unpacked(packed, [rows.detach()], total)
+    blocks = _detached(blocks)
+    values, tasks = packed.cpu(), len(blocks[0])
+    products, squared_traces = values[: tasks * tasks].view(tasks, tasks), float(values[tasks * tasks])
+    return _exact_gramian(products, squared_traces, blocks, total), values[tasks * tasks + 1 :].numpy()
+
+
+def _detached(blocks: Tensor | Sequence[Block]) -> Sequence[Block]:
+    return [blocks.detach()] if isinstance(blocks, Tensor) else blocks
 
 
 def host_gramian(matrix: Tensor) -> Array:
@@ -111,8 +116,8 @@ def host_gramian(matrix: Tensor) -> Array:
 def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     """Return the eigenvalues of a symmetric matrix in ascending order, and the eigenvectors as columns.
 
-    NumPy's library shares the work on larger matrices among threads of its own, which wait for one another: on a busy
-    machine that takes 20 to 70 ms for 32 to 64 rows. PyTorch takes 0.1 to 0.3 ms, with as many threads as it is told.
+    For 32 to 64 rows on a busy machine NumPy takes 20 to 70 ms, because its threads wait for one another; PyTorch takes
+    0.1 to 0.3 ms.
 
     >>> eigenvectors(np.diag([2.0, 1.0]))[0]
     array([1., 2.])
@@ -128,26 +133,12 @@ def eigenvectors(matrix: Array) -> tuple[Array, Array]:
     return found.eigenvalues.numpy(), found.eigenvectors.numpy()
 
 
-def _packed(blocks: Sequence[Block], numbers: Tensor) -> Tensor:
-    """Concatenate the :func:`_products` and the numbers."""
-    products, squared_traces = _products(blocks)
-    return torch.cat([products.view(-1), squared_traces.view(1), numbers])
-
-
-def _unpacked(
-    packed: Tensor, blocks: Sequence[Block], total: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Array, Array]:
-    values, tasks = packed.cpu(), len(blocks[0])
-    products, squared_traces = values[: tasks * tasks].view(tasks, tasks), float(values[tasks * tasks])
-    return _exact_gramian(products, squared_traces, blocks, total), values[tasks * tasks + 1 :].numpy()
-
-
 def _products(blocks: Sequence[Block]) -> tuple[Tensor, Tensor]:
     """Return the T×T products, and the sum of the squared traces of their float32 slices; -1 if they are exact."""
     if any(block.dtype != torch.float32 for block in blocks):
         exact = _exact_products(blocks)
         return exact, exact.new_full((), -1.0)
-    if are_products_exact():  # nothing to set, which would take longer
+    if are_products_exact():  # setting the precision would take longer
         return _float32_products(blocks)
     with float32_products("ieee"):
         return _float32_products(blocks)
@@ -220,7 +211,7 @@ def _sliced_products(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def _slice_size(length: int) -> int:
-    """Return a size of slices that leaves no rest, where there is one from half a slice to a whole one.
+    """Return a slice size that divides the length: the largest from half of ``SLICE`` up, or ``SLICE`` if none does.
 
     >>> _slice_size(3 * 2000), _slice_size(2048), _slice_size(3 * 2003 + 2)
     (2000, 2048, 2048)
@@ -231,7 +222,7 @@ def _slice_size(length: int) -> int:
 
 
 def _sums_of_slices(products: NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-    """Return the sum of the products and the sum of their squared traces; NumPy is faster for few numbers."""
+    """Return the sum of the products and the sum of their squared traces, by NumPy, which is faster for few numbers."""
     count, tasks, _ = products.shape
     traces: Array = products.reshape(count, tasks * tasks)[:, :: tasks + 1].sum(axis=1, dtype=np.float64)
     total = products.sum(axis=0, dtype=np.float64)
@@ -257,7 +248,7 @@ def double_products(rows: Block, columns: int | None = None) -> Tensor:
 
 
 def _exact_enough(matrix: Array, squared_traces: float) -> bool:
-    """Return whether the slices' rounding errors, taken as independent, change the smallest eigenvalue little."""
+    """Return whether rounding errors of the slices, assumed independent, change the smallest eigenvalue negligibly."""
     if squared_traces < 0.0:
         return True
     if not (math.isfinite(squared_traces) and math.isfinite(matrix.sum())):
@@ -274,10 +265,10 @@ def _exact_enough(matrix: Array, squared_traces: float) -> bool:
 # -- precision of float32 matrix products
 
 FULL = ("ieee", "none")
-"""The settings of full precision."""
+"""PyTorch's settings that mean full precision."""
 
 HAS_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
-"""Whether every kind of device has a setting of its own; PyTorch before 2.9 has one for all."""
+"""Whether every kind of device has its own setting; before version 2.9 PyTorch has one for all."""
 
 
 def are_products_exact() -> bool:

@@ -14,15 +14,16 @@ LEAST = 1e-5
 
 
 def maxdo_weights(gramian: Tensor) -> Tensor:
-    r"""Return the sum of the convex combinations nearest to each gradient and the minimum-norm combination of all.
+    r"""Return MaxDO's weights: for each gradient the nearest convex combination of the others, and the shortest of all.
 
-    For each gradient, the combination is of the other gradients, and nearest in the asymmetric gradient distance
+    The combination x of the other gradients is the one nearest to the gradient y in the asymmetric gradient distance
 
     .. math:: \mathrm{AGD}(x \to y) = \frac{\|x-y\|}{\|x-y\| + \|y\|}
 
-    from the combination x to the task's gradient y. AGD grows with :math:`\|x-y\|`, so the nearest combination
+    AGD grows with :math:`\|x-y\|`, so the nearest combination
     :math:`\sum_{j\ne i} w_j g_j` is the minimum-norm combination of the differences :math:`g_j - g_i`, whose Gramian is
-    :math:`C_{jk} - C_{ji} - C_{ik} + C_{ii}`. The T + 1 sets of weights are added and divided by T + 1.
+    :math:`C_{jk} - C_{ji} - C_{ik} + C_{ii}`. The result is the mean of these T sets of weights and the weights of the
+    minimum-norm combination of all gradients.
 
     Lyu et al., *Measuring Asymmetric Gradient Discrepancy in Parallel Continual Learning*, ICCV 2023.
 
@@ -35,7 +36,7 @@ def maxdo_weights(gramian: Tensor) -> Tensor:
     tensor([0.6000, 0.4000])
     """
     C = host_gramian(gramian)
-    C = (C + C.T) / 2  # exactly symmetric: rounding would outweigh small differences of large gradients
+    C = (C + C.T) / 2  # exactly symmetric, or rounding would outweigh small differences of large gradients
     weights = min_norm_weights(gramian).numpy()
     if len(C) > 1:
         for i in range(len(C)):
@@ -54,8 +55,8 @@ def maxdo_descent_weights(gramian: Tensor) -> Tensor:
 
     .. math:: \frac{\sum_i \|x_i - g_i\|}{\sum_i \|x_i\| + \sum_i \|g_i\| + T \cdot 10^{-5}}
 
-    of all gradients together, not the asymmetric gradient distance of each. The T combinations and the minimum-norm
-    combination are then added and divided by T + 1. With two gradients, each :math:`x_i` is the other gradient times a
+    over all gradients together, not the asymmetric gradient distance of each. The result is the mean of the T
+    combinations and the minimum-norm combination. With two gradients, each :math:`x_i` is the other gradient times a
     parameter between 0 and 1, and the weights are a softmax of the sums.
 
     >>> maxdo_descent_weights(torch.eye(3))

@@ -1,4 +1,4 @@
-"""The minimum-norm combination of gradients, which MGDA, MaxDO and EMGD share, and its elastic variant."""
+"""The minimum-norm combination of gradients, used by MGDA, MaxDO and EMGD, and EMGD's elastic variant."""
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def min_norm_weights(gramian: Tensor, coefficients: Tensor | None = None, lower:
 
 
 def _min_norm_direction(C: Array, sigma: Array) -> Array:
-    """Return the minimiser up to a positive factor; gradients are normalised first, lest rounding lose small ones."""
+    """Return the minimiser up to a positive factor; gradients are normalised so that rounding keeps small ones."""
     norms = np.sqrt(np.maximum(C.diagonal(), 0.0))
     least = norms[norms > 0.0].min(initial=norms.max() or 1.0)
     norms = np.where(norms > 0.0, norms, least)

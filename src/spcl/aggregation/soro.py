@@ -21,7 +21,7 @@ RELEASED = {"sigma": 500.0, "lambda_": 10.0, "eta": 1e-5, "tolerance": 1e-5, "mo
 
 
 class SOROPresets:
-    """Constructors with the two published sets of settings, for every class that is made from SORO's settings."""
+    """Constructors with the two published sets of settings, for every class with SORO's settings."""
 
     @classmethod
     def paper(cls, **changes: Any) -> Self:
@@ -30,15 +30,16 @@ class SOROPresets:
 
     @classmethod
     def released(cls, **changes: Any) -> Self:
-        """Return the algorithm with the settings of the code that the paper's authors published."""
+        """Return the algorithm with the settings in the code published by the paper's authors."""
         return cls(**(RELEASED | changes))
 
 
 class SOROSettings(SOROPresets, BaseModel):
     """Settings of SORO (Algorithm 1).
 
-    σ, λ and the tolerance are the paper's. The paper gives no step η and no scale of the result. The default η is half
-    of the largest step that is stable at an orthonormal Ĝ; the default scale is the one in the authors' code.
+    σ, λ and the tolerance have the paper's values. The paper gives neither a step size η nor a scale of the result: the
+    default η is half of the largest step size that is stable at an orthonormal Ĝ, the default scale is taken from the
+    authors' code.
 
     >>> SOROSettings(sigma=50.0).lambda_
     100.0
@@ -141,10 +142,10 @@ def right_singular(C: Array, cutoff: float) -> tuple[Array, Array]:
 
 
 def _descend(target: Array, X: Array, settings: SOROSettings) -> tuple[Array, Array, Array, list[float], Stop]:
-    """Run Algorithm 1 on X = UᵀĜ from X = Vᵀ towards the target UᵀG, coordinates free of G's condition number.
+    """Run Algorithm 1 on X = UᵀĜ, from X = Vᵀ towards UᵀG; in these coordinates G's condition number does not matter.
 
-    With a = diag(A), the best d is 1 + τ(a − 1), τ = σ/(λ+σ), so that the two penalties on the diagonal come to
-    λτ‖a − 1‖² together.
+    With a = diag(A), the best d is 1 + τ(a − 1), where τ = σ/(λ+σ), so the two penalties on the diagonal add up to
+    λτ‖a − 1‖².
     """
     sigma, tolerance = settings.sigma, settings.tolerance
     tau = sigma / (settings.lambda_ + sigma)

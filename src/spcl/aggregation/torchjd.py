@@ -78,7 +78,7 @@ class SORO(SOROPresets, GramianWeightedAggregator):
     Use it where TorchJD takes an aggregator: ``spcl.aggregation.SORO()``. A learner of this package takes the method
     :class:`spcl.methods.SORO`, which has the same settings and gives the same update.
 
-    Takes the arguments of :class:`SOROWeighting`; :meth:`paper` and :meth:`released` are the two published choices.
+    Takes the arguments of :class:`SOROWeighting`; :meth:`paper` and :meth:`released` have the two published settings.
 
     >>> SORO(sigma=50.0)(torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]]))
     tensor([0.4533, 1.9596, 1.9596])

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 CPU_CHUNK, ACCELERATOR_CHUNK = 2**20, 2**24
-"""Most entries of K̂ computed at once: what fits a CPU cache, what keeps a GPU busy."""
+"""The most entries of K̂ to compute at once: they fit a CPU's cache, and keep a GPU busy."""
 
 
 def kernel_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None, alpha: float) -> Tensor:
     """Return Σ_s ‖O_s − δ_s I‖² over the shifts s that are multiples of the stride, by the cheapest method.
 
     Args:
-        kernel: the weight of a convolution, (groups, N, C, taps…): N filters and C channels a group.
+        kernel: the weight of a convolution, (groups, N, C, taps…), with N filters and C channels per group.
         stride: the distance of neighbouring outputs, in taps.
-        gradient: a tensor of the kernel's shape, to which `alpha` times the gradient is added; None for none.
+        gradient: receives `alpha` times the gradient, which is added to it; None if no gradient is needed.
         alpha: the factor of the gradient.
 
     >>> kernel_penalty(torch.ones(1, 1, 1, 3), [1], None, 1.0)  # O_0 = 3, O_±1 = 2 and O_±2 = 1
@@ -54,11 +54,11 @@ def matrix_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> Ten
 def spectral_penalty(kernel: Tensor, gradient: Tensor | None, alpha: float) -> Tensor:
     """Return (1/L) Σ_ω ‖K̂(ω)K̂(ω)ᴴ − I‖² of a (groups, N, C, taps…) kernel: Σ_s ‖O_s − δ_s I‖² by Parseval.
 
-    A transform of 2k − 1 points per dimension, L in all, is long enough that no shift wraps around.
+    With 2k − 1 points per dimension, L in all, the transform is long enough that no shift wraps around.
     In real arithmetic, with K̂ = X + iY and K̂K̂ᴴ − I = R + iS, where R is symmetric and S antisymmetric, let
     T = R + S = (X + Y)Xᵀ + (Y − X)Yᵀ − I. Then ‖R + iS‖² = ‖T‖², and the gradient's (R + iS)(X + iY) takes
     three products, 2Z = (T + Tᵀ)(X + Y), TY and TᵀX: its real part is Z − TY and its imaginary part Z − TᵀX.
-    The frequencies ω and −ω are conjugate, so half of them suffice.
+    K̂ at ω and at −ω are conjugate, so half of the frequencies suffice.
 
     For N > C the smaller K̂ᴴK̂ is used: ‖K̂K̂ᴴ − I‖² = ‖K̂ᴴK̂ − I‖² + N − C.
 
@@ -138,14 +138,10 @@ def shift_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None
             correlation.diagonal(dim1=1, dim2=2).sub_(1)
         penalty += correlation.square().sum() * (1 if ahead == behind else 2)
         if target is not None:
-            _add(target[ahead], correlation @ b, 4 * alpha)
+            target[ahead].add_((correlation @ b).view(target[ahead].shape), alpha=4 * alpha)
             if ahead != behind:
-                _add(target[behind], correlation.mT @ a, 4 * alpha)
+                target[behind].add_((correlation.mT @ a).view(target[behind].shape), alpha=4 * alpha)
     return penalty
-
-
-def _add(target: Tensor, slope: Tensor, factor: float) -> None:
-    target.add_(slope.view(target.shape), alpha=factor)
 
 
 def _overlaps(sizes: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
@@ -162,9 +158,9 @@ def _overlaps(sizes: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[tup
 def phase_penalty(kernel: Tensor, stride: Sequence[int], gradient: Tensor | None, alpha: float) -> Tensor:
     """Return Σ_s ‖O_s − δ_s I‖² over the shifts s that are multiples of the stride, for a (groups, N, C, taps…) kernel.
 
-    Taps that overlap under such shifts are a multiple of the stride S apart, so a kernel of stride S is one of stride 1
-    whose channels are the pairs of a channel and a phase p mod S. For a 3×3 kernel of stride 2, padded with zeros to
-    4×4, that takes twice the operations of :func:`shift_penalty` in a third of the kernel launches.
+    Taps that overlap under such shifts are a multiple of the stride S apart. So a kernel of stride S equals a kernel of
+    stride 1 whose channels are the pairs of a channel and a phase p mod S. For a 3×3 kernel of stride 2, padded with
+    zeros to 4×4, this takes twice the operations of :func:`shift_penalty` in a third of the kernel launches.
 
     >>> phase_penalty(torch.ones(1, 1, 1, 3), [2], None, 1.0)  # O_0 = 3 and O_±2 = 1
     tensor(6.)

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import gcd
 
+import torch
 from torch import Tensor, nn
 
 from spcl.errors import SpclError, did_you_mean
 
 LayerChoice = Callable[[str, nn.Module], bool] | Iterable[str] | None
-"""All convolutions and linear layers (`None`), those for which `choice(name, layer)` is true, or those named."""
+"""The chosen layers: all convolutions and linear layers (`None`), a predicate `choice(name, layer)`, or names."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -25,6 +26,16 @@ class Layer:
     weight: Tensor
     groups: int
     stride: tuple[int, ...]
+
+    @property
+    def kernel_shape(self) -> tuple[int, ...]:
+        """The shape of the kernel, by group: (groups, N, C, taps…), with -1 for N."""
+        return self.groups, -1, *self.weight.shape[1:]
+
+    @property
+    def kernel(self) -> Tensor:
+        """The weight in this shape, in float32 or float64."""
+        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)).view(self.kernel_shape)
 
 
 def find_layers(module: nn.Module, choice: LayerChoice = None) -> list[Layer]:
@@ -47,11 +58,11 @@ def find_layers(module: nn.Module, choice: LayerChoice = None) -> list[Layer]:
         raise SpclError(
             f"none of the {len(eligible)} convolutions and linear layers is chosen; choose at least one layer"
         )
-    return [_as_layer(name, m) for name, m in eligible.items() if name in chosen]
+    return [_layer(name, m) for name, m in eligible.items() if name in chosen]
 
 
 def is_convolution(name: str, layer: nn.Module) -> bool:
-    """Return whether a layer is a convolution, as a choice of layers: the paper penalises only those.
+    """Return whether a layer is a convolution; as a choice of layers, the paper's, which penalises only convolutions.
 
     >>> [layer.name for layer in find_layers(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2)), is_convolution)]
     ['0']
@@ -59,13 +70,10 @@ def is_convolution(name: str, layer: nn.Module) -> bool:
     return isinstance(layer, CONVOLUTIONS)
 
 
-def _as_layer(name: str, module: nn.Module) -> Layer:
+def _layer(name: str, module: nn.Module) -> Layer:
     weight: Tensor = module.weight  # type: ignore[assignment]
-    if isinstance(module, CONVOLUTIONS):
-        return Layer(name, weight, module.groups, _stride_in_taps(module.stride, module.dilation))
-    return Layer(name, weight, groups=1, stride=())
-
-
-def _stride_in_taps(stride: Iterable[int], dilation: Iterable[int]) -> tuple[int, ...]:
-    # Outputs are `s` inputs apart and taps `d`: two shifted copies of a kernel share taps only at multiples of both.
-    return tuple(s // gcd(s, d) for s, d in zip(stride, dilation, strict=True))
+    if not isinstance(module, CONVOLUTIONS):
+        return Layer(name, weight, groups=1, stride=())
+    # outputs are `s` inputs apart and taps `d`: two shifted copies of a kernel share taps only at multiples of both
+    stride = tuple(s // gcd(s, d) for s, d in zip(module.stride, module.dilation, strict=True))
+    return Layer(name, weight, module.groups, stride)

@@ -25,11 +25,11 @@ def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tens
     - Linear layers are the case k = 1: ‖WWᵀ − I‖².
     - Each group of a grouped convolution has its own matrix; groups share no input.
     - Dilated kernels overlap where the shift is also a multiple of the dilation.
-    - A transposed convolution is the adjoint of the convolution with the same weight. The penalty is that
-      convolution's: it makes the *columns* of the transposed convolution orthonormal.
+    - A transposed convolution is the adjoint of the convolution with the same weight and has its penalty, which makes
+      the *columns* of the transposed convolution orthonormal.
 
-    The penalty is on the rows. Where there are too many of them to be orthonormal, as in a linear layer with more
-    outputs than inputs, its minimum is positive and reached when the columns are orthonormal.
+    The penalty is on the rows. If there are too many rows to be orthonormal, as in a linear layer with more outputs
+    than inputs, its minimum is positive and reached when the columns are orthonormal.
 
     The gradient is in closed form and computed with the value, so `backward` adds no cost; it cannot be differentiated
     again.
@@ -50,7 +50,13 @@ def orthogonality_penalty(module: nn.Module, layers: LayerChoice = None) -> Tens
     >>> orthogonality_penalty(net, layers=["1"])
     tensor(0., grad_fn=...)
     """
-    return torch.stack([_differentiable_penalty(layer) for layer in find_layers(module, layers)]).sum()
+    penalties = [
+        _Penalty.apply(layer.weight, layer)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled() and layer.weight.requires_grad
+        else layer_penalty(layer)
+        for layer in find_layers(module, layers)
+    ]
+    return torch.stack(penalties).sum()
 
 
 @torch.no_grad()
@@ -59,14 +65,14 @@ def add_orthogonality_gradient(
 ) -> Tensor:
     """Add `alpha` times the gradient of `orthogonality_penalty` to `buffers` and return the penalty.
 
-    For training loops that manage gradients themselves: the penalty depends on the weights alone, so its gradient is
+    For training loops that manage gradients themselves: the penalty depends only on the weights, so its gradient is
     computed once per step and added to every task's gradient (line 5 of the paper's Algorithm 2).
-    The call does not synchronize with the device.
+    The call does not synchronise with the device.
 
     Args:
         module: The module with the layers.
-        buffers: A tensor of the same shape for the weight of every chosen layer, such as a view into one flat gradient.
-            Frozen weights need none; they still count in the penalty.
+        buffers: For every chosen layer's weight a tensor of its shape, such as a view into one flat gradient. Frozen
+            weights need none; they still count in the penalty.
         alpha: The weight α of the penalty in the loss.
         layers: As in `orthogonality_penalty`.
 
@@ -93,13 +99,6 @@ def _buffer(layer: Layer, buffers: Mapping[nn.Parameter, Tensor]) -> Tensor | No
             f"the buffer for {layer.name!r} has shape {tuple(buffer.shape)}, but its weight {tuple(layer.weight.shape)}"
         )
     return buffer
-
-
-def _differentiable_penalty(layer: Layer) -> Tensor:
-    if not (torch.is_grad_enabled() and layer.weight.requires_grad):
-        return layer_penalty(layer)
-    penalty: Tensor = _Penalty.apply(layer.weight, layer)  # type: ignore[no-untyped-call]
-    return penalty
 
 
 class _Penalty(torch.autograd.Function):
@@ -136,16 +135,16 @@ def layer_penalty(layer: Layer, gradient: Tensor | None = None, alpha: float = 1
     tensor([[24., 0.], [ 0., 0.]])
     """
     with torch.autocast(layer.weight.device.type, enabled=False):
-        target = None if gradient is None else gradient.view(_kernel_shape(layer))
-        return kernel_penalty(_kernel(layer), layer.stride, target, alpha)
+        target = None if gradient is None else gradient.view(layer.kernel_shape)
+        return kernel_penalty(layer.kernel, layer.stride, target, alpha)
 
 
 @torch.no_grad()
 def layers_penalty(layers: Sequence[Layer], gradients: Sequence[Tensor | None], alpha: float = 1.0) -> Tensor:
     """Return the penalty of several layers, and add `alpha` times their gradients to `gradients` (None: none needed).
 
-    On an accelerator, layers of the same shape are computed as one batch, because many small CUDA kernels are slower
-    than a few large ones; on a CPU one layer at a time, which needs the least memory.
+    On an accelerator, layers of one shape are one batch, because a few large kernels are faster than many small ones.
+    On a CPU each layer is computed alone, which needs the least memory.
 
     >>> layers = [Layer("", torch.full((1, 1), size), groups=1, stride=()) for size in (2.0, 3.0)]
     >>> layers_penalty(layers, [None, None])
@@ -164,7 +163,7 @@ def _joint_penalty(batch: Sequence[tuple[Layer, Tensor | None]], alpha: float) -
     if len(batch) == 1:
         return layer_penalty(layer, gradient, alpha)
     with torch.autocast(layer.weight.device.type, enabled=False):
-        kernels = _joined([_kernel(layer) for layer, _ in batch])
+        kernels = _joined([layer.kernel for layer, _ in batch])
         if gradient is None:
             return kernel_penalty(kernels, layer.stride, None, alpha)
         found = torch.zeros_like(kernels)
@@ -188,11 +187,3 @@ def _joined(kernels: Sequence[Tensor]) -> Tensor:
 def _batch_key(pair: tuple[Layer, Tensor | None]) -> tuple[object, ...]:
     layer, gradient = pair
     return tuple(layer.weight.shape), layer.groups, layer.stride, str(layer.weight.dtype), gradient is None
-
-
-def _kernel_shape(layer: Layer) -> tuple[int, ...]:
-    return layer.groups, -1, *layer.weight.shape[1:]
-
-
-def _kernel(layer: Layer) -> Tensor:
-    return layer.weight.to(torch.promote_types(layer.weight.dtype, torch.float32)).view(_kernel_shape(layer))

@@ -1,4 +1,4 @@
-"""Checks for what people plug in: each takes a function that makes the thing, and tries what the rest relies on.
+"""Checks for plug-ins: each takes a function that makes the thing, and tests the properties that SPCL relies on.
 
 A check raises an :class:`AssertionError` that names the thing, the property, what was found and what was expected:
 

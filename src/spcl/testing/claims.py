@@ -1,4 +1,4 @@
-"""What the checks have in common: claims that name what they found, and a small stream of tasks to train on."""
+"""The common parts of all checks: claims that name what they found, and a small stream of tasks to train on."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,15 +13,20 @@ from spcl.learner import Learner, StepReport
 
 CLASSES = {"a": 2, "b": 3, "c": 2}
 SPANS = {"a": (0, 3), "b": (1, 7), "c": (4, 7)}
-"""First and last step of every task: one task alone, two at once, one that ends, one that joins."""
+"""First and last step of every task: one task runs alone, two run at once, one ends, another starts."""
 
 STEPS = 8
 FEATURES = 6
+
 SPOILT = ("b", 2)
+"""Task and step of the non-finite batch."""
+
+ROUNDING = 1e-3
+"""Relative difference that the order of float32 additions may make over a few steps."""
 
 
 class Claims:
-    """Claims about one thing, whose name begins every message."""
+    """Claims about one thing; every message begins with its name."""
 
     def __init__(self, kind: str, make: object) -> None:
         self.thing = f"{kind} {_name(make)}"
@@ -58,7 +63,7 @@ class Claims:
 
 
 def _name(make: object) -> str:
-    """Return the name of what makes a thing.
+    """Return the name of a function or class that makes a thing.
 
     >>> from functools import partial
     >>> _name(Claims), _name(partial(Claims, "memory"))
@@ -80,7 +85,7 @@ def _are_close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 
 def _pairs(found: Any, expected: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the leaves of two trees side by side; a part that only one has stands beside None."""
+    """Yield the leaves of two trees side by side; where one tree has no leaf, None takes its place."""
     if isinstance(found, np.ndarray) and isinstance(expected, np.ndarray):
         found, expected = torch.from_numpy(found), torch.from_numpy(expected)
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
@@ -103,7 +108,7 @@ def new_backbone(dropout: float = 0.0) -> nn.Sequential:
 
 
 def batch(task: str, step: int) -> tuple[Tensor, Tensor]:
-    """Return separable data: the class is where the inputs are largest."""
+    """Return separable data: the class is the place of the largest input."""
     generator = torch.Generator().manual_seed(1000 * step + ord(task))
     y = torch.randint(CLASSES[task], (6,), generator=generator)
     shift = 2.0 * nn.functional.one_hot(y + ord(task) - ord("a"), FEATURES)
@@ -111,13 +116,13 @@ def batch(task: str, step: int) -> tuple[Tensor, Tensor]:
 
 
 def state_of(learner: Learner) -> dict[str, Any]:
-    """Return what was learned: the weights of backbone and heads, and the method's state."""
+    """Return the result of training: the weights of backbone and heads, and the method's state."""
     heads = {name: task.head.state_dict() for name, task in learner.tasks.items() if task.head is not None}
     return {"backbone": learner.model.backbone.state_dict(), "heads": heads, "method": learner.method.state_dict()}
 
 
 def spoilt(task: str, step: int, x: Tensor) -> Tensor:
-    """Make one batch of :func:`train` NaN."""
+    """Replace the inputs of one batch of :func:`train` by NaN."""
     return x * float("nan") if (task, step) == SPOILT else x
 
 
@@ -132,7 +137,7 @@ def train(
     last: int = STEPS,
     change: Callable[[str, int, Tensor], Tensor | None] = lambda task, step, x: x,
 ) -> list[StepReport]:
-    """Make the steps from ``first`` up to ``last``; ``change`` may replace the inputs of a batch, or leave it out."""
+    """Make the steps from ``first`` up to ``last``; ``change`` may replace a batch's inputs, or omit it by None."""
     reports = []
     for step in range(first, last):
         for task, (start, _) in SPANS.items():

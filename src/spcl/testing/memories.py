@@ -23,13 +23,13 @@ CLASSES = 3
 def check_memory(make: Callable[..., Memory], *, replays_running: bool | None = None) -> None:
     """Check a memory: a subclass of :class:`spcl.memory.Memory`, or ``make(budget, *, seed, …)``.
 
-    It keeps at most its budget, of what it has observed and with its targets; draws are of that, at most as many as
-    asked for, and repeated by the same seed; its state is plain data that a checkpoint can hold, from which it goes on
-    exactly; it copies what it stores; and a learner that skips a task stores nothing of the skipped batch.
+    It keeps at most its budget of the observed samples, each with its own target and logits; it draws at most as many
+    as asked for, and the same ones for the same seed; a checkpoint can hold its state and resumes it exactly; it copies
+    the samples that it stores; and a learner that skips a task stores nothing of the skipped batch.
 
     Args:
-        make: makes the memory from a budget and, as far as it takes them, ``seed``, ``device`` and ``dtype``.
-        replays_running: whether samples of a task may be drawn while it runs; None where either may be.
+        make: makes the memory from a budget and, if it takes them, ``seed``, ``device`` and ``dtype``.
+        replays_running: whether samples of a task are drawn while it runs; None leaves this unchecked.
     """
     claims = Claims("memory", make)
     registry: Registry[Callable[..., Memory]] = Registry("memory", positional=1, keywords=("seed", "device", "dtype"))
@@ -43,6 +43,7 @@ def check_memory(make: Callable[..., Memory], *, replays_running: bool | None = 
 
     _check_budget(claims, new, replays_running)
     _check_draws(claims, new)
+    _check_targets_and_logits(claims, new)
     _check_memory_state(claims, new)
     _check_copies(claims, new)
     _check_stored_type(claims, new)
@@ -50,7 +51,7 @@ def check_memory(make: Callable[..., Memory], *, replays_running: bool | None = 
 
 
 def _samples(task: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Return samples that hold their task, their number and their class, so that each is known again."""
+    """Return samples that hold their task, their number and their class, so that each can be recognised."""
     numbers = torch.arange(first, first + count)
     y = numbers % CLASSES
     return torch.stack([torch.full_like(numbers, task), numbers, y], dim=1).float(), y
@@ -93,7 +94,7 @@ def _check_budget(claims: Claims, new: Callable[..., Memory], replays_running: b
 
 
 def _check_draws(claims: Claims, new: Callable[..., Memory]) -> None:
-    law = "what is drawn was observed, with its own target"
+    law = "a drawn sample was observed, with its own target"
     memory, other = new(), new()
     with claims.law("an empty memory draws nothing"):
         claims.same("an empty memory draws nothing", memory.draw(4), [])
@@ -101,19 +102,42 @@ def _check_draws(claims: Claims, new: Callable[..., Memory]) -> None:
         with claims.law(law):
             _live(each)
     for count in (1, 5, 100):
+        before = torch.get_rng_state()
         with claims.law(law):
             drawn = memory.draw(count)
             again = other.draw(count)
+        claims.same("it draws by its own generator, not by PyTorch's", torch.get_rng_state(), before)
         total = sum(len(batch.y) for batch in drawn)
         claims.that(0 < total <= count, "a draw has at most as many samples as asked for", total, f"1 to {count}")
         for batch in drawn:
             task, number, y = _inputs(batch).T
             right = (task == float(batch.task.removeprefix("task "))) & (y == batch.y) & (number % CLASSES == y)
             found = f"x = {_inputs(batch).tolist()}, y = {batch.y.tolist()} in {batch.task!r}"
-            claims.that(bool(right.all()), law, found, "pairs that were observed")
+            claims.that(bool(right.all()), law, found, "pairs of observed samples")
         claims.same("the same seed draws the same", _content(again), _content(drawn))
     kept = Counter(_rows(memory.draw(100)))
     claims.that(max(kept.values()) == 1, "every sample is kept once", f"{max(kept.values())} times", "once")
+
+
+def _check_targets_and_logits(claims: Claims, new: Callable[..., Memory]) -> None:
+    """Check that targets of any type and logits, given by the batch or by the model, stay with their samples."""
+    memory, (x, labels) = new(), _samples(0, 0, 6)
+    targets = torch.stack([labels + 0.5, -labels - 0.25], dim=1)
+    with claims.law("it stores targets that are vectors of floats"):
+        memory.start("regression", None)
+        memory.observe("regression", x, targets)
+        memory.finish("regression")
+        for batch in memory.draw(6):
+            expected = targets[_inputs(batch)[:, 1].long()]
+            claims.same("targets keep their values and their type", batch.y, expected)
+    law, memory = "logits stay with their samples", new()
+    with claims.law(law):
+        memory.start("task 0", CLASSES)
+        memory.observe("task 0", x, labels, 10.0 * x)
+        memory.finish("task 0", lambda inputs: 10.0 * torch.as_tensor(inputs))
+        for batch in memory.draw(6):
+            if batch.logits is not None:
+                claims.same(law, batch.logits, 10.0 * _inputs(batch))
 
 
 def _content(batches: Sequence[ReplayBatch]) -> list[Any]:
@@ -130,7 +154,7 @@ def _rows(batches: Sequence[ReplayBatch]) -> list[tuple[float, ...]]:
 
 
 def _check_memory_state(claims: Claims, new: Callable[..., Memory]) -> None:
-    law = "it goes on exactly from its state"
+    law = "it resumes exactly from its state"
     whole, first, second = new(), new(), new()
     with claims.law(law):
         _live(whole)
@@ -151,7 +175,7 @@ def _check_memory_state(claims: Claims, new: Callable[..., Memory]) -> None:
     kept = deepcopy(given)
     with claims.law(law):
         _live(first, first=17)
-    claims.same("its state is a copy, which later samples leave as it is", given, kept)
+    claims.same("its state is a copy, which later samples do not change", given, kept)
 
 
 def _check_copies(claims: Claims, new: Callable[..., Memory]) -> None:
@@ -160,7 +184,7 @@ def _check_copies(claims: Claims, new: Callable[..., Memory]) -> None:
     with claims.law(law):
         memory.start("task 0", CLASSES)
         memory.observe("task 0", x, y)
-        claims.same("a batch that is stored stays as it is", [x, y], list(_samples(0, 0, 6)))
+        claims.same("storing a batch does not change it", [x, y], list(_samples(0, 0, 6)))
         x.fill_(-1.0)
         memory.finish("task 0")
         drawn = memory.draw(6)
@@ -169,11 +193,11 @@ def _check_copies(claims: Claims, new: Callable[..., Memory]) -> None:
     for batch in drawn:
         _inputs(batch).fill_(-1.0)
     left = _rows(memory.draw(6))
-    claims.that(all(min(row) >= 0.0 for row in left), "what is drawn is a copy", f"{left}", "samples as observed")
+    claims.that(all(min(row) >= 0.0 for row in left), "draws are copies", f"{left}", "samples as they were observed")
 
 
 def _check_stored_type(claims: Claims, new: Callable[..., Memory]) -> None:
-    law = "it stores inputs in their type, or in the given one"
+    law = "it stores inputs in their own type, or in the given dtype"
     for options, expected in (({}, torch.uint8), ({"dtype": torch.float32}, torch.float32)):
         memory = new(**options)
         x, y = _samples(0, 0, 6)
@@ -182,7 +206,7 @@ def _check_stored_type(claims: Claims, new: Callable[..., Memory]) -> None:
             memory.observe("task 0", x.to(torch.uint8), y)
             memory.finish("task 0")
             found = [_inputs(batch).dtype for batch in memory.draw(6)]
-        is_taken = not options or memory.dtype == expected  # a function need not take dtype
+        is_taken = not options or memory.dtype == expected  # `make` need not take a dtype
         claims.that(not is_taken or set(found) == {expected}, law, found, expected)
 
 

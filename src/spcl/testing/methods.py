@@ -16,12 +16,21 @@ from spcl.errors import SpclError
 from spcl.learner import Learner, Scenario
 from spcl.memory import BalancedCoreset, Memory, Reservoir
 from spcl.methods import FAMILIES, Gradients, Method
-from spcl.testing.claims import FEATURES, SPANS, STEPS, Claims, batch, left_out, new_backbone, spoilt, state_of, train
+from spcl.testing.claims import (
+    FEATURES,
+    ROUNDING,
+    SPANS,
+    STEPS,
+    Claims,
+    batch,
+    left_out,
+    new_backbone,
+    spoilt,
+    state_of,
+    train,
+)
 
 MakeMethod = Callable[[], Method]
-
-ROUNDING = 1e-3
-"""Relative difference that the order of float32 additions may make over a few steps."""
 
 
 def check_method(
@@ -34,18 +43,18 @@ def check_method(
 ) -> None:
     """Check a method: the class, or a function without arguments that makes one.
 
-    Every method: settings round-trip, what is weighed has a finite weight, tasks come and go, training is repeated by
-    the same seed and resumed exactly from a checkpoint, a task that is not finite leaves no trace, engines agree, and
-    mixed precision and a GPU (where there is one) train as well.
+    Settings survive JSON; every gradient gets a finite weight; tasks may come and go; the same seed repeats the
+    training; a checkpoint resumes it exactly; a task with non-finite inputs leaves no trace; all engines agree; and
+    training works in mixed precision and on a GPU, if there is one.
 
     Args:
         make: makes the method; called often.
-        random: whether it draws random numbers. Then its weights do not follow the gradients when these change places,
-            and a step that is repeated without a task draws others.
-        permutation: whether every gradient keeps its weight in whatever order they come.
-        scaling: d, if an update of gradients that are all c times as large is :math:`c^{1+d}` times as large, so that
-            their weights are :math:`c^d` times as large: 0 for a mean, -1 for an update of fixed norm. None if neither.
-        scenarios: the scenarios that the method is for.
+        random: whether the method draws random numbers. If so, reordered gradients may get other weights, and a step
+            that is repeated without a task may draw other numbers.
+        permutation: whether a gradient's weight is independent of the order of the gradients.
+        scaling: d, if multiplying all gradients by c multiplies their weights by :math:`c^d`: 0 for a mean, -1 for an
+            update of fixed norm. None if there is no such d.
+        scenarios: the scenarios to check.
     """
     claims = Claims("method", make)
     with claims.law("it can be made"):
@@ -94,7 +103,7 @@ def _check_settings(claims: Claims, make: MakeMethod) -> None:
 
 
 def _check_weights(claims: Claims, make: MakeMethod) -> None:
-    """Weigh gradients of one to four tasks, also if they are zero, equal, opposite, tiny or huge."""
+    """Weigh one to four gradients, also if they are zero, equal, opposite, tiny or huge."""
     law = "every gradient has a finite weight"
     generator = torch.Generator().manual_seed(1)
     for count in range(1, 5):
@@ -119,7 +128,7 @@ def _check_permutation(claims: Claims, make: MakeMethod) -> None:
     order = [2, 0, 3, 1]
     found, expected = _weigh(claims, make(), rows[order], order=order), _weigh(claims, make(), rows)
     expected = expected if make().elementwise else expected[order]
-    claims.same("weights belong to the gradients, in whatever order (permutation=False if not)", found, expected, 1e-6)
+    claims.same("weights do not depend on the order of the gradients (else permutation=False)", found, expected, 1e-6)
 
 
 def _check_scaling(claims: Claims, make: MakeMethod, degree: int) -> None:
@@ -128,12 +137,12 @@ def _check_scaling(claims: Claims, make: MakeMethod, degree: int) -> None:
     expected = _weigh(claims, make(), rows)
     for factor in (0.125, 8.0):
         found = _weigh(claims, make(), factor * rows) / factor ** (degree + make().elementwise)
-        law = f"gradients {factor:g} times as large have weights {factor:g}^{degree} times as large (scaling={degree})"
+        law = f"multiplying gradients by {factor:g} multiplies weights by {factor:g}^{degree} (scaling={degree})"
         claims.same(law, found, expected, 1e-6)
 
 
 def _weigh(claims: Claims, method: Method, rows: Tensor, order: Sequence[int] | None = None) -> Tensor:
-    """Return the weights of gradients, or the update of a method that combines them itself."""
+    """Return the weights of the gradients, or the update of a method that combines them itself."""
     torch.manual_seed(0)
     if method.elementwise:
         return method.combine(rows.clone())
@@ -141,16 +150,16 @@ def _weigh(claims: Claims, method: Method, rows: Tensor, order: Sequence[int] | 
     is_mean = method.reduction == "mean"
     rows = rows[:2] if is_mean else rows
     names = ("current", "memory")[: len(rows)] if is_mean else tuple(f"task {number}" for number in order)
-    gramian = rows @ rows.T
+    gramian, losses = rows @ rows.T, np.array([1.0 + number for number in order][: len(rows)])
     given = Gradients(
         names=names,
-        losses=np.array([1.0 + number for number in order][: len(rows)]),
+        losses=losses.copy(),
         gramian=gramian.clone(),
         classes=(2,) * len(names),
         samples=(8,) * len(names),
     )
     weights = method.weigh(given).values
-    claims.same("weigh leaves the Gramian as it is", given.gramian, gramian)
+    claims.same("weigh does not change its arguments", [given.gramian, given.losses], [gramian, losses])
     claims.that(
         weights.shape == (len(names),), "every gradient has one weight", tuple(weights.shape), f"shape ({len(names)},)"
     )
@@ -176,7 +185,7 @@ def _learner(
 
 
 def _check_training(claims: Claims, make: MakeMethod, scenario: Scenario) -> None:
-    """Tasks come and go, with a memory that replays finished tasks, and with one that replays all from the start."""
+    """Train while tasks come and go, with a memory that replays finished tasks, and with one that replays all tasks."""
     law = f"it trains while tasks come and go ({scenario}-incremental)"
     for kind, first_replay in ((BalancedCoreset, SPANS["a"][1] + 1), (Reservoir, 1)):
         new_memory = partial(kind, 12, seed=1, dtype=torch.float32)
@@ -192,16 +201,16 @@ def _check_training(claims: Claims, make: MakeMethod, scenario: Scenario) -> Non
             if not learner.method.elementwise:
                 claims.that(report.weights.keys() == report.losses.keys(), law, sorted(report.weights), "one each")
         after = _weights_of(learner)
-        claims.that(all(bool(each.isfinite().all()) for each in after), law, "weights that are not finite", "finite")
+        claims.that(all(bool(each.isfinite().all()) for each in after), law, "non-finite weights", "finite weights")
         moved = any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        claims.that(moved, law, "a backbone that has not changed", "another one after training")
+        claims.that(moved, law, "an unchanged backbone", "a backbone changed by training")
         again = _learner(make, scenario, memory=new_memory())
         train(again)
         claims.same("the same seed gives the same model", again.model_state(), learner.model_state())
 
 
 def _check_resuming(claims: Claims, make: MakeMethod, scenario: Scenario) -> None:
-    """A learner that is saved, loaded elsewhere and goes on is the one that was never interrupted."""
+    """Compare a learner that is saved, loaded and trained further with one that was never interrupted."""
     law = f"it resumes exactly ({scenario}-incremental)"
     whole = _learner(make, scenario, dropout=0.2)
     train(whole)
@@ -226,8 +235,8 @@ def _check_resuming(claims: Claims, make: MakeMethod, scenario: Scenario) -> Non
 
 
 def _check_non_finite(claims: Claims, make: MakeMethod, scenario: Scenario, random: bool) -> None:
-    """A batch that is not finite is skipped, and everything is as if it had not been there."""
-    law = f"a task that is not finite leaves no trace ({scenario}-incremental)"
+    """Compare training on a non-finite batch, which is skipped, with training without this batch."""
+    law = f"a task with non-finite inputs leaves no trace ({scenario}-incremental)"
     with claims.law(law):
         learner, other = (_learner(make, scenario, memory=Reservoir(12, seed=1, dtype=torch.float32)) for _ in range(2))
         skipped = [sorted(report.skipped) for report in train(learner, change=spoilt)]
@@ -236,14 +245,14 @@ def _check_non_finite(claims: Claims, make: MakeMethod, scenario: Scenario, rand
     if not random:
         claims.same(law, state_of(learner), state_of(other))
     finite = all(bool(each.isfinite().all()) for each in _weights_of(learner))
-    claims.that(finite, law, "weights that are not finite", "finite")
+    claims.that(finite, law, "non-finite weights", "finite weights")
 
 
 # -- engines, types and devices
 
 
 class _FirstInputs(nn.Module):
-    """A network that reads the first inputs alone: samples of other lengths need passes of their own."""
+    """A network that reads only the first inputs: samples of different lengths cannot share a pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,22 +264,22 @@ class _FirstInputs(nn.Module):
 
 
 def _check_engines(claims: Claims, make: MakeMethod, scenario: Scenario) -> None:
-    """Train by one pass of all tasks, by a pass of each, and without holding the gradients."""
+    """Train by one pass over all tasks, by a pass per task, and without holding the gradients."""
     law = "engines agree"
     one_pass = _trained(claims, make, scenario)
     apart = _trained(claims, make, scenario, widths={"a": 0, "b": 1, "c": 2})
-    claims.same(f"{law}: a pass of each task, and one of all", apart, one_pass, ROUNDING)
+    claims.same(f"{law}: a pass per task, and one over all tasks", apart, one_pass, ROUNDING)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         low_memory = _trained(claims, make, scenario, low_memory=True)
-    if not said:  # otherwise the learner says why it cannot, and trains with gradients
-        claims.same(f"{law}: with the Gramian alone, and with the gradients", low_memory, one_pass, ROUNDING)
+    if not said:  # a warning says that the method needs the gradients themselves
+        claims.same(f"{law}: holding only the Gramian, and holding the gradients", low_memory, one_pass, ROUNDING)
 
 
 def _trained(
     claims: Claims, make: MakeMethod, scenario: Scenario, widths: dict[str, int] | None = None, **options: Any
 ) -> list[Tensor]:
-    """Return the weights after three steps of three tasks, and a memory from the start."""
+    """Return the weights after three steps with three tasks and a memory that replays all tasks."""
     with claims.law("it trains with every engine"):
         learner = Learner(
             _FirstInputs(),
@@ -296,7 +305,7 @@ def _check_types_and_devices(claims: Claims, make: MakeMethod, scenario: Scenari
         skipped = [sorted(report.skipped) for report in train(learner) if report.skipped]
     claims.that(not skipped, law, f"skipped {skipped}", "none skipped")
     finite = all(bool(each.isfinite().all()) for each in _weights_of(learner))
-    claims.that(finite, law, "weights that are not finite", "finite")
+    claims.that(finite, law, "non-finite weights", "finite weights")
     if not torch.cuda.is_available():
         return
     with claims.law("it trains on a GPU"):

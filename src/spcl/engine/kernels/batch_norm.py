@@ -1,6 +1,6 @@
 """Batch-norm of several batches of images side by side, with the addition, ReLU and max-pooling that may follow it.
 
-The rows of every batch are cut into chunks, and each program of a kernel reads a chunk of a few channels. The autograd
+The rows of every batch are cut into chunks; each program of a kernel reads a few channels of a chunk. The autograd
 function comes first, then the kernels: statistics, normalisation, normalisation with pooling.
 """
 
@@ -17,32 +17,32 @@ from torch.autograd.function import once_differentiable
 from spcl.engine.kernels.chunks import Chunks, channels_of, chunk_of, divide, divisor, power_of_two, rows_of, scaling_of
 
 PROGRAMS = 512
-"""Approximate number of programs per kernel: several for each multiprocessor."""
+"""The approximate number of programs per kernel: several per multiprocessor."""
 
 LEAST_ROWS, MOST_ROWS = 32, 512
-"""Bounds of the number of rows per chunk."""
+"""Bounds on the number of rows per chunk."""
 
 CHANNELS, ROWS = 64, 32
 """The most channels and rows that a program holds at once."""
 
 COMBINED = {"CHUNKS": 128, "CHANNELS": 16}
-"""The most chunks and channels at once, in kernels that combine the results of chunks."""
+"""The most chunks and channels that a program holds at once in kernels that combine the results of chunks."""
 
 AVERAGED = {"CHANNELS": 32}
-"""The most channels at once, in the kernel that updates running averages."""
+"""The most channels that a program holds at once in the kernel that updates running averages."""
 
 
 @dataclass(frozen=True)
 class BatchNormOptions:
-    """How images are normalised, and what follows.
+    """The options of batch-norm and of the functions that follow it.
 
     Attributes:
         sizes: the number of images of every batch.
         momentum, eps: options of batch-norm.
         relu: whether ReLU follows.
         pool: whether 2×2 max-pooling follows ReLU.
-        add_gradients: called with the gradients of weight and bias, one row per batch.
-        tables: cache of what kernels need to know about the batches.
+        add_gradients: receives the gradients of weight and bias, one row per batch.
+        tables: a cache of the tables about the batches that kernels read.
     """
 
     sizes: tuple[int, ...]
@@ -64,7 +64,7 @@ class _Scaling(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Sums per batch, or per chunk, of the gradient (for bias) and of its product with normalised values (weight)."""
+    """Sums over each batch or chunk: the bias's of the gradient, the weight's of gradient times normalised values."""
 
     bias_sums: Tensor
     weight_sums: Tensor
@@ -95,9 +95,7 @@ class BatchNorm(torch.autograd.Function):
         if options.pool:
             y = _empty_images(x, x.shape[2] // 2, x.shape[3] // 2)
             launch = _Launch(y, options)
-            normalise_and_pool[launch.grid](
-                x=x, y=y, table=launch.chunks.table, **scaling._asdict(), **_pooled_sizes(y), **launch.block
-            )
+            normalise_and_pool[launch.grid](x=x, y=y, **scaling._asdict(), **_pooled_sizes(y), **launch.common)
         else:
             addend = None if addend is None else addend.contiguous(memory_format=torch.channels_last)
             y, launch = torch.empty_like(x), _Launch(x, options)
@@ -105,12 +103,10 @@ class BatchNorm(torch.autograd.Function):
                 x=x,
                 addend=x if addend is None else addend,
                 y=y,
-                table=launch.chunks.table,
-                channels=x.shape[1],
                 ADD=addend is not None,
                 RELU=options.relu,
                 **scaling._asdict(),
-                **launch.block,
+                **launch.common,
             )
         ctx.adds = addend is not None
         ctx.save_for_backward(x, y if ctx.adds and options.relu else x, *scaling)
@@ -138,9 +134,9 @@ class _Launch:
 
     Attributes:
         chunks: the rows of every batch, cut into chunks.
-        grid: the number of programs by chunk and by block of channels.
-        block: how many rows and channels a program holds at once.
-        combined: the number of programs of a kernel that combines the chunks of every batch.
+        grid: the number of chunks, and of blocks of channels; there is a program for each pair.
+        common: the arguments of all kernels over chunks: their table, all channels, a program's rows and channels.
+        combined: the grid of a kernel that combines the chunks of every batch.
     """
 
     def __init__(self, images: Tensor, options: BatchNormOptions) -> None:
@@ -152,23 +148,22 @@ class _Launch:
         rows = tuple(size * height * width for size in options.sizes)
         self.chunks = Chunks.of(rows, most_rows, images.device, options.tables)
         self.grid = self.chunks.count, columns
-        self.block = {"ROWS": ROWS, "CHANNELS": block}
+        self.common: dict[str, Any] = {"table": self.chunks.table, "channels": channels}
+        self.common |= {"ROWS": ROWS, "CHANNELS": block}
         self.combined = triton.cdiv(channels, COMBINED["CHANNELS"]), len(options.sizes)
 
-    def two_per_chunk(self, channels: int) -> Tensor:
+    def two_per_chunk(self) -> Tensor:
         """Return memory for two numbers per chunk and channel."""
-        return torch.empty(2, self.chunks.count, channels, device=self.chunks.table.device)
+        return torch.empty(2, self.chunks.count, self.common["channels"], device=self.chunks.table.device)
 
 
 def _statistics(x: Tensor, running: tuple[Tensor, Tensor] | None, options: BatchNormOptions) -> tuple[Tensor, Tensor]:
     """Return mean and 1 / √(variance + eps) of every batch; update the running averages."""
     channels, batches, launch = x.shape[1], len(options.sizes), _Launch(x, options)
     chunks = launch.chunks
-    means, deviations = launch.two_per_chunk(channels)
+    means, deviations = launch.two_per_chunk()
     mean_out, scale_out, variance_out = torch.empty(3, batches, channels, device=x.device)
-    chunk_statistics[launch.grid](
-        x=x, means=means, deviations=deviations, table=chunks.table, channels=channels, **launch.block
-    )
+    chunk_statistics[launch.grid](x=x, means=means, deviations=deviations, **launch.common)
     batch_statistics[launch.combined](
         means=means,
         deviations=deviations,
@@ -201,8 +196,8 @@ def _gradients(
     gradient: Tensor, x: Tensor, y: Tensor, scaling: _Scaling, adds: bool, options: BatchNormOptions
 ) -> tuple[Tensor, Tensor, _Sums]:
     """Return the gradient of the images, the gradient before ReLU, and its sums over every batch."""
-    channels, launch = x.shape[1], _Launch(x, options)
-    chunks, partial = launch.chunks, _Sums(*launch.two_per_chunk(channels))
+    launch = _Launch(x, options)
+    partial = _Sums(*launch.two_per_chunk())
     is_stored = adds and options.relu
     before_relu, of_images = torch.empty_like(x) if is_stored else gradient, torch.empty_like(x)
     chunk_sums[launch.grid](
@@ -210,26 +205,22 @@ def _gradients(
         x=x,
         y=y,
         masked=before_relu,
-        table=chunks.table,
-        channels=channels,
         ADD=adds,
         RELU=options.relu,
         **scaling._asdict(),
         **partial._asdict(),
-        **launch.block,
+        **launch.common,
     )
-    sums = _batch_sums(partial, launch, channels)
+    sums = _batch_sums(partial, launch)
     input_gradient[launch.grid](
         gradient=before_relu,
         x=x,
         out=of_images,
-        table=chunks.table,
-        counts=chunks.rows,
-        channels=channels,
+        counts=launch.chunks.rows,
         RELU=options.relu and not is_stored,
         **scaling._asdict(),
         **sums._asdict(),
-        **launch.block,
+        **launch.common,
     )
     return of_images, before_relu, sums
 
@@ -238,35 +229,18 @@ def _pooled_gradients(
     gradient: Tensor, x: Tensor, scaling: _Scaling, options: BatchNormOptions
 ) -> tuple[Tensor, _Sums]:
     """Return the gradient of the images, and the sums over every batch of the gradient before ReLU."""
-    channels, launch = x.shape[1], _Launch(gradient, options)
-    chunks, partial = launch.chunks, _Sums(*launch.two_per_chunk(channels))
-    of_images, sizes = torch.empty_like(x), _pooled_sizes(gradient)
-    pooled_sums[launch.grid](
-        gradient=gradient,
-        x=x,
-        table=chunks.table,
-        **scaling._asdict(),
-        **partial._asdict(),
-        **sizes,
-        **launch.block,
-    )
-    sums = _batch_sums(partial, launch, channels)
-    pooled_input_gradient[launch.grid](
-        gradient=gradient,
-        x=x,
-        out=of_images,
-        table=chunks.table,
-        counts=chunks.rows,
-        **scaling._asdict(),
-        **sums._asdict(),
-        **sizes,
-        **launch.block,
-    )
+    launch = _Launch(gradient, options)
+    of_images, partial = torch.empty_like(x), _Sums(*launch.two_per_chunk())
+    common = {"gradient": gradient, "x": x, **scaling._asdict(), **_pooled_sizes(gradient), **launch.common}
+    pooled_sums[launch.grid](**partial._asdict(), **common)
+    sums = _batch_sums(partial, launch)
+    pooled_input_gradient[launch.grid](out=of_images, counts=launch.chunks.rows, **sums._asdict(), **common)
     return of_images, sums
 
 
-def _batch_sums(partial: _Sums, launch: _Launch, channels: int) -> _Sums:
+def _batch_sums(partial: _Sums, launch: _Launch) -> _Sums:
     """Add up the sums of the chunks of every batch."""
+    channels = launch.common["channels"]
     sums = _Sums(*torch.empty(2, launch.combined[1], channels, device=partial.bias_sums.device))
     batch_sums[launch.combined](
         **partial._asdict(),
@@ -280,9 +254,9 @@ def _batch_sums(partial: _Sums, launch: _Launch, channels: int) -> _Sums:
 
 
 def _pooled_sizes(pooled: Tensor) -> dict[str, int]:
-    """Return the channels and the width of pooled images, and how kernels divide by the width."""
+    """Return the width of pooled images, and the factor and shift by which kernels divide by it."""
     factor, shift = divisor(pooled.shape[3])
-    return {"channels": pooled.shape[1], "width": pooled.shape[3], "width_factor": factor, "width_shift": shift}
+    return {"width": pooled.shape[3], "width_factor": factor, "width_shift": shift}
 
 
 def _empty_images(like: Tensor, height: int, width: int) -> Tensor:
@@ -290,8 +264,8 @@ def _empty_images(like: Tensor, height: int, width: int) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
-# -- kernels: means and variances. Sums are of differences from one value of the data, so that squares do not cancel
-# -- where means are large.
+# -- kernels: means and variances. One value of the data is subtracted before summing, so that squares do not cancel if
+# -- means are large.
 
 
 @triton.jit
@@ -405,8 +379,8 @@ def chunk_sums(
 ):  # fmt: skip
     """Sum the gradient before ReLU, and its product with the normalised values, over every chunk.
 
-    With an addend the gradient before ReLU is stored in ``masked``: it is the addend's gradient, too. Without one the
-    sign of the result is computed again from the images, which is faster than reading it.
+    With an addend the gradient before ReLU is stored in ``masked``, because it is the addend's gradient, too. Without
+    an addend the sign of the result is recomputed from the images, which is faster than reading it.
     """
     column, inside = channels_of(channels, CHANNELS)
     chunk, batch, begin, end = chunk_of(table)
@@ -457,7 +431,7 @@ def input_gradient(
     gradient, x, out, weight, bias, means, scales, bias_sums, weight_sums, table, counts, channels,
     RELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute w/σ · (g − mean(g) − x̂ · mean(g x̂)), the gradient of the images, from g, the gradient before ReLU."""
+    """Compute the gradient of the images, w/σ · (g − mean(g) − x̂ · mean(g x̂)), from the gradient g before ReLU."""
     column, inside = channels_of(channels, CHANNELS)
     _, batch, begin, end = chunk_of(table)
     mean, scale, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)
@@ -475,14 +449,14 @@ def input_gradient(
         tl.store(out + at, found.to(out.dtype.element_ty), mask=mask)
 
 
-# -- kernels: normalisation, ReLU and 2×2 max-pooling. The normalised values are not stored: the backward pass computes
-# -- them again to find the largest pixel, the first one of equal ones, compared in the type of the images, as PyTorch's
-# -- max-pooling does.
+# -- kernels: normalisation, ReLU and 2×2 max-pooling. The backward pass recomputes normalised values, which are not
+# -- stored, to find the largest pixel. Like PyTorch's max-pooling, it compares pixels in the type of the images and
+# -- takes the first of equal pixels.
 
 
 @triton.jit
 def _first_pixels(rows, width, factor, shift):
-    """Return the row of the upper left of the 2×2 pixels of each row of the result; ``width`` is the result's."""
+    """Return, for each row of the result, the row of the upper left of its 2×2 pixels; ``width`` is the result's."""
     return 2 * rows + 2 * width * divide(rows, factor, shift)
 
 
@@ -499,7 +473,7 @@ def _four(at, mask, mean, channels, width):
 
 @triton.jit
 def _larger(values, number: tl.constexpr, best, winner):
-    """Return the larger one of ``values`` and ``best``, and the number of its pixel."""
+    """Return the larger of ``values`` and ``best``, and the number of its pixel."""
     is_larger = values > best
     return tl.where(is_larger, values, best), tl.where(is_larger, number, winner)
 
@@ -520,7 +494,7 @@ def normalise_and_pool(
     x, y, weight, bias, means, scales, table, channels, width, width_factor, width_shift,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the result; chunks are of its rows, and ``width`` is the width of its images."""
+    """Compute the result; chunks contain rows of the result, and ``width`` is the result's."""
     column, inside = channels_of(channels, CHANNELS)
     _, batch, begin, end = chunk_of(table)
     mean, _, factor, shift = scaling_of(weight, bias, means, scales, batch, channels, column, inside)

@@ -1,7 +1,6 @@
-"""What all kernels share: the pixels of a joint batch in chunks, and index arithmetic.
+"""Common parts of all kernels: chunks of the pixels of a joint batch, and index arithmetic.
 
-In memory images are rows of channels (channels-last), one row per pixel. Each program of a kernel works on one chunk of
-rows.
+In memory an image is one row of channels per pixel (channels-last). Each program of a kernel works on a chunk of rows.
 """
 
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Chunks:
-    """The rows of several batches cut into chunks; each chunk lies within one batch.
+    """The rows of several batches, cut into chunks; each chunk lies within one batch.
 
     Attributes:
-        table: batch, first row and end of every chunk.
-        first: the first chunk of every batch, then the number of chunks.
+        table: batch, first row and end row of every chunk.
+        first: the index of every batch's first chunk, then the number of chunks.
         rows: the number of rows of every batch.
         count: the number of chunks.
 
@@ -86,28 +85,28 @@ def divide(numbers, factor, shift):
 
 @triton.jit
 def channels_of(channels, CHANNELS: tl.constexpr):
-    """Return the channels of a program, and a mask of the channels that exist."""
+    """Return a program's channels, and a mask of the existing ones."""
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return channel, channel < channels
 
 
 @triton.jit
 def chunk_of(table):
-    """Return the chunk of a program: its number, its batch, its first row and its end."""
+    """Return a program's chunk: its number, batch, first row and end row."""
     chunk = tl.program_id(0)
     return chunk, tl.load(table + 3 * chunk), tl.load(table + 3 * chunk + 1), tl.load(table + 3 * chunk + 2)
 
 
 @triton.jit
 def rows_of(row, end, inside, ROWS: tl.constexpr):
-    """Return the ``ROWS`` rows from ``row`` on, and a mask of the rows before ``end`` and the channels that exist."""
+    """Return the ``ROWS`` rows from ``row`` on, and a mask of rows before ``end`` and existing channels."""
     rows = row + tl.arange(0, ROWS)
     return rows, (rows < end)[:, None] & inside[None, :]
 
 
 @triton.jit
 def scaling_of(weight, bias, means, scales, batch, channels, channel, inside):
-    """Return mean, 1/σ, w/σ and b of every channel of a batch: y = (x − mean) · w/σ + b."""
+    """Return mean, 1/σ, w/σ and b for every channel of a batch: y = (x − mean) · w/σ + b."""
     place = batch * channels + channel
     mean = tl.load(means + place, mask=inside, other=0.0)
     scale = tl.load(scales + place, mask=inside, other=0.0)
@@ -116,7 +115,7 @@ def scaling_of(weight, bias, means, scales, batch, channels, channel, inside):
 
 
 def launch_first(device: torch.device) -> None:
-    """Compile and launch the smallest kernel, to find out whether this machine can; raise what the compiler raises."""
+    """Compile and launch a tiny kernel, to find out whether this machine can; raise the compiler's error if not."""
     _double[(1,)](torch.ones(1, device=device))
 
 

@@ -1,7 +1,7 @@
 """Convolutions of images: the weight gradients of all segments by one kernel, and results of filters with few weights.
 
-Both are matrix products with patches: one row per pixel of the result, one column per weight of a filter, that is per
-place in the filter (tap) and channel. Patches are read from the images and never stored.
+Both are matrix products with patches, which have one row per pixel of the result and one column per weight of a filter,
+that is per tap (place in the filter) and channel. Patches are read from the images and never stored.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from spcl.engine.segments import Segments
 __all__ = ["Geometry", "convolve", "has_few_columns", "write_weight_gradients"]
 
 PROGRAMS = 396
-"""Approximate number of programs per kernel: several for each multiprocessor."""
+"""The approximate number of programs per kernel: several per multiprocessor."""
 
 LEAST_ROWS = 512
-"""The least rows per chunk: every chunk writes a whole weight gradient."""
+"""The fewest rows per chunk: every chunk writes a whole weight gradient."""
 
 BLOCK = 128
 """The most channels, filters or pixels of the result that a program multiplies at once."""
@@ -36,7 +36,7 @@ FEW_COLUMNS = 64
 """The most weights per filter for which :func:`convolve` is faster than cuDNN."""
 
 SUMMED = {"CHUNKS": 16, "NUMBERS": 128}
-"""How many chunks are added up at a time, and of how many numbers per program."""
+"""The most chunks added up at a time, and the numbers of a gradient per program."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def write_weight_gradients(x: Tensor, gradient: Tensor, geometry: Geometry, segm
         gradient: the gradient of the convolution's result.
         geometry: the sizes of the convolution.
         segments: the segments of the images.
-        block: one weight gradient per row, with filters in channels-last format.
+        block: receives one weight gradient per row, with filters in channels-last format.
     """
     x, gradient = (each.contiguous(memory_format=torch.channels_last) for each in (x, gradient))
     tiles = _Tiles(geometry)
@@ -176,12 +176,12 @@ def write_weight_gradients(x: Tensor, gradient: Tensor, geometry: Geometry, segm
 
 
 class _Tiles:
-    """How a weight gradient is cut into tiles: filters × channels of one tap, or of all taps where channels are few.
+    """The tiles of a weight gradient: filters × channels of one tap, or of all taps if there are few channels.
 
     Attributes:
         by_filters: the number of blocks of filters.
         count: the number of tiles.
-        block: how many rows, columns and filters a program multiplies at once.
+        block: the rows, columns and filters that a program multiplies at once.
     """
 
     def __init__(self, geometry: Geometry) -> None:
@@ -242,7 +242,7 @@ def _convolve(
 
 @triton.jit
 def _columns(tile, channels, columns, COLUMNS: tl.constexpr, IS_FLAT: tl.constexpr):
-    """Return tap, channel and number of every column of a tile, and a mask of the columns that exist."""
+    """Return tap, channel and number of every column of a tile, and a mask of the existing columns."""
     if IS_FLAT:
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
         return column // channels, column % channels, column, column < columns

@@ -1,4 +1,4 @@
-"""One model trained by several processes on torch.distributed: they split tasks, or the batches of tasks."""
+"""Training of one model by several processes on torch.distributed, which split tasks, or the batches of tasks."""
 
 from spcl.engine.ranks.engine import DistributedEngine
 from spcl.engine.ranks.sharded import ShardedEngine, whole

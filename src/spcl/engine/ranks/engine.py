@@ -1,4 +1,4 @@
-"""Engine of several ranks: each computes the gradients of some tasks, or of its shares of their batches."""
+"""Engine of several ranks: each computes the gradients of some tasks, or on its shares of their batches."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,19 +27,19 @@ from spcl.transforms import Transform
 Array = NDArray[np.float64]
 
 IDLE_STEPS = 50
-"""After how many steps in a row without gradients a warning is given; before, tasks may still start."""
+"""After this many steps in a row without gradients, idle ranks are warned of; before, tasks may still start."""
 
 
 class DistributedEngine(Engine):
-    r"""Computes what :class:`~spcl.engine.eager.EagerEngine` computes, on several ranks.
+    r"""Computes the same results as :class:`~spcl.engine.eager.EagerEngine`, on several ranks.
 
     All ranks have the same model, memory and batches. The T gradients of a step are divided among the P task groups by
     the sizes of their batches. A task group of one rank computes its gradients on whole batches, with any loss and any
-    batch-norm; the ranks of a larger group compute theirs on :class:`~spcl.engine.ranks.shares.Shares` of the batches.
+    batch-norm; in a larger group each rank computes on :class:`~spcl.engine.ranks.shares.Shares` of the batches.
 
-    Then the R ranks meet: they add up shares and exchange rows for slices (each holds n/R columns of all T rows), add
-    up the Gramians of the slices, weigh the same T×T matrix, combine their slices and gather the update. A rank sends
-    :math:`\frac{R-1}{R} \left(\frac TP + 1\right) n` numbers, and few others.
+    Then the R ranks meet. They add up shares; exchange rows for slices, so that each holds n/R columns of all T rows;
+    add up the Gramians of the slices; weigh the same T×T matrix; combine their slices; and gather the update. A rank
+    sends :math:`\frac{R-1}{R} \left(\frac TP + 1\right) n` numbers and few others.
 
     Args:
         model: the shared model.
@@ -47,11 +47,14 @@ class DistributedEngine(Engine):
         world: the ranks.
     """
 
+    local_engine: type[EagerEngine] = EagerEngine
+    """The class of the engine that computes this rank's gradients."""
+
     def __init__(self, model: SharedModel, method: Method, world: World) -> None:
         self.model = model
         self.method = method
         self.world = world
-        self.local = self._make_local()
+        self.local = self.local_engine(model, method)
         self._shares = Shares(world.data, model, method)
         self._idle_steps = 0
         self._averages = RunningAverages(world)
@@ -65,14 +68,8 @@ class DistributedEngine(Engine):
         columns = nn.Parameter(own.buffer.new_empty(self._slices.width))
         self.gradients = GradientMatrix([columns] * bool(self._slices.width), like=own.buffer)
 
-    # -- hooks for subclasses
-
-    def _make_local(self) -> EagerEngine:
-        """Return the engine of this rank's gradients."""
-        return EagerEngine(self.model, self.method)
-
     def _make_slices(self, length: int) -> Slices:
-        """Return how the columns are split over the ranks; ``length`` is the number of columns."""
+        """Return how ``length`` columns are split over the ranks; a hook for subclasses."""
         return Slices(self.world, length, whole=self.method.elementwise)
 
     # -- a step
@@ -115,7 +112,7 @@ class DistributedEngine(Engine):
             return batches
 
     def _backward_jointly(self, tasks: Sequence[Samples], replays: Sequence[StepBatch]) -> dict[str, Tensor]:
-        """Compute this rank's gradients, by passes over several batches where they can share one; return the logits."""
+        """Compute this rank's gradients, by passes over several batches if they can share one; return the logits."""
         own, logits = self._begin_passes(tasks), dict[str, Tensor]()
         with self._deferred_errors():
             self._check_losses(tasks, replays)
@@ -126,7 +123,7 @@ class DistributedEngine(Engine):
                 raise UnsupportedError(passes.memory_fault)
         self.fallback_reason = self.local.fallback_reason
         if self._error is not None and not isinstance(self._error, UnsupportedError):
-            self._error = UnsupportedError(str(self._error))  # passes of their own show which batch it is
+            self._error = UnsupportedError(str(self._error))  # separate passes will show which batch raised
         return logits
 
     def _backward_replay(self, batch: StepBatch) -> None:
@@ -140,11 +137,11 @@ class DistributedEngine(Engine):
                 self.local.gradients.health[own.gradient, 0] = torch.nan  # the step is repeated without memory
 
     def _share_of(self, replay: StepBatch) -> StepBatch:
-        """Return this rank's share of a replay batch, with the place of memory's gradient among the rank's own."""
+        """Return this rank's share of a replay batch, with the index of memory's gradient among the rank's own."""
         return StepBatch(len(self._own) - 1, self._shares.own(replay.samples), replay.draw)
 
     def _begin_passes(self, batches: Sequence[Samples]) -> list[StepBatch]:
-        """Divide the gradients among the task groups; return this rank's shares of the batches of its own group."""
+        """Divide the gradients among the task groups; return this rank's shares of its group's batches."""
         for group in batches:
             self._shares.check_sizes([group])
         self._warn_of_idle_ranks(len(self._plan.names))
@@ -157,7 +154,7 @@ class DistributedEngine(Engine):
         return [StepBatch(index, [samples]) for index, samples in enumerate(own)]
 
     def _warn_of_idle_ranks(self, gradients: int) -> None:
-        """Warn once, on the first rank, if task groups have had no gradients to compute for many steps."""
+        """Warn once, on the first rank, if task groups had no gradients to compute in many steps."""
         groups = self.world.tasks.size
         self._idle_steps = self._idle_steps + 1 if gradients < groups else 0
         if self._idle_steps == IDLE_STEPS and self.world.is_first:
@@ -187,7 +184,7 @@ class DistributedEngine(Engine):
         self.gradients.begin(self._plan, penalty=self.method.settings.alpha > 0.0)
 
     def _check_losses(self, batches: Sequence[Samples], replays: Sequence[StepBatch]) -> None:
-        """Raise unless the losses can be computed on shares, where batches are split."""
+        """Raise if batches are split, but losses cannot be computed on shares."""
         self._shares.check_tasks([batches[index] for index in self._block if index < len(batches)])
         for batch in replays if self._has_memory else []:
             self._shares.check_memory(batch.samples, batch.draw or 0)
@@ -202,7 +199,7 @@ class DistributedEngine(Engine):
         return sorted({self._plan.targets[index].row for index in block})
 
     def _local_plan(self, rows: list[int]) -> ReductionPlan:
-        """Return the plan of this rank's gradients alone; a rank without gradients has one row, for the update."""
+        """Return the plan of this rank's own gradients; a rank without gradients has one row, for the update."""
         plan, names, rows = self._plan, tuple(self._plan.names[index] for index in self._own), rows or [0]
         accumulation = plan.accumulation[np.ix_(rows, self._own)]
         kept = tuple(f"row {row}" for row in rows)
@@ -210,7 +207,7 @@ class DistributedEngine(Engine):
 
     @contextmanager
     def _deferred_errors(self) -> Iterator[None]:
-        """Keep an error until the ranks meet, since the other ranks wait; give passes this rank's random numbers."""
+        """Keep an error until the ranks meet, where others wait; give passes this rank's random numbers."""
         try:
             with self._random.of_rank():
                 yield
@@ -293,7 +290,7 @@ class DistributedEngine(Engine):
         return health
 
     def _raise(self) -> None:
-        """Raise the error of this rank, or the error of another rank."""
+        """Raise this rank's error, or else another rank's."""
         error = self._error
         if not self.world.any(error is not None and not isinstance(error, UnsupportedError)):
             raise UnsupportedError("a pass over several batches failed" if error is None else str(error))
@@ -332,11 +329,11 @@ class RankReport(NamedTuple):
     """What a rank reports about its part of a step; the sum over the ranks reports about the whole step.
 
     Attributes:
-        health: the health of every gradient, see :class:`~spcl.engine.gradients.GradientMatrix`; zeros for gradients
-            that other ranks compute.
+        health: the health of every gradient, see :class:`~spcl.engine.rows.GradientMatrix`; zeros for gradients that
+            other ranks compute.
         failed: whether the rank has an error.
-        drew: whether its passes have drawn random numbers.
-        passes: how often the rank has updated every batch-norm layer, in its row; zeros in the rows of other ranks.
+        drew: whether the rank's passes have drawn random numbers.
+        passes: how often the rank has updated every batch-norm layer, in the rank's row; other ranks' rows are zero.
         heads: for every parameter of a head, whether it has a gradient.
 
     >>> flag, none = torch.ones((), dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
@@ -367,7 +364,7 @@ class RankReport(NamedTuple):
 class RankRandomness:
     """Gives the passes of every rank their own random numbers, while the generators of all ranks stay equal.
 
-    If no pass draws random numbers, the generators stay as in one process.
+    If no pass draws random numbers, the generators stay equal to one process's generator, too.
 
     Args:
         world: the ranks.
@@ -384,7 +381,7 @@ class RankRandomness:
 
     @contextmanager
     def of_rank(self) -> Iterator[None]:
-        """Let passes within the block draw random numbers of this rank alone."""
+        """Give passes within the block random numbers that other ranks do not draw."""
         source = torch.Generator()
         source.set_state(torch.get_rng_state())
         seed = int(torch.randint(2**62, (), generator=source)) + self._world.rank
@@ -402,7 +399,7 @@ class RankRandomness:
         return [*states, torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else states
 
     def advance(self, was_used: bool) -> None:
-        """Advance the generator, equally on all ranks, if passes of any rank have drawn random numbers."""
+        """Advance all ranks' generators equally if passes of any rank have drawn random numbers."""
         if was_used:
             torch.rand(())
         self.was_used = False
@@ -413,7 +410,7 @@ class HeadSums:
 
     Args:
         model: the shared model.
-        gradients: the gradient matrix; heads that have columns in it are left out here.
+        gradients: the gradient matrix; heads with columns in it are none of this class's concern.
     """
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix) -> None:
@@ -430,7 +427,7 @@ class HeadSums:
         return torch.tensor([parameter.grad is not None for parameter in self._parameters()], dtype=torch.float64)
 
     def note(self, counts: Tensor) -> None:
-        """Remember which parameters have gradients, given the sum of :meth:`present` over the ranks."""
+        """Note which parameters have gradients, given the sum of :meth:`present` over the ranks."""
         pairs = zip(self._parameters(), counts.tolist(), strict=True)
         self._trained = [parameter for parameter, count in pairs if count]
 
@@ -454,15 +451,15 @@ class HeadSums:
 
 
 class RunningAverages:
-    r"""The running averages of batch-norm layers, which every rank updates with the batches of its own tasks.
+    r"""The running averages of batch-norm layers; every rank updates them with its own batches.
 
-    An update with the statistics s and the momentum m is :math:`r \leftarrow (1 - m)\, r + m\, s`. If the ranks with
-    later tasks make :math:`k'` updates, one process would have
+    An update with statistics s and momentum m is :math:`r \leftarrow (1 - m)\, r + m\, s`. In one process the result
+    would be, with the averages r of each rank and the number :math:`k'` of updates by ranks with later tasks,
 
     .. math:: r_0 + \sum_\text{ranks} (1 - m)^{k'} \left(r - r_0\right).
 
-    Without momentum the average is over all batches. Where ranks split batches, each has the statistics of its share,
-    and the mean of their changes is used.
+    Without momentum the average is over all batches. If ranks split batches, each has the statistics of its share, and
+    the mean of their changes is used.
 
     Args:
         world: the ranks, with task groups in the order in which one process would make their passes.
@@ -485,7 +482,7 @@ class RunningAverages:
         self._passes = torch.zeros(self._world.tasks.size, self._world.data.size, len(self._layers))
 
     def passes(self) -> Tensor:
-        """Return how often this rank has updated every layer, in its row; zeros in the rows of other ranks."""
+        """Return how often this rank has updated every layer, in the rank's row; other ranks' rows are zero."""
         passes = torch.zeros(self._world.size, len(self._layers), dtype=torch.float64)
         for column, (layer, (_, count)) in enumerate(zip(self._layers, self._before, strict=True)):
             passes[self._world.rank, column] = _count(layer) - count
@@ -500,7 +497,7 @@ class RunningAverages:
         if not bool(self._passes.any()):
             return []
         return [
-            (self._part(self._passes[:, :, column], layer, count) * (_averages(layer) - before)).to(_dtype(layer))
+            (self._part(self._passes[:, :, column], layer, count) * (_averages(layer) - before)).to(_running(layer)[0])
             for column, (layer, (before, count)) in enumerate(zip(self._layers, self._before, strict=True))
         ]
 
@@ -509,7 +506,11 @@ class RunningAverages:
         """Assign the averages that one process would have, given the sums of :meth:`parts` over the ranks."""
         passes = self._passes.amax(dim=1).sum(dim=0).tolist()
         for layer, (before, count), change, added in zip(self._layers, self._before, changes, passes, strict=False):
-            _assign(layer, before + change, count + int(added))
+            mean, variance = _running(layer)
+            mean.copy_((before + change)[0])
+            variance.copy_((before + change)[1])
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.fill_(count + int(added))
         self._remember()
 
     def _part(self, counts: Tensor, layer: _BatchNorm, count: int) -> float:
@@ -523,24 +524,14 @@ class RunningAverages:
         return float((1.0 - layer.momentum) ** float(passes[group + 1 :].sum())) * own / together
 
 
-def _assign(layer: _BatchNorm, averages: Tensor, count: int) -> None:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    layer.running_mean.copy_(averages[0])
-    layer.running_var.copy_(averages[1])
-    if layer.num_batches_tracked is not None:
-        layer.num_batches_tracked.fill_(count)
+def _running(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+    mean, variance = layer.running_mean, layer.running_var
+    assert mean is not None and variance is not None  # noqa: PT018
+    return mean, variance
 
 
 def _averages(layer: _BatchNorm) -> Tensor:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    return torch.stack([layer.running_mean, layer.running_var]).double()
-
-
-def _dtype(layer: _BatchNorm) -> torch.dtype:
-    assert layer.running_mean is not None
-    return layer.running_mean.dtype
+    return torch.stack(_running(layer)).double()
 
 
 def _count(layer: _BatchNorm) -> int:
@@ -548,10 +539,7 @@ def _count(layer: _BatchNorm) -> int:
 
 
 def synchronise_batch_norm(modules: Iterable[nn.Module], group: Group) -> bool:
-    """Let ``nn.SyncBatchNorm`` layers take statistics over a group, not over all ranks; return whether there are any.
-
-    PyTorch's layer runs on GPUs only.
-    """
+    """Let ``nn.SyncBatchNorm`` layers take statistics over a group of ranks; return whether there are any."""
     layers = [layer for module in modules for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
     for layer in layers:
         layer.process_group = group.group

@@ -1,7 +1,7 @@
 """Backbones that ``torch.distributed.fsdp.fully_shard`` has sharded over the ranks that split batches.
 
 Gradients, optimiser state and weight averages are shards, too. FSDP gathers parameters for a pass and adds up gradients
-over the ranks; everything else is as without FSDP.
+over the ranks; everything else works as without FSDP.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ def is_sharded(backbone: nn.Module) -> bool:
 
 
 def refuse_sharded(backbone: nn.Module, done: str) -> None:
-    """Raise if the backbone is sharded; ``done`` says what cannot be done with a sharded backbone."""
+    """Raise if the backbone is sharded; ``done``, a participle, completes "a sharded backbone cannot be …"."""
     if is_sharded(backbone):
         raise SpclError(
             f"a backbone that is sharded by fully_shard cannot be {done}; do it before it is sharded, or load a "
@@ -42,7 +42,7 @@ def refuse_sharded(backbone: nn.Module, done: str) -> None:
 
 
 def check_sharded(backbone: nn.Module, method: Method, world: World | None) -> None:
-    """Raise if the backbone is sharded, but not over the ranks that split batches, or if the method needs it whole."""
+    """Raise if the backbone is sharded over ranks that do not split batches, or if the method forbids sharding."""
     if not is_sharded(backbone):
         return
     if world is None:
@@ -75,55 +75,6 @@ def _obstacle(method: Method) -> str | None:
     if method.settings.weigh_heads:
         return "weighs the gradients of heads, too"
     return "has an orthogonality penalty on whole layers" if method.settings.alpha > 0.0 else None
-
-
-class ShardedEngine(DistributedEngine):
-    """Engine of a sharded backbone: FSDP adds up the gradients of a task group and leaves each rank its shards.
-
-    Args:
-        model: the shared model.
-        method: how gradients become an update.
-        world: the ranks; the ranks of a task group each hold a shard of the backbone.
-    """
-
-    def __init__(self, model: SharedModel, method: Method, world: World) -> None:
-        super().__init__(model, method, world)
-        if world.tasks.size == 1 and self.local.gradients.length:
-            self.gradients = _SameRows(self.local.gradients)
-        self._shares.all_pass = True
-        for module in _sharded_modules(model.backbone):
-            module.set_gradient_divide_factor(1.0)  # the loss of a share has a factor already
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction with a factor
-        model.backbone.register_forward_hook(_after_pass, always_call=True)
-
-    @override
-    def _make_local(self) -> EagerEngine:
-        return _ShardEngine(self.model, self.method)
-
-    @override
-    def _make_slices(self, length: int) -> ShardSlices:
-        return ShardSlices(self.world, length)
-
-    @contextmanager
-    @override
-    def _deferred_errors(self) -> Iterator[None]:
-        with super()._deferred_errors():
-            yield
-        if self._error is not None:
-            _reset(self.model.backbone)
-
-    @override
-    def combine(self, rule: Rule, *, check: bool) -> bool:
-        is_finite = super().combine(rule, check=check)
-        return not check or not self.world.any(not is_finite)
-
-    @override
-    def update(self, update: Update) -> None:
-        self._assign_grads()
-        if update.clip_norm is not None:
-            parameters = [parameter for group in update.optimizer.param_groups for parameter in group["params"]]
-            _clip(parameters, update.clip_norm, self.world.data)
-        self.local.update(replace(update, clip_norm=None))
 
 
 class _ShardedGradients(GradientMatrix):
@@ -188,8 +139,55 @@ class _ShardEngine(EagerEngine):
         self.one_pass = None
 
 
+class ShardedEngine(DistributedEngine):
+    """Engine of a sharded backbone: FSDP adds up the gradients of a task group and leaves each rank its shards.
+
+    Args:
+        model: the shared model.
+        method: how gradients become an update.
+        world: the ranks; the ranks of a task group each hold a shard of the backbone.
+    """
+
+    local_engine = _ShardEngine
+
+    def __init__(self, model: SharedModel, method: Method, world: World) -> None:
+        super().__init__(model, method, world)
+        if world.tasks.size == 1 and self.local.gradients.length:
+            self.gradients = _SameRows(self.local.gradients)
+        self._shares.all_pass = True
+        for module in _sharded_modules(model.backbone):
+            module.set_gradient_divide_factor(1.0)  # the loss of a share has a factor already
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction with a factor
+        model.backbone.register_forward_hook(_after_pass, always_call=True)
+
+    @override
+    def _make_slices(self, length: int) -> ShardSlices:
+        return ShardSlices(self.world, length)
+
+    @contextmanager
+    @override
+    def _deferred_errors(self) -> Iterator[None]:
+        with super()._deferred_errors():
+            yield
+        if self._error is not None:
+            _reset(self.model.backbone)
+
+    @override
+    def combine(self, rule: Rule, *, check: bool) -> bool:
+        is_finite = super().combine(rule, check=check)
+        return not check or not self.world.any(not is_finite)
+
+    @override
+    def update(self, update: Update) -> None:
+        self._assign_grads()
+        if update.clip_norm is not None:
+            parameters = [parameter for group in update.optimizer.param_groups for parameter in group["params"]]
+            _clip(parameters, update.clip_norm, self.world.data)
+        self.local.update(replace(update, clip_norm=None))
+
+
 class ShardedAverage(WeightAverage):
-    """The average of weights, some of them shards; FSDP gathers what a shard holds, so values are copied in place."""
+    """The average of weights, some of them shards; values are copied in place, where FSDP gathers them."""
 
     @override
     @contextmanager
@@ -217,7 +215,7 @@ def whole(state: T, keep: bool = True) -> T:
 
     Args:
         state: plain data and tensors.
-        keep: whether this rank gets the whole tensors; else None takes their places.
+        keep: whether this rank gets the whole tensors; otherwise it gets None in their places.
     """
     found: Any = state
     if isinstance(found, Mapping):
@@ -257,11 +255,11 @@ def _clip(parameters: Iterable[nn.Parameter], largest: float, group: Group) -> N
 
 
 def _is_shard(value: object) -> bool:
-    return hasattr(value, "full_tensor")  # importing DTensor takes longer than importing all of this package
+    return hasattr(value, "full_tensor")  # importing DTensor to check the type would take longer than importing SPCL
 
 
 def _shard(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor, in the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     held: Any = tensor.detach()
     return held.to_local() if _is_shard(held) else held  # type: ignore[no-any-return]
 
@@ -298,5 +296,5 @@ def _after_pass(backbone: nn.Module, inputs: object, features: object) -> None:
 def _reset(backbone: nn.Module) -> None:
     """Let FSDP forget a pass that has failed."""
     _reshard(backbone)
-    with suppress(AttributeError):  # in earlier versions of PyTorch, and before the first pass, there is no state
+    with suppress(AttributeError):  # earlier versions of PyTorch have no such state, nor has FSDP before the first pass
         backbone.reset_iter_state()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The part of a step that a rank has: a share of every batch, a slice of the gradient matrix."""
+"""A rank's part of a step: a share of every batch, and a slice of the gradient matrix."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,16 +17,16 @@ from spcl.methods.base import MEMORY, Method, Output
 from spcl.tasks import Task
 
 FEWEST_SAMPLES = 2
-"""The least samples of a share: batch-norm needs two."""
+"""The fewest samples of a share: batch-norm needs two."""
 
 CHECKED_SAMPLES = 64
-"""The most samples on which a loss is checked to be a mean over samples."""
+"""The most samples used to check that a loss is a mean over samples."""
 
 TOLERANCE = 1e-5
 
 
 def share_of(rank: int, ranks: int, samples: int) -> slice:
-    """Return which samples of a batch a rank has: every ``ranks``-th one, so that shares of a replay batch are alike.
+    """Return a rank's share of a batch: every ``ranks``-th sample, so that shares of a replay batch are alike.
 
     Batches of few samples are split over fewer ranks.
 
@@ -51,8 +51,8 @@ class Shares:
 
     Attributes:
         must_be_everywhere: whether every rank must have a share of every batch, because layers wait for all ranks.
-        all_pass: whether every rank must make a pass over every batch; a rank without a share passes over the whole
-            batch, and its loss counts with the factor 0.
+        all_pass: whether every rank must make a pass over every batch; a rank without a share then passes over the
+            whole batch, with the factor 0 for its loss.
     """
 
     def __init__(self, group: Group, model: SharedModel, method: Method) -> None:
@@ -64,13 +64,13 @@ class Shares:
         self._checked: set[tuple[str, int]] = set()
 
     def of_batch(self, samples: int) -> slice:
-        """Return which samples of a batch of this size are this rank's share."""
+        """Return this rank's share of a batch of this size."""
         return share_of(self._group.rank, self._group.size, samples)
 
     def own(self, samples: Sequence[Samples]) -> list[Samples]:
-        r"""Return this rank's share of a batch that is given by task; tasks without samples in the share are left out.
+        r"""Return this rank's share of a batch, given by task, without the tasks that have no samples in the share.
 
-        The loss of a share counts with the factor \|share| / \|batch|.
+        The loss of a share has the factor \|share| / \|batch|.
         """
         if self._group.size == 1:
             return list(samples)
@@ -107,12 +107,12 @@ class Shares:
     # -- losses
 
     def check_tasks(self, batches: Sequence[Samples]) -> None:
-        """Raise unless the losses of tasks that are new are means over samples."""
+        """Raise unless the losses of new tasks are means over samples."""
         for group in batches:
             self._check(group.task.name, 0, [group], lambda outputs: self._method.task_loss(outputs[0]))
 
     def check_memory(self, samples: Sequence[Samples], draw: int) -> None:
-        """Raise unless the loss of a replay batch, when it is new, is a mean over samples."""
+        """Raise unless the loss of a replay batch is a mean over samples; each loss is checked once."""
         self.check_sizes(samples)
         self._check(MEMORY, draw, samples, lambda outputs: self._method.memory_loss(outputs, draw))
 
@@ -125,7 +125,7 @@ class Shares:
         if weighted:
             raise SpclError(
                 f"the loss of task {weighted[0]!r} has class weights and is no mean over samples, so ranks cannot "
-                f"split its batches; leave the class weights out, or split tasks over the ranks"
+                f"split its batches; omit the class weights, or split tasks over the ranks"
             )
         with torch.no_grad(), self._model.evaluating():
             outputs = self._model.outputs([_every(group, slice(CHECKED_SAMPLES)) for group in samples])
@@ -172,7 +172,7 @@ def shared_logits(
 ) -> dict[str, Tensor]:
     """Return the outputs of the heads on all batches, by task, given the outputs on this rank's shares."""
     shapes = {group.task.name: _shape(model, group.task) for group in batches if group.task.classes is not None}
-    if len(shapes) < len(batches):  # only a rank with samples knows the shape that a head of another kind gives
+    if len(shapes) < len(batches):  # for heads other than classifiers only a rank with samples knows the shape
         found = world.gather_objects({name: tuple(each.shape[1:]) for name, each in own.items()})
         shapes = {name: shape for each in found for name, shape in each.items()} | shapes
     logits = {
@@ -182,7 +182,7 @@ def shared_logits(
     }
     for name in logits.keys() & own.keys():
         mine = logits[name][shares.of_batch(len(logits[name]))]
-        mine.copy_(own[name][: len(mine)])  # nothing, if the share counts with the factor 0
+        mine.copy_(own[name][: len(mine)])  # empty if the share has the factor 0
     return dict(zip(logits, world.sum_all(list(logits.values())), strict=True))
 
 
@@ -192,19 +192,19 @@ def _shape(model: SharedModel, task: Task) -> tuple[int, ...]:
 
 
 MOST_NUMBERS = 1 << 24
-"""The most numbers that are sent at once: buffers of this size are held."""
+"""The most numbers to send at once, which is the size of the buffers."""
 
 
 class Slices:
     """Splits the columns of the gradient matrix over the ranks: a slice each, or all columns on every rank.
 
-    Ranks of one task group have the same rows, computed on different shares: first they add these up, each rank for its
-    columns. Then the task groups exchange rows for slices.
+    The ranks of a task group have the same rows, computed on different shares. They add these up first, each rank its
+    own columns; then the task groups exchange rows for slices.
 
     Args:
         world: the ranks.
         length: n, the number of columns.
-        whole: whether every rank holds all columns, for rules that need all.
+        whole: whether every rank holds all columns, for rules that need them.
     """
 
     def __init__(self, world: World, length: int, whole: bool) -> None:
@@ -308,7 +308,7 @@ class _Columns:
         return self._group.gather(part, whole)[: self._length]
 
     def _buffer(self, name: str, length: int, like: Tensor) -> Tensor:
-        """Return a vector that later steps use again: allocating memory takes longer than sending the numbers."""
+        """Return a vector that later steps reuse, because allocating memory takes longer than sending the numbers."""
         if name not in self._buffers or len(self._buffers[name]) < length:
             self._buffers[name] = like.new_empty(length)
         return self._buffers[name][:length]

@@ -1,4 +1,4 @@
-"""The processes that train one model together (ranks), how they split the work, and what they send to each other."""
+"""The processes that train one model together (ranks): how they communicate and how they split the work of a step."""
 
 import os
 import re
@@ -19,17 +19,17 @@ from spcl.errors import LostRankError, OtherRankError, SpclError
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=300)
-"""How long a rank waits for another rank that hangs; a rank that has died is noticed at once."""
+"""How long a rank waits for a hanging rank; a dead rank is noticed at once."""
 
 
 def join_world(split: str = "tasks", timeout: timedelta = TIMEOUT) -> "World | None":
-    """Join the other ranks that ``torchrun`` has started; return None if this process is the only one.
+    """Join the other ranks started by ``torchrun``; return None if this process is the only one.
 
-    Ranks communicate by NCCL if every rank of this machine has a GPU of its own, else by gloo.
+    Ranks communicate by NCCL if every rank of this machine has its own GPU, else by gloo.
 
     Args:
-        split: what is split over the ranks, see :class:`World`.
-        timeout: how long a rank waits for another rank that hangs.
+        split: how the work is split over the ranks, see :class:`World`.
+        timeout: how long a rank waits for a hanging rank.
     """
     if not dist.is_available() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return None
@@ -51,7 +51,7 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-# names up to PyTorch 2.12
+# the second names are for PyTorch up to 2.12
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -79,7 +79,7 @@ class Group:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._raised: Exception | None = None
-        self._place = f"{dist.get_rank()} of {dist.get_world_size()}"  # among all processes, for errors
+        self._place = f"{dist.get_rank()} of {dist.get_world_size()}"  # counted in all processes, for errors
 
     @property
     def members(self) -> list[int]:
@@ -126,7 +126,10 @@ class Group:
             with self._errors():
                 _REDUCE_SCATTER(into, parts, group=self.group)
             return
-        received, lengths = torch.empty_like(parts), [len(into)] * self.size  # gloo's own would send the whole sum
+        received, lengths = (
+            torch.empty_like(parts),
+            [len(into)] * self.size,
+        )  # gloo's reduce-scatter sends the whole sum
         self.exchange(received, parts, lengths, lengths)
         torch.sum(received.view(self.size, -1), dim=0, out=into)
 
@@ -151,7 +154,7 @@ class Group:
         return bool(self.sum(torch.tensor(float(condition), device=self._meeting_device)))
 
     def attempted(self, compute: Callable[[], tuple[T, float]]) -> tuple[T, list[float]]:
-        """Return this rank's result, and the numbers of all ranks; an error of any rank is raised on all."""
+        """Return this rank's result and all ranks' numbers; raise on all ranks if any rank's ``compute`` raises."""
         failure, result = None, None
         try:
             result = compute()
@@ -164,7 +167,7 @@ class Group:
         return result[0], found[:, 1].tolist()
 
     def raise_errors(self, error: Exception | None) -> NoReturn:
-        """Raise the error of this rank, or else the error of another rank; all ranks call this once any has failed."""
+        """Raise this rank's error, or else another rank's; all ranks call this when any has failed."""
         texts = self.gather_objects(None if error is None else _first_line(error))
         if error is None:
             rank, text = next((rank, text) for rank, text in enumerate(texts) if text is not None)
@@ -173,11 +176,11 @@ class Group:
         raise error
 
     def has_raised(self, error: Exception) -> bool:
-        """Return whether :meth:`raise_errors` has raised this error, on all ranks together."""
+        """Return whether :meth:`raise_errors` raised this error, so that all ranks have raised."""
         return error is self._raised
 
     def from_first(self, compute: Callable[[], T]) -> T:
-        """Return what the first rank computes, on all ranks; raise its error on all ranks."""
+        """Let the first rank compute; return its result, or raise its error, on all ranks."""
         answer: list[Any] = [None, None]
         failure: Exception | None = None
         if self.is_first:
@@ -206,7 +209,7 @@ class Group:
 
     @property
     def _meeting_device(self) -> str:
-        """The device of single numbers that are exchanged: the CPU, unless the ranks communicate by NCCL alone."""
+        """The device for exchanging single numbers: the CPU, unless the ranks communicate only by NCCL."""
         return "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
 
     @contextmanager
@@ -223,20 +226,20 @@ class Group:
 class World(Group):
     """All ranks that train one model, in task groups: groups have different tasks, ranks of a group different samples.
 
-    Rank r is number r mod D of the D ranks of task group r div D, as in :attr:`mesh`. All ranks must construct their
-    worlds at the same time.
+    With D ranks per task group, rank r is number r mod D of task group r div D, as in :attr:`mesh`. All ranks must
+    construct their worlds at the same time.
 
     Args:
-        group: the process group; None for all processes, which alone can be split both by tasks and by samples.
+        group: the process group; None for all processes. Only all processes can be split both by tasks and by samples.
         split: ``"tasks"``: every rank computes the gradients of some tasks on whole batches; ``"data"``: every rank
             computes the gradients of all tasks on a share of their batches; ``"2x4"``: 2 task groups of 4 ranks, each
             with a different share.
-        timeout: how long a rank waits for another rank that hangs.
+        timeout: how long a rank waits for a hanging rank.
 
     Attributes:
         split: the number of task groups and the number of ranks in each, ``"4x1"`` for 4 ranks with different tasks.
-        tasks: the ranks that have the same share of batches as this rank, but other tasks.
-        data: the ranks of this rank's task group, which have the same tasks but other shares.
+        tasks: the ranks with the same share of batches as this rank, but different tasks.
+        data: the ranks of this rank's task group, with the same tasks but different shares.
     """
 
     def __init__(
@@ -254,7 +257,7 @@ class World(Group):
     def mesh(self) -> DeviceMesh:
         """The ranks by task group and share, for ``fully_shard(backbone, mesh=world.mesh["data"])``.
 
-        It is made from the groups, because ``init_device_mesh`` takes neither a timeout nor a part of the processes.
+        It is made from the groups, because ``init_device_mesh`` takes neither a timeout nor a subset of the processes.
         """
         groups: list[Any] = [part.group or dist.group.WORLD for part in (self.tasks, self.data)]
         return DeviceMesh.from_group(
@@ -265,7 +268,7 @@ class World(Group):
         )
 
     def _part(self, parts: Sequence[range], timeout: timedelta) -> Group:
-        """Return the part that this rank is in; every rank creates the groups of all parts, in the same order."""
+        """Return the group of this rank's part; every rank creates the groups of all parts, in the same order."""
         if len(parts) == 1:
             return Group(self.group)
         if len(parts) == self.size:
@@ -279,7 +282,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _short(value: Any, other: Any) -> str:
-    """Return a value as text; of a dict, only the items that the other dict does not have."""
+    """Return a value as text; for a dict, only the items missing from the other dict."""
     if isinstance(value, dict) and isinstance(other, dict):
         value = {key: each for key, each in value.items() if key not in other or other[key] != each}
     return f"{value!r:.200}"
@@ -332,7 +335,7 @@ def deal(costs: Sequence[float], ranks: int) -> list[range]:
 
 @lru_cache(maxsize=64)
 def _bounds(costs: tuple[float, ...], ranks: int) -> tuple[int, ...]:
-    """Return the ends of the blocks, for the smallest cost limit that ``ranks`` blocks can keep."""
+    """Return the ends of the blocks for the smallest cost limit that ``ranks`` blocks can keep."""
     sums = [0.0, *accumulate(costs)]
     limits = sorted({sums[j] - sums[i] for i in range(len(sums)) for j in range(i + 1, len(sums))})
     low, high = 0, len(limits) - 1
