@@ -67,7 +67,7 @@ def as_batch(batch: object) -> Batch:
 
 
 def as_tensor(array: ArrayLike) -> Tensor:
-    """Return a tensor as it is, and a NumPy array as a copy, which its owner may overwrite or protect.
+    """Return a tensor as it is; copy a NumPy array, because its owner may overwrite it or make it read-only.
 
     >>> as_tensor(np.arange(3)[::-1])
     tensor([2, 1, 0])
@@ -205,7 +205,7 @@ def number_of_samples(x: Inputs) -> int:
 
 
 def concatenate(parts: Sequence[Inputs]) -> Inputs:
-    """Return inputs of one :func:`sample_kind` as one batch; a single one is returned as it is.
+    """Concatenate inputs of one :func:`sample_kind` to one batch; a single part is returned as it is.
 
     >>> concatenate([{"a": torch.tensor([1])}, {"a": torch.tensor([2, 3])}])
     {'a': tensor([1, 2, 3])}
@@ -267,7 +267,7 @@ def _describe(dtype: torch.dtype, shape: torch.Size) -> str:
 
 
 def _check_parts(parts: Mapping[Any, object]) -> None:
-    """Refuse what is no flat, non-empty collection of arrays."""
+    """Raise an error unless the parts are a flat, non-empty collection of arrays."""
     if not parts:
         raise DataError("the inputs are an empty dict or tuple; give at least one tensor")
     for name, part in parts.items():

@@ -35,42 +35,42 @@ Scenario = Literal["task", "class"]
 """Whether a sample's task is known when predicting."""
 
 LowMemory = Literal["auto"] | bool
-"""Whether gradients are held; ``auto``: as long as they fit."""
+"""Whether to hold only the Gramian, not the gradients; ``auto``: only if the gradients would not fit."""
 
 LEARNER = "learner"
-"""Tag of the settings that runs and services share, because they make the learner."""
+"""Tag of the settings that make the learner, which runs and services share."""
 
 SPEED = "speed"
-"""Tag of what changes how fast something is computed, or where, but not what: it does not tell runs apart."""
+"""Tag of options that change speed or device, not results: runs differing only here are the same run."""
 
 RECORD = "record"
-"""Tag of what changes what is recorded and shown, but not what is learned: it does not tell runs apart."""
+"""Tag of options that change what is recorded, not what is learned: runs differing only here are the same run."""
 
 PLANNED = "planned"
-"""Tag of what a grid has several values of, beside the method."""
+"""Tag of options that a grid varies, besides the method."""
 
 LOADING = "loading"
-"""Tag of what decides which samples are loaded."""
+"""Tag of options that decide which samples are loaded."""
 
 LAYOUT = "layout"
-"""Tag of what decides, beside the samples, whether they can be laid out in time."""
+"""Tag of options that decide, besides the samples, whether they can be laid out in time."""
 
 FILE = "file"
-"""Tag of what names a file or a folder."""
+"""Tag of options that name a file or folder."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is said of an option beside its name.
+    """Everything about an option except its name.
 
     Attributes:
         description: what it means.
         expected: what to give, for errors.
-        tags: of the setting, beside :data:`LEARNER`.
+        tags: of the setting, besides :data:`LEARNER`.
         at_least, above, below: bounds of a number.
-        setting: its name among the settings of runs and services, if it has another one there.
-        run_default: its default there, if it has another one there.
-        always_saved: whether a checkpoint holds it even where it has its default.
+        setting: its name in runs and services, if different.
+        run_default: its default in runs and services, if different.
+        always_saved: whether a checkpoint holds it even if it is the default.
         default, type: as declared; filled in.
     """
 
@@ -204,7 +204,7 @@ class LearnerOptions:
 
 
 def _options() -> dict[str, Option]:
-    """Collect what is said of every option, with its name, default and type."""
+    """Return every option by name, with the default and type of its field."""
     found = {}
     hints = get_type_hints(LearnerOptions, include_extras=True)
     for each in fields(LearnerOptions):
@@ -240,7 +240,7 @@ OPTIONS = _options()
 
 
 def saved_options(owner: object) -> dict[str, Any]:
-    """Return the options among the attributes of an object as a checkpoint holds them: most only if not the default.
+    """Return an object's options as saved in a checkpoint: non-default values, and those with ``always_saved``.
 
     >>> saved_options(LearnerOptions(updates=2))
     {'scenario': 'task', 'seed': 0, 'memory_batch': None, 'updates': 2, 'measure_stability': False, 'capture': True}
@@ -250,7 +250,7 @@ def saved_options(owner: object) -> dict[str, Any]:
 
 
 def restored_options(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a checkpoint holds, and the defaults of the others, as keywords of a learner.
+    """Return a learner's keywords from a checkpoint: saved values, and defaults for everything else.
 
     >>> restored_options({"scenario": "class", "steps": 7})["scenario"]
     'class'

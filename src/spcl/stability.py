@@ -111,9 +111,9 @@ class Summary(NamedTuple):
 
 
 def summaries(gramians: Sequence[Tensor]) -> list[Summary]:
-    """Return the summary of each Gramian, equal to the last bit to :class:`Stability` but computed in batches.
+    """Return the summary of each Gramian: bit for bit the numbers of :class:`Stability`, computed in batches.
 
-    The Gramians may differ in size. They are not validated: they must be finite and symmetric.
+    The Gramians may differ in size. They must be finite and symmetric, which is not checked.
 
     >>> import torch
     >>> summaries([torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.eye(3)])[0]

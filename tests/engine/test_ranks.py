@@ -189,7 +189,7 @@ def test_what_one_rank_refuses_is_raised_by_all_at_once_and_changes_nothing(
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (_ranks.with_other_batches, "different batches of a: those of rank 1 are not those of rank 0; give every"),
+        (_ranks.with_other_batches, "different batches of a: rank 1 differs from rank 0; give every"),
         (_ranks.with_other_backbones, r"different backbones: rank 0 has .*weight.*; start all of them with the same"),
     ],
 )

@@ -610,7 +610,7 @@ def test_within_a_step_the_same_thread_may_predict_but_change_nothing(tmp_path: 
     report = learner.step({"own": (few()[0], torch.ones(4, 1))})
     assert not report.skipped
     assert errors.keys() == CALLS.keys() - {"a prediction", "module", "snapshot"}
-    assert errors["save"] == "save was called within a call of step; call it when that one has returned"
+    assert errors["save"] == "save was called within a call of step; call it when step has returned"
 
 
 def test_threads_that_step_one_learner_at_once_get_an_error_instead_of_a_crash() -> None:

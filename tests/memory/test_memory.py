@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from spcl.batches import Inputs
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
-from spcl.memory import BalancedCoreset, EpochCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
+from spcl.memory import MEMORIES, BalancedCoreset, EpochCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
 from spcl.memory.base import draw_ahead
 from spcl.methods import make_method
 
@@ -615,7 +616,7 @@ def test_memory_needs_a_budget(policy: type[Memory]) -> None:
         policy(0)
 
 
-ALL_POLICIES = [BalancedCoreset, EpochCoreset, Reservoir]
+ALL_POLICIES = [policy for policy in MEMORIES.values() if policy.__module__.startswith("spcl.memory.")]
 TASKS = ("a", "b", "c")
 
 observe = st.tuples(st.just("observe"), st.sampled_from(TASKS), st.integers(1, 9))
@@ -721,12 +722,25 @@ def test_a_task_that_would_finish_within_a_step_is_refused(policy: type[Memory])
     learner.finish_task("a")
     del batches["a"]
     before = complete_state(learner)
-    with pytest.raises(SpclError, match="finish_task was called within a call of step; call it when that one has"):
+    with pytest.raises(SpclError, match="finish_task was called within a call of step; call it when step has returned"):
         learner.fit([PlainMoment(batches)], meanwhile=lambda: learner.finish_task("b"))
     assert_same(before, complete_state(learner))
     learner.step(batches)
     learner.finish_task("b")
     assert len(learner.memory) <= 8
+
+
+@pytest.mark.parametrize("policy", ALL_POLICIES)
+def test_a_checkpoint_is_enough_to_make_a_policy_again(policy: type[Memory], tmp_path: Path) -> None:
+    learner = Learner(torch.nn.Linear(3, 4), make_method("er"), memory=policy(8, seed=3, dtype=torch.float64))
+    learner.add_task("a", classes=2)
+    learner.step({"a": (torch.randn(6, 3), torch.arange(6) % 2)})
+    learner.save(tmp_path / "c")
+    loaded = Learner.load(tmp_path / "c", backbone=torch.nn.Linear(3, 4))
+    assert type(loaded.memory) is policy
+    assert state_of(loaded.memory) == state_of(learner.memory)
+    known = {"budget", "seed", "device", "dtype"}  # other options would be lost: a checkpoint does not hold them
+    assert signature(policy).parameters.keys() <= known
 
 
 def test_samples_that_were_undone_do_not_tell_of_which_kind_others_are() -> None:

@@ -60,7 +60,7 @@ def test_methods(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMORIES)
 def test_memories(name: str) -> None:
-    check_memory(MEMORIES[name], replays_running=name == "reservoir")
+    check_memory(MEMORIES[name], replays_running=MEMORIES[name].replays_running)
 
 
 @pytest.mark.parametrize("name", ours(BACKBONES))

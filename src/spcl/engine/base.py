@@ -24,7 +24,7 @@ class Passes(NamedTuple):
 
     Attributes:
         logits: the logits by task, for methods that store them.
-        is_joint: whether batches shared a pass: the health of the gradients is then known for all of them together.
+        is_joint: whether batches shared a pass: health then says only whether *all* gradients are finite.
         memory_fault: why the model could not be trained on a replay batch; None if it could.
     """
 
@@ -34,7 +34,7 @@ class Passes(NamedTuple):
 
 
 class Stateful(Protocol):
-    """Anything whose state is plain data and tensors."""
+    """Has a state of plain data and tensors."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
@@ -48,14 +48,13 @@ class Stateful(Protocol):
 class Engine(ABC):
     """Computes the gradients of a step and applies its update; all engines give the same results up to rounding.
 
-    Batches that cannot share a pass after all raise an :class:`~spcl.engine.segments.UnsupportedError`, from
-    :meth:`backward` or, where ranks meet, from :meth:`gramian`: the step is then undone and repeated with a pass each.
+    If batches turn out not to share a pass, :meth:`backward` (or :meth:`gramian`, with several ranks) raises
+    :class:`~spcl.engine.segments.UnsupportedError`; the step is undone and repeated with one pass per batch.
 
     Attributes:
         gradients: the gradients of the shared parameters, and the health of every gradient.
         capture_seconds: the time spent so far on capturing work.
-        fallback_reason: why the latest batches did not all share one pass, or why no CUDA graphs are captured; None if
-            they did, or were not asked to.
+        fallback_reason: why the latest batches did not share one pass, or why no CUDA graphs are captured; else None.
         history: what a resumed run must know to compute in the same way; None if there is nothing.
     """
 
@@ -74,31 +73,32 @@ class Engine(ABC):
 
         Args:
             batches: the batches of tasks, then replay batches.
-            transform: augments the inputs, those of all tasks in one call, if it is not None.
-            apart: whether to take a pass for each batch.
+            transform: augments the inputs, all tasks' inputs in one call; None for no augmentation.
+            apart: whether every batch gets its own pass.
         """
 
     @abstractmethod
     def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
-        """Return the mean of the tasks' gradients by parameter, in a step with memory whose gradient comes later."""
+        """Return the mean task gradient by parameter, before memory's gradient has been computed."""
 
     @abstractmethod
     def penalty_gradient(self) -> None:
-        """Compute the gradient of the orthogonality penalty, times α unless that is relative (line 5)."""
+        """Compute the gradient of the orthogonality penalty (line 5), times α; without α if α is relative."""
 
     @abstractmethod
     def gramian(self, needed: bool) -> Callable[[], tuple[Array | None, Array]]:
         """Start to compute the Gramian of the rows, if it is needed; return the function that waits for it.
 
-        That function returns the Gramian or None, and the health of every gradient, on the host: this is the only
-        host–device synchronisation of a step, before which the host can do other work.
+        That function returns the Gramian or None, and the health of every gradient (its loss, its norm and the norm of
+        the model's buffers), on the host: the only host–device synchronisation of a step, before which the host can do
+        other work.
         """
 
     @abstractmethod
     def combine(self, rule: Rule, *, check: bool) -> bool:
-        """Form the update in row 0 (line 10), with the orthogonality gradient where that is added to the update.
+        """Write the update into row 0 (line 10), including the orthogonality gradient if it is added to the update.
 
-        Return whether all of it is finite, if that is to be checked.
+        If ``check``, return whether the update is finite, else True.
         """
 
     @abstractmethod

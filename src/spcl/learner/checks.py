@@ -22,12 +22,12 @@ from spcl.methods.base import MEMORY, Method
 from spcl.tasks import Task, TaskDescription, check_labels_of_tasks
 
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-"""By name, since importing the second one takes longer than importing PyTorch."""
+"""By name: importing the second takes longer than importing PyTorch."""
 
 T = TypeVar("T")
 
 ROUNDING = 1e-9
-"""Relative difference of sums over the same batch that processors of different kinds may compute."""
+"""Relative tolerance for the same sum computed on different processors."""
 
 
 # -- arguments of a learner
@@ -61,7 +61,7 @@ def _check_whole(backbone: nn.Module) -> None:
 
 
 def check_method(method: object) -> None:
-    """Refuse what is no method, or one without name or settings."""
+    """Raise an error unless the method is one, with a name, settings and choices that fit together."""
     if not isinstance(method, Method):
         raise SpclError(
             f"the method must be one such as SORO(), but it is {method!r:.80}; see spcl.methods.make_method"
@@ -76,7 +76,7 @@ def check_method(method: object) -> None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a value is a number, and not a truth value."""
+    """Return whether a value is a number other than True and False."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -125,7 +125,7 @@ def classifier_task(
 
 
 def _check_head(task: str, head: object, model: SharedModel) -> None:
-    """Refuse what is no module, or has parameters that the backbone or another head trains."""
+    """Raise an error unless the head is a module that shares no trained parameters."""
     if not isinstance(head, nn.Module):
         raise TaskError(f"task {task!r}: its head must be a torch.nn.Module, but it is {head!r:.80}")
     if shares_trained(head, model.modules()):
@@ -138,7 +138,7 @@ def _check_head(task: str, head: object, model: SharedModel) -> None:
 class RankCheck:
     """Refuses, before a step, ranks that have different batches, backbones, methods or new heads.
 
-    What one rank refuses before a step, all refuse.
+    If one rank refuses a step, all ranks do.
 
     Args:
         world: the ranks.
@@ -149,10 +149,10 @@ class RankCheck:
         self._is_done = False
         self._heads: set[str] = set()
 
-    def admitted(self, check: Callable[[], list[Samples]]) -> list[Samples]:
-        """Return the batches that this rank has checked, once all ranks have; an error of any is raised on all.
+    def check_batches(self, check: Callable[[], list[Samples]]) -> list[Samples]:
+        """Check this rank's batches; return them once every rank has accepted its own.
 
-        Raise an error on all ranks, too, unless their batches have the same sizes, targets and first inputs.
+        Raise an error on all ranks if batches differ in sizes, targets or first inputs.
         """
 
         def compute() -> tuple[list[Samples], float]:
@@ -164,21 +164,21 @@ class RankCheck:
         for rank, checksum in enumerate(checksums):
             if abs(checksum - checksums[0]) > ROUNDING * largest:
                 raise SpclError(
-                    f"the ranks have different batches of {', '.join(group.task.name for group in samples)}: those of "
-                    f"rank {rank} are not those of rank 0; give every rank the same batches, which are then split"
+                    f"the ranks have different batches of {', '.join(group.task.name for group in samples)}: rank "
+                    f"{rank} differs from rank 0; give every rank the same batches, which are then split"
                 )
         return samples
 
     def forget(self) -> None:
-        """Compare the backbones of the ranks anew before the next step."""
+        """Check again, before the next step, that all ranks have the same backbone."""
         self._is_done = False
 
     def agreed(self, compute: Callable[[], T]) -> T:
-        """Return what this rank computes; an error of any rank is raised on all of them."""
+        """Return what this rank computes; an error on one rank is raised on all ranks."""
         return self._world.attempted(lambda: (compute(), 0.0))[0]
 
     def check(self, model: SharedModel, method: Method) -> None:
-        """Raise an error on all ranks unless they have the same model and method; once is enough for each part."""
+        """Raise an error on all ranks unless model and method agree; each backbone and head is compared once."""
         if not self._is_done:
             self._world.check_same("backbones", _checksums(model.backbone))
             self._world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
@@ -199,7 +199,7 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _batch_checksum(samples: Sequence[Samples]) -> float:
-    """Return a number that tells batches apart by their sizes, targets and first inputs."""
+    """Return a checksum of sizes, targets and first inputs."""
     parts = [part for group in samples for part in (group.y, *(leaf[0] for leaf in leaves(group.x).values()))]
     sums = [part.double().sum() for part in parts]
     sizes = torch.tensor([float(len(group.y)) for group in samples], dtype=torch.float64)
@@ -207,14 +207,14 @@ def _batch_checksum(samples: Sequence[Samples]) -> float:
     return float(numbers @ torch.arange(1.0, len(numbers) + 1, dtype=torch.float64))
 
 
-class Admission:
+class BatchCheck:
     """Checks the batches of a step against the tasks, the model, the method and the memory.
 
     Args:
         model: the shared model.
         method: how gradients become an update.
         memory: of earlier samples, or None.
-        ranks: the ranks that train together, all of which refuse what one refuses, or None.
+        ranks: the check of ranks that train together, or None. If one rank refuses a step, all ranks do.
         is_sharded: whether the backbone's parameters are sharded over ranks.
     """
 
@@ -232,11 +232,13 @@ class Admission:
         self._ranks = ranks
         self._has_own_check = memory is not None and type(memory).check is not Memory.check
         self._trainable = {parameter: parameter.requires_grad for parameter in model.backbone.parameters()}
-        self._parts = _Parts(model.backbone, by_name=is_sharded)
+        self._parts = BackboneParts(model.backbone, by_name=is_sharded)
 
     def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
-        return self._checked(batches) if self._ranks is None else self._ranks.admitted(lambda: self._checked(batches))
+        if self._ranks is None:
+            return self._checked(batches)
+        return self._ranks.check_batches(lambda: self._checked(batches))
 
     def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         self._check_trainable()
@@ -253,7 +255,7 @@ class Admission:
         for group in samples:
             group.task.check_batch(group.x, group.y)
         check_labels_of_tasks([(group.task, group.y) for group in samples])
-        if self._memory is not None and self._has_own_check:  # a policy that refuses samples which fit their task
+        if self._memory is not None and self._has_own_check:  # a policy may refuse samples that fit their task
             for group in samples:
                 self._memory.check(group.task.name, group.x, group.y)
         return samples
@@ -263,7 +265,7 @@ class Admission:
         return self._features(new) if self._ranks is None else self._ranks.agreed(lambda: self._features(new))
 
     def errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
-        """Return why batches are refused, each checked alone, by task; ranks find the same without a word."""
+        """Check each batch alone; return the errors by task, without exchanging anything between ranks."""
         refused = {}
         for name, batch in batches.items():
             try:
@@ -286,13 +288,13 @@ class Admission:
         return feature_dim
 
     def removed_parameters(self) -> set[nn.Parameter] | None:
-        """Return the parameters that the backbone had and has no longer; None if its parts are the same as before."""
-        return (
-            set(self._trainable).difference(self._model.backbone.parameters()) if self._parts.have_changed() else None
-        )
+        """Return the parameters that were removed from the backbone; None if its parts have not changed."""
+        if not self._parts.have_changed():
+            return None
+        return set(self._trainable).difference(self._model.backbone.parameters())
 
     def _check_trainable(self) -> None:
-        """Refuse a backbone whose parts were changed, frozen or unfrozen since: the gradient matrix would not fit."""
+        """Raise if parameters were added, frozen or unfrozen without the learner: the gradient matrix would not fit."""
         if self._ranks is not None and self._parts.have_changed():
             raise SpclError(
                 "parameters or modules of the backbone were added, removed or replaced after the learner was made; "
@@ -310,8 +312,8 @@ class Admission:
                 )
 
 
-class _Parts:
-    """The modules and parameters of a backbone, held to notice when it has others.
+class BackboneParts:
+    """Remembers a backbone's modules and parameters, to notice changes.
 
     Reading the dicts that hold them takes microseconds, walking over the modules ten times as long.
     """
@@ -362,7 +364,7 @@ def find_task(tasks: Mapping[str, Task], name: str) -> Task:
 
 
 class OneCallAtATime:
-    """Refuses calls that would meet another call of the same learner halfway.
+    """Refuses a call while another call of the same learner is running.
 
     While a thread is in a call, other threads are refused. Within a call that changes the learner, such as a step, the
     same thread may predict, e.g. in a loss, but not begin another change.
@@ -373,7 +375,7 @@ class OneCallAtATime:
     ...         calls.changing("save").__enter__()
     Traceback (most recent call last):
     ...
-    spcl.errors.SpclError: save was called within a call of step; call it when that one has returned
+    spcl.errors.SpclError: save was called within a call of step; call it when step has returned
     """
 
     def __init__(self) -> None:
@@ -408,7 +410,7 @@ class _Call:
         if self._is_change and calls._change is not None:
             calls._lock.release()
             raise SpclError(
-                f"{self._name} was called within a call of {calls._change}; call it when that one has returned"
+                f"{self._name} was called within a call of {calls._change}; call it when {calls._change} has returned"
             )
         if self._is_change:
             calls._change = self._name

@@ -22,7 +22,7 @@ from spcl.engine.update import Update, WeightAverage
 from spcl.errors import SpclError, TaskError
 from spcl.learner import state as states
 from spcl.learner.checks import (
-    Admission,
+    BatchCheck,
     OneCallAtATime,
     RankCheck,
     check_arguments,
@@ -335,7 +335,7 @@ class Learner:
         """
         with self._calls.changing("find_errors"):
             self._take_in_new_parameters()
-            refused = self._admission.errors(batches)
+            refused = self._batch_check.errors(batches)
             if refused or self.distributed is not None:  # what a rank computes, the others do not know
                 return refused
             return self._step.try_each(self._checked(batches), self._new_update(), self)
@@ -614,7 +614,7 @@ class Learner:
 
         With several ranks nothing is rebuilt: the next step raises.
         """
-        if self._ranks is None and self._admission.removed_parameters() is not None:
+        if self._ranks is None and self._batch_check.removed_parameters() is not None:
             self._train({each for each in self.model.backbone.parameters() if each.requires_grad})
 
     def _train(self, chosen: set[nn.Parameter]) -> None:
@@ -624,7 +624,7 @@ class Learner:
         heads = self.model.modules()[1:]
         if any(shares_trained(head, [backbone]) for head in heads):
             raise SpclError("the backbone shares parameters with a head by now; give the backbone a copy of them")
-        frozen_layers, removed = frozen_normalisations(backbone), self._admission.removed_parameters() or set()
+        frozen_layers, removed = frozen_normalisations(backbone), self._batch_check.removed_parameters() or set()
         with trainable(backbone, chosen):
             engine = self._engines.make()
         for parameter in backbone.parameters():
@@ -642,7 +642,7 @@ class Learner:
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._step = Step(engine, self.model, self.method, self.memory)
-        self._admission = Admission(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
+        self._batch_check = BatchCheck(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
 
     def _choose_engine(self, tasks: int) -> None:
         """Switch to the low-memory engine if the gradients of a step of ``tasks`` tasks would not fit."""
@@ -660,9 +660,9 @@ class Learner:
 
     def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         """Return the batches of a step once they are checked, and make the heads of tasks that are new."""
-        samples = self._admission.check(batches)
+        samples = self._batch_check.check(batches)
         if new := [group for group in samples if group.task.signature is None]:
-            feature_dim = self._admission.features_of(new)
+            feature_dim = self._batch_check.features_of(new)
             if feature_dim is not None:
                 self._build_heads(feature_dim)
             for group in new:

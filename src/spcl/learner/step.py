@@ -84,7 +84,7 @@ class StepOptions(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """Result of an update; its fields are those of a :class:`StepReport`, with Gramians in place of stabilities."""
+    """Result of an update: the fields of a :class:`StepReport`, with Gramians in place of stabilities."""
 
     losses: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Step:
                 penalty_gradient      orthogonality gradient                  (line 5)
                 gramian               Gramian and health of the gradients     (line 8)
                 store                 memory gets the new samples, while a GPU computes
-                check_health          undo and repeat without what is not finite
+                check_health          undo and repeat without non-finite gradients
                 weigh                 weights of the gradients                (line 9)
                 combine               update of the backbone                  (line 10)
             update                optimiser, average of the weights           (lines 6 and 11)

@@ -1,4 +1,4 @@
-"""Class-balanced coresets of the finished tasks: the paper's memory, and the one that its authors published."""
+"""Class-balanced coresets of the finished tasks: the memory of the paper, and the memory in its authors' code."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,10 +18,10 @@ class BalancedCoreset(Memory):
     Nothing can be drawn until the first task finishes. Then the ``C`` classes of the finished tasks share the budget
     equally: ``⌊budget/C⌋`` samples each, and one more for the first ``budget mod C`` classes in the order in which
     tasks started. Whenever a task finishes, the shares shrink and random samples of every class are evicted. A class
-    with fewer samples than its share leaves the rest of it unused.
+    with fewer samples than its share leaves the rest of its share unused.
 
     While a task runs, a uniform sample of each of its classes is kept as candidates, as many as the task would get if
-    it finished now. Logits are those of the ``model`` given to :meth:`finish`.
+    it finished now. Logits are computed by the ``model`` given to :meth:`finish`.
 
     >>> import torch
     >>> memory = BalancedCoreset(10, seed=0)
@@ -63,7 +63,7 @@ class BalancedCoreset(Memory):
     def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
         """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them.
 
-        If the model raises, for example for want of memory, the task runs on and can be finished again.
+        If the model raises, for example out of memory, the task keeps running and can be finished again.
         """
         super().finish(task)
         if model is not None:
@@ -75,7 +75,7 @@ class BalancedCoreset(Memory):
 
 
 def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask of the lowest ranks of every class, as many as its share."""
+    """Return a mask of the samples with the lowest ranks of every class, up to its share."""
     counts = np.bincount(labels, minlength=len(shares))
     if (counts <= shares).all():
         return np.ones(len(ranks), dtype=bool)
@@ -88,9 +88,9 @@ def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArr
 
 @MEMORIES.register("epochs")
 class EpochCoreset(BalancedCoreset):
-    """A balanced coreset whose samples are replayed in epochs: all once, in random order, before any twice.
+    """A balanced coreset that is replayed in epochs: every sample once, in random order, before any sample again.
 
-    The last draw of an epoch gets the samples that are left, which may be few. A new epoch also begins whenever a task
+    The last draw of an epoch gets the samples that are left, which may be few. A new epoch also begins when a task
     finishes.
 
     >>> import torch
@@ -104,7 +104,7 @@ class EpochCoreset(BalancedCoreset):
     """
 
     draws_ahead = True
-    _epoch: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # the positions that are left to draw, in order
+    _epoch: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # positions left to draw, in order
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the next positions of the epoch, or the first of a new one."""
@@ -114,7 +114,7 @@ class EpochCoreset(BalancedCoreset):
         return picked
 
     def draw_state(self) -> Any:
-        """Return the state that drawing changes: the generator's, and what is left of the epoch."""
+        """Return the state that drawing changes: the generator's state and the rest of the epoch."""
         return super().draw_state(), self._epoch
 
     def restore_draws(self, state: Any) -> None:

@@ -31,13 +31,13 @@ class Memory(ABC):
     """A replay memory of at most ``budget`` replayable samples.
 
     Samples are stored per task in the data's dtype and drawn uniformly.
-    Every observed sample gets a *rank*, by default a random one, and a policy keeps those of the lowest ranks:
+    Every observed sample gets a *rank*, by default a random one, and a policy keeps the samples with the lowest ranks:
     the ``k`` lowest of ``n`` random ranks are a uniform sample of size ``k``, for any ``n`` and however often ``k``
     has shrunk. A policy implements :meth:`choose`; it may also override :meth:`rank`, :meth:`replayable` and
     :meth:`pick`.
 
-    With ``draws_ahead = True`` a class says of itself, not of its subclasses, that a learner on a GPU may make the next
-    draw before other calls and undo it: then draws depend on :meth:`draw_state` and the stored samples alone.
+    ``draws_ahead = True`` (not inherited: set it in each class) lets a GPU learner make the next draw early and undo
+    it; draws may then depend only on :meth:`draw_state` and the stored samples.
 
     >>> class NewestOfEachTask(Memory):
     ...     def rank(self, arrivals):
@@ -58,7 +58,7 @@ class Memory(ABC):
         seed: of the memory's own random generator.
         device: where inputs and logits are stored, by default the device of the batches; targets are on the host.
         dtype: the dtype in which inputs are stored, by default their own. Methods that edit inputs need a floating one.
-            Of dicts and tuples it applies to the floating-point parts only, as others may be tokens or masks.
+            In dicts and tuples it applies to floating-point parts only: others may be tokens or masks.
 
     Attributes:
         buffers: the samples of every task, in the order in which tasks started.
@@ -67,7 +67,7 @@ class Memory(ABC):
 
     draws_ahead: ClassVar[bool] = False
     replays_running: ClassVar[bool] = True
-    """Whether the samples of tasks that run may be drawn; otherwise only the samples of finished tasks."""
+    """Whether samples of running tasks may be drawn, or only samples of finished tasks."""
     keeps_observed_logits: ClassVar[bool] = True
     """Whether logits given to :meth:`observe` are stored."""
 
@@ -103,15 +103,15 @@ class Memory(ABC):
         return self.generator.random(len(arrivals))
 
     def replayable(self, buffer: "TaskBuffer") -> bool:
-        """Return whether the samples of a task may be drawn; others are candidates, which the budget does not count."""
+        """Return whether a task's samples may be drawn; if not, they are candidates and do not count to the budget."""
         return self.replays_running or not buffer.running
 
     def replayable_tasks(self) -> list[str]:
-        """Return the names of the tasks whose samples may be drawn, where there are any."""
+        """Return the names of the tasks that have samples that may be drawn."""
         return [task for task, buffer in self.buffers.items() if buffer.size and self.replayable(buffer)]
 
     def start(self, task: str, classes: int | None) -> None:
-        """Start to keep samples of ``task``, which has this many classes (``None``: not a classification task)."""
+        """Start to keep samples of ``task``; ``classes`` is None if it is not a classification task."""
         if task in self.buffers:
             raise TaskError(f"memory already holds a task {task!r}; give the new task another name")
         if classes is not None and classes < 1:
@@ -134,7 +134,7 @@ class Memory(ABC):
             check_targets(f"task {task!r}", labels, "classification", buffer.classes)
 
     def _check_like_stored(self, task: str, x: Inputs, y: Tensor, buffer: "TaskBuffer") -> None:
-        """Refuse samples of another kind than those that are stored."""
+        """Raise an error unless new samples have the structure, shape and type of the stored samples."""
         fields = {name: field[: buffer.size] for name, field in buffer.fields.items()}
         stored, targets = buffer.inputs_of(fields), fields["y"]
         if sample_kind(stored) != self._stored_kind(x):
@@ -159,9 +159,9 @@ class Memory(ABC):
         self._evict(task, batch | {"logits": logits} if logits is not None and self.keeps_observed_logits else batch)
 
     def begin(self) -> None:
-        """Remember the samples, so that what changes can be undone by :meth:`rollback`, until :meth:`commit`.
+        """Start a transaction: :meth:`rollback` returns to here until :meth:`commit`.
 
-        A learner stores new samples while a GPU computes; no task finishes before it is known whether all is finite.
+        A learner stores new samples before it knows whether the update is finite. No task may finish meanwhile.
 
         >>> from spcl.memory import Reservoir
         >>> memory = Reservoir(2)
@@ -178,15 +178,15 @@ class Memory(ABC):
             buffer.begin()
 
     def commit(self) -> None:
-        """Keep what has changed since :meth:`begin`."""
+        """End the transaction and keep its changes."""
         self._before = None
         for buffer in self.buffers.values():
             buffer.commit()
 
     def rollback(self, draws: bool = True) -> None:
-        """Undo what has changed since :meth:`begin`, from where it may change again.
+        """Undo all changes since :meth:`begin`; the transaction stays open.
 
-        If ``draws``, the same samples will be drawn as before, otherwise others.
+        If ``draws``, the generator is restored too, so that the same samples are drawn again.
         """
         self._cancel_draws()
         if self._before is None:
@@ -216,7 +216,7 @@ class Memory(ABC):
     def draw(self, count: int) -> "list[ReplayBatch]":
         """Draw ``count`` samples (or all, if there are fewer), grouped by task.
 
-        They are drawn uniformly without replacement, unless a policy overrides :meth:`pick`.
+        Draws are uniform without replacement, unless a policy overrides :meth:`pick`.
         """
         if self._ahead and self._ahead[0].count == count:
             return self._ahead.popleft().batches
@@ -243,13 +243,13 @@ class Memory(ABC):
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the positions of the samples of one draw among ``size`` replayable ones.
 
-        A policy that keeps more than the generator's state for it overrides :meth:`draw_state` and
-        :meth:`restore_draws`, too, since draws are undone.
+        A policy whose draws change more than the generator overrides :meth:`draw_state` and :meth:`restore_draws`, too,
+        because draws are undone.
         """
         return self.generator.choice(size, min(count, size), replace=False, shuffle=False)
 
     def draw_state(self) -> Any:
-        """Return the state that drawing changes, for draws that are undone."""
+        """Return the state that drawing changes, from which draws are undone."""
         return self.generator.bit_generator.state
 
     def restore_draws(self, state: Any) -> None:
@@ -310,7 +310,7 @@ class Memory(ABC):
         self.buffers = {task["name"]: TaskBuffer.from_state_dict(task, self.device) for task in state["tasks"]}
 
     def _no_samples(self, x: Inputs) -> Inputs:
-        """Return a batch without samples, in the type and on the device in which samples like ``x`` are stored."""
+        """Return inputs like ``x`` without samples, with the dtype and device of stored inputs."""
 
         def empty(leaf: Tensor) -> Tensor:
             converted = isinstance(x, Tensor) or leaf.is_floating_point()
@@ -349,7 +349,7 @@ class Memory(ABC):
 def _replay_batches(
     buffers: Mapping[str, "TaskBuffer"], chosen: Mapping[str, NDArray[np.int64]]
 ) -> "list[ReplayBatch]":
-    """Return copies of the samples at the chosen positions, whose rows a GPU gets in one transfer."""
+    """Return copies of the samples at the chosen positions; their rows go to a GPU in one transfer."""
     if not chosen:
         return []
     rows = [buffers[task].rows[positions] for task, positions in chosen.items()]
@@ -370,7 +370,7 @@ def _replay_batches(
 MEMORIES: Registry[Callable[..., Memory]] = Registry(
     "memory", Memory, positional=1, keywords=("seed", "device", "dtype")
 )
-"""Classes of memories, or functions ``make(budget, *, seed, device, dtype, **options)`` of one.
+"""Memories by name: classes, or functions ``make(budget, *, seed, device, dtype, **options)``.
 
 >>> MEMORIES.make("reservoir", 100, seed=1).budget
 100
@@ -378,7 +378,7 @@ MEMORIES: Registry[Callable[..., Memory]] = Registry(
 
 
 def draw_ahead(memory: Memory, count: int) -> None:
-    """Make the next draw now, for :meth:`Memory.draw` to return; undone if memory changes or another count is drawn.
+    """Make the next draw now; :meth:`Memory.draw` returns it if the count matches and memory has not changed.
 
     >>> from spcl.memory import Reservoir
     >>> one, other = Reservoir(9, seed=0), Reservoir(9, seed=0)
@@ -400,8 +400,8 @@ class ReplayBatch:
         task: the task's name.
         x: inputs, in the form in which they were observed: a tensor, or a dict or tuple of tensors.
         y: targets.
-        logits: the model's logits when the samples were stored, NaN for classes added later; ``None`` where the task's
-            samples have none.
+        logits: the model's logits when the samples were stored, NaN for classes added later; None if memory has stored
+            no logits for the task.
         slots: indices of the samples in the task's buffer, valid until samples are added or evicted.
         edits: how often the inputs of each sample were replaced.
     """
@@ -416,7 +416,7 @@ class ReplayBatch:
 
 @dataclass(frozen=True)
 class DrawAhead:
-    """A draw that was made before it was asked for, and the state of the draws before it."""
+    """A draw made early, and the state from which it is undone."""
 
     count: int
     before: Any
@@ -429,21 +429,20 @@ BATCH_SIZE = 256  # samples per call of the model in `store_logits`
 class TaskBuffer:
     """The samples of one task, in the rows of tensors with room for more: ``x``, ``y`` and optionally ``logits``.
 
-    Inputs that are a dict or tuple of tensors have a field for each, e.g. ``x.tokens`` or ``x[0]``.
+    Inputs that are a dict or tuple have a field for each tensor, e.g. ``x.tokens`` or ``x[0]``.
 
-    Samples are in any order there: read them by :meth:`take`, not from the fields. New and edited samples get rows that
-    hold none, neither now nor before :meth:`begin`: what changes since then can be undone without copies, and copies
-    can be made at once.
+    Rows are unordered: read by :meth:`take`. New and edited samples never overwrite a row in use now or at
+    :meth:`begin`, so :meth:`rollback` needs no copies.
 
     The metadata used to choose samples is on the host, so that choosing does not synchronize with an accelerator:
     ``labels``, ``ranks`` and ``edits`` (how often a sample's inputs were replaced) have one entry per stored sample,
-    followed by those of candidates that are not stored yet (:meth:`add_candidates`).
+    followed by entries for candidates that are not stored yet (:meth:`add_candidates`).
     :meth:`retain` stores the chosen candidates and evicts the samples that were not chosen.
 
     Attributes:
         classes: number of classes of the task; a task without classes counts as one class.
         labelled: whether the task has classes, so that ``y`` holds labels.
-        running: whether the task still gets samples.
+        running: whether the task still gets new samples.
         rows: the row of every stored sample.
         size: the number of stored samples.
         nbytes: bytes of all stored samples.
@@ -476,7 +475,7 @@ class TaskBuffer:
         self._before = None
 
     def rollback(self) -> None:
-        """Restore the samples of :meth:`begin`, from where they may change again."""
+        """Restore the samples of :meth:`begin`; the transaction stays open."""
         if self._before is not None:
             self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind = self._before
             self.size = len(self.rows)
@@ -484,14 +483,11 @@ class TaskBuffer:
     # -- storing
 
     def allocate(self, x: Inputs, y: Tensor) -> None:
-        """Create fields for inputs like ``x``, which has no samples, and targets like ``y``, unless there are some.
-
-        Targets are on the host.
-        """
+        """Create fields for inputs like ``x``, which has no samples, and, on the host, for targets like ``y``."""
         self.fields = self.fields or input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
-        """Return the classes of targets ``y`` on the host; of probabilities the most likely ones."""
+        """Return the classes of targets on the host; for probabilities, the most probable class."""
         if not self.labelled:
             return np.zeros(len(y), dtype=np.int64)
         labels = y.detach().cpu().argmax(dim=1) if y.is_floating_point() else y
@@ -532,7 +528,7 @@ class TaskBuffer:
         """Store the logits of ``model`` for every sample."""
         batches = -(-self.size // BATCH_SIZE)
         for first in range(batches):
-            positions = np.arange(first, self.size, batches)  # of all classes, in whatever order they are stored
+            positions = np.arange(first, self.size, batches)  # every batch has samples of all classes
             logits = self._same_width(model(self.take_inputs(positions)))
             self._write("logits", self.rows[positions], logits)
         self._update_nbytes()
@@ -596,7 +592,7 @@ class TaskBuffer:
     # -- rows
 
     def _free_rows(self, count: int) -> NDArray[np.int64]:
-        """Return rows that hold no sample, and none that :meth:`rollback` would need."""
+        """Return rows that hold no sample, now or at :meth:`begin`."""
         capacity = len(self.fields["y"]) if self.fields else 0
         is_free = np.ones(capacity, dtype=bool)
         is_free[self.rows] = False
@@ -617,7 +613,7 @@ class TaskBuffer:
         self.fields = larger
 
     def _shrink(self) -> None:
-        """Give rows back where most of them hold no sample."""
+        """Reallocate the fields if most of their rows hold no sample."""
         if any(len(field) > 2 * self.size for field in self.fields.values()):
             self.fields = {name: self.take(name) for name in self.fields}
             self.rows = np.arange(self.size)
@@ -626,7 +622,7 @@ class TaskBuffer:
         self.nbytes = sum([field.nbytes // len(field) * self.size for field in self.fields.values() if len(field)])
 
     def _put(self, rows: NDArray[np.int64], batch: Mapping[str, Tensor], chosen: NDArray[np.int64]) -> None:
-        """Copy the chosen samples of the batch to rows; a GPU gets both numbers of each in one transfer."""
+        """Copy the chosen samples of the batch to rows; a GPU gets source and target indices in one transfer."""
         pairs = np.stack([rows, chosen])
         for name, samples in batch.items():
             targets, sources = _index(pairs, samples).unbind()

@@ -10,7 +10,7 @@ from spcl.memory.base import MEMORIES, Memory
 class Reservoir(Memory):
     """A uniform random sample of all samples observed, over all tasks (reservoir sampling, Vitter 1985).
 
-    Samples can be drawn while their tasks still run. Logits are those given to :meth:`observe`.
+    Samples can be drawn while their tasks still run. Memory stores the logits given to :meth:`observe`.
 
     >>> import torch
     >>> memory = Reservoir(100, seed=0)

@@ -82,7 +82,7 @@ class Output:
 
 
 def stored_distances(output: Output) -> Tensor:
-    """Return the squared distance of every sample to the logits that it was stored with; 0 where it has none."""
+    """Return the squared distance of every sample to its stored logits; 0 for a sample without stored logits."""
     value, stored = output.value, output.stored
     if stored is None:
         stored = torch.full_like(value, math.nan)
@@ -92,7 +92,7 @@ def stored_distances(output: Output) -> Tensor:
 
 
 def squared_distances(value: Tensor, stored: Tensor) -> Tensor:
-    """Return the mean of every row's squared differences where ``stored`` is known, i.e. not NaN; 0 if it nowhere is.
+    """Return the mean of every row's squared differences where ``stored`` is not NaN; 0 where all of it is NaN.
 
     >>> squared_distances(torch.tensor([[1.0, 5.0], [1.0, 5.0]]), torch.tensor([[3.0, math.nan], [math.nan, math.nan]]))
     tensor([4., 0.])
@@ -109,11 +109,11 @@ class Gradients:
         names: the tasks in the order they were added, then ``"memory"`` once it holds samples. With ``reduction =
             "mean"``, ``("current", "memory")`` instead.
         losses: their losses; NaN with ``reduction = "sum"``, whose weights are computed before the losses are known.
-        gramian: their inner products, float64 on the CPU; None with ``reduction = "sum"``, and where a method with
-            ``uses_gramian = False`` is trained without measuring stability.
-        classes: the number of classes behind each gradient; for memory, of the tasks that it replays. A task without
-            classes counts as one.
-        samples: the number of the step's samples behind each gradient; for memory, the number asked for.
+        gramian: their inner products, float64 on the CPU; None with reduction ``"sum"``, and for ``uses_gramian =
+            False`` unless stability is measured.
+        classes: the number of classes behind each gradient; for memory, the classes of all tasks that it replays. A
+            task without classes counts as one class.
+        samples: the number of samples behind each gradient; for memory, the number asked for.
         replayed: the names of the tasks that memory replays.
     """
 
@@ -135,7 +135,7 @@ class Weights:
 
     Attributes:
         values: one weight per gradient; the update is :math:`\sum_i w_i g_i`.
-        adjusted: the Gramian of the adjusted gradients, if they are other than :math:`w_i g_i`.
+        adjusted: the Gramian of the adjusted gradients; None if they are :math:`w_i g_i`.
     """
 
     values: Tensor
@@ -147,7 +147,7 @@ class Weights:
 
 
 class _Later:
-    """A class attribute that is imported when it is read: settings need pydantic, which takes long to import."""
+    """A class attribute imported when it is read, because settings need pydantic, which is slow to import."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module = module
@@ -170,7 +170,7 @@ class Method:
     little as it needs, often only :meth:`weigh`. A rule that is not a weighted sum overrides :meth:`combine` instead.
     State that lasts from step to step goes through :meth:`state_dict`.
 
-    ``reduction`` says what becomes of the gradients before they are weighed:
+    ``reduction`` says how gradients are reduced before they are weighed:
 
     - ``"none"``: every task's gradient and the gradient of memory are weighed separately;
     - ``"mean"``: the mean of the current tasks' gradients is weighed against the gradient of memory;
@@ -223,7 +223,7 @@ class Method:
 
     @classmethod
     def check_declared(cls) -> None:
-        """Refuse a class that declares no name."""
+        """Raise an error if the class declares no name."""
         name = getattr(cls, "name", None)
         if not isinstance(name, str) or not name:
             raise SpclError(
@@ -232,7 +232,7 @@ class Method:
             )
 
     def check_task(self, task: Task, x: Inputs, memory: Memory | None) -> None:
-        """Refuse a task that the method cannot train, given the inputs of its first batch."""
+        """Raise an error if the method cannot train a task, given the inputs of its first batch."""
         self.replay.check_task(f"method {self.name!r}", task, x, memory)
 
     def make_head(self, features: int, classes: int) -> nn.Module:
@@ -273,7 +273,7 @@ class Method:
         return is_plain and not self.joint_logits
 
     def has_plain_memory_loss(self) -> bool:
-        """Return whether the loss on replayed samples is what the coefficients say, with plain losses of tasks."""
+        """Return whether memory's loss is the weighted sum given by ``coefficients``, with plain task losses."""
         from spcl.methods.replay import ReplayLoss
 
         is_plain = type(self).memory_loss is Method.memory_loss and type(self.replay).loss is ReplayLoss.loss
@@ -297,7 +297,7 @@ class Method:
         raise NotImplementedError(f"method {self.name!r} weighs gradients and does not combine them itself")
 
     def after_step(self, losses: Mapping[str, float]) -> None:
-        """Receive the losses of the gradients that take part in a step, before its update is applied."""
+        """Receive the losses of the step's gradients, just before the update."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data and tensors; tensors that later steps change in place must be copies."""

@@ -21,7 +21,7 @@ class GradDropSettings(MethodSettings):
 
 
 class GradDrop(Method):
-    r"""Gradient sign dropout: every parameter follows either the tasks that raise it or those that lower it.
+    r"""Gradient sign dropout: every parameter follows either the tasks that raise it or the tasks that lower it.
 
     .. math:: u = \ell (g^+ + g^-) + (1-\ell) \begin{cases} g^+ & \text{with probability } P \\
         g^- & \text{else} \end{cases}, \qquad P = \frac12 \left(1 + \frac{\sum_i g_i}{\sum_i |g_i|}\right)

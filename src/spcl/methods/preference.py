@@ -37,11 +37,11 @@ class PreferenceMethod(Method):
     - ``"samples"``: the number of samples seen so far; for memory, of the tasks that it replays. So a task counts by
       its samples before and after its end.
     - ``"slopes"``: :math:`v = A_{0.9}(\ell) / A_{0.99}(\ell)`, with the averages :math:`A_\beta \leftarrow \beta
-      A_\beta + (1 - \beta)\, \ell` of the loss over the steps of the gradient, both of which begin with its first loss.
-      It is 1 for a loss that stays, less for one that falls and at most 10, whatever the size of the loss; it is 1
-      where an average is not positive.
+      A_\beta + (1 - \beta)\, \ell` of the loss over the steps of the gradient; both begin with its first loss. It is 1
+      for a loss that stays, less for one that falls and at most 10, whatever the size of the loss; it is 1 where an
+      average is not positive.
 
-    All ones if ``memory_share`` is None, while there is no memory, and while no sample of the tasks that it replays was
+    W is all ones if ``memory_share`` is None, without memory, and as long as no sample of the replayed tasks was
     counted, as after loading a checkpoint of other settings.
 
     >>> import numpy as np

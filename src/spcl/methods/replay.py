@@ -37,11 +37,11 @@ class ReplayOptions(BaseModel):
 
 
 class ReplayLoss:
-    """The loss on the samples that a step draws from memory, and what else becomes of them.
+    """The loss on the samples that a step draws from memory, and how these samples are stored and edited.
 
     A subclass says how many batches are drawn (``draws``), whether memory must store the logits of its samples
-    (``stores_logits``), whether :meth:`edit` changes them (``edits_memory``), and what the loss consists of
-    (:meth:`coefficients`), which CUDA graphs compute as well. A loss of another kind overrides :meth:`loss` and runs
+    (``stores_logits``), whether :meth:`edit` changes them (``edits_memory``), and which terms the loss has
+    (:meth:`coefficients`), which CUDA graphs compute, too. A loss of another form overrides :meth:`loss` and runs
     eagerly.
 
     Args:
@@ -57,10 +57,10 @@ class ReplayLoss:
         self.settings = settings
 
     def check_task(self, owner: str, task: Task, x: Inputs, memory: Memory | None) -> None:
-        """Refuse a task with samples that cannot be replayed this way; the error begins with the owner."""
+        """Raise an error, which begins with the owner, if the task's samples cannot be replayed this way."""
 
     def coefficients(self, draw: int) -> tuple[float, float]:
-        """Return the coefficients of the tasks' losses and of the squared distances to stored logits in a loss."""
+        """Return the coefficients a of the tasks' losses and b of the squared distances to the stored logits."""
         return 1.0, 0.0
 
     def loss(self, outputs: Sequence[Output], draw: int, task_loss: TaskLoss) -> Tensor:
@@ -68,7 +68,7 @@ class ReplayLoss:
 
         Args:
             outputs: of the model for the samples of every task.
-            draw: which of the step's batches it is; it has the :meth:`coefficients` a and b.
+            draw: the number of the replay batch in the step; :meth:`coefficients` gives its a and b.
             task_loss: the loss of samples of one task.
         """
         of_labels, of_logits = self.coefficients(draw)
@@ -175,7 +175,7 @@ class EditedSamples(ReplayLoss):
 
 
 def _variances(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return for each of the inputs the variance of all that have its shape and type."""
+    """Return for each input the variance of all inputs of its shape and type."""
     alike: dict[Hashable, list[Tensor]] = {}
     for x in inputs:
         alike.setdefault(sample_kind(x), []).append(x.detach().flatten())

@@ -1,4 +1,4 @@
-"""Sums of gradients: what is left of SORO without orthogonality, and without normalisation."""
+"""Sums of gradients: SORO without orthogonality, and without normalisation."""
 
 from typing import Literal
 
