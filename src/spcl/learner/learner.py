@@ -46,7 +46,7 @@ from spcl.learner.parameters import (
 )
 from spcl.learner.prediction import PREDICT_BATCH, Predictor
 from spcl.learner.predictors import PredictionHeads
-from spcl.learner.step import Step, StepReport
+from spcl.learner.step import Result, Step, StepReport
 from spcl.losses import Loss
 from spcl.memory import Memory
 from spcl.methods.base import Method
@@ -279,6 +279,9 @@ class Learner:
         remain; only an interrupted optimiser step cannot be undone. The report describes the first update, except
         ``skipped`` and ``seconds``, which cover all.
 
+        A classifier's samples with the label −100, PyTorch's ``ignore_index``, have none: they are neither learned nor
+        stored, a task without any label takes no part, and without any task nothing is updated.
+
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
@@ -292,7 +295,7 @@ class Learner:
             if self._ranks is not None:
                 self._ranks.check(self.model, self.method)
             self._choose_engine(len(samples))
-            result = self._step.run(samples, update, self, self._meanwhile)
+            result = self._step.run(samples, update, self, self._meanwhile) if samples else Result()
             self.steps += 1
             if self._heads.observes:
                 trained = [(group.task, group.y) for group in samples if group.task.name in result.losses]
@@ -306,6 +309,7 @@ class Learner:
             skipped=result.skipped,
             seconds=result.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
+            unlabelled=_left_out(batches, samples),
         )
 
     @contextmanager
@@ -481,7 +485,8 @@ class Learner:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task``, labels are indices into
-        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
+        a loss that is itself a mean over its batch.
         """
         return self._predictor.evaluate(loader, task)
 
@@ -704,6 +709,13 @@ class Learner:
         """Average the heads that were added; stop averaging frozen weights."""
         if self._average is not None:
             self._average.follow(map(uncompiled, self.model.modules()))
+
+
+def _left_out(batches: Mapping[str, BatchLike], samples: Sequence[Samples]) -> dict[str, int]:
+    """Return by how many samples the batches of tasks are larger than what a step learns of them."""
+    learned = {group.task.name: len(group.y) for group in samples}
+    missing = {name: len(y) - learned.get(name, 0) for name, (_, y) in batches.items()}
+    return {name: count for name, count in missing.items() if count}
 
 
 def _learning_rate_factor(schedule: Schedule, step: int) -> float:

@@ -54,6 +54,7 @@ class StepReport:
         seconds: seconds per phase (on a GPU: until the work was launched). ``capture``, the time spent capturing CUDA
             graphs, is contained in the other phases.
         memory_bytes: the size of the memory's content.
+        unlabelled: the number of samples without a label (−100), by task; they were left out.
     """
 
     step: int
@@ -64,6 +65,7 @@ class StepReport:
     skipped: dict[str, str]
     seconds: dict[str, float]
     memory_bytes: int
+    unlabelled: dict[str, int] = field(default_factory=dict)
 
 
 class StepOptions(Protocol):
