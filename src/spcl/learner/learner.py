@@ -32,6 +32,7 @@ from spcl.learner.checks import (
 )
 from spcl.learner.engines import Engines
 from spcl.learner.fit import Fit, MomentLike
+from spcl.learner.moving import destination, move
 from spcl.learner.parameters import (
     MakeOptimizer,
     add_head,
@@ -180,7 +181,7 @@ class Learner:
         self.steps = 0
         self._meanwhile: Callable[[], object] | None = None  # what `fit` does while a GPU computes
         self._calls = OneCallAtATime()
-        self._engines = Engines(self.model, method, capture=capture, low_memory=low_memory, distributed=distributed)
+        self._engines = self._new_engines()
         self._ranks = None if distributed is None else RankCheck(distributed)
         self._average = self._new_average()
         self._heads = PredictionHeads(predict_by, memory)
@@ -416,6 +417,35 @@ class Learner:
             meanwhile=meanwhile,
         ).run(stream)
 
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move the learner to a device, convert it to a floating-point type, or both; return it.
+
+        Backbone, heads, optimiser state and the average of the weights move. Samples in memory are converted with the
+        model. They stay where they are stored, but leave an accelerator with the model unless memory was made with a
+        device. Steps continue as they would have, up to rounding.
+
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Linear(4, 8), SORO()).to(torch.float64)
+        >>> learner.model.backbone.weight.dtype
+        torch.float64
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        with self._calls.changing("to"):
+            if self.distributed is not None:
+                raise SpclError("a learner of several ranks cannot be moved; move the backbone, then make the learner")
+            self._take_in_new_parameters()
+            place = destination(device, dtype, (self.model.device, self.model.dtype))
+            history = states.history_of(self._engine)
+            is_low_memory = self._engines.is_low_memory
+            self._average = move(self._parts(), *place)
+            self._predictor = Predictor(self.model, self._average, self._heads, self._calls)
+            self._engines = self._new_engines()
+            self._engines.is_low_memory = is_low_memory
+            self._use_engine(self._engines.make())
+            states.restore_history(self._engine, history)
+        return self
+
     def freeze(self, *patterns: str) -> None:
         """Stop training the backbone's parameters whose names match any of these patterns; without patterns all.
 
@@ -643,6 +673,11 @@ class Learner:
         keep_trainable(self.optimizer, backbone.parameters(), removed)
         self._follow_trained()
         self._has_refrozen = True
+
+    def _new_engines(self) -> Engines:
+        return Engines(
+            self.model, self.method, capture=self.capture, low_memory=self.low_memory, distributed=self.distributed
+        )
 
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
