@@ -195,7 +195,7 @@ class Learner:
         self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
         self._follow_trained()
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:
             LearnerOptions(**{name: value})  # raises an error if the option may not have this value
         super().__setattr__(name, value)
