@@ -144,6 +144,14 @@ class LearnerOptions:
             always_saved=True,
         ),
     ] = None
+    micro_batch: Annotated[
+        int | None,
+        Option(
+            "largest number of samples in a pass; gradients of the parts of a larger batch add up",
+            "a positive whole number, or None",
+            at_least=1,
+        ),
+    ] = None
     updates: Annotated[
         int,
         Option(

@@ -89,6 +89,9 @@ class Learner:
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
             ``"class"``: it is not, and the loss covers the classes of every task added so far.
         memory_batch: how many samples to replay in a step; by default as many as the step's largest batch has.
+        micro_batch: the largest number of samples in a pass, to save memory: a larger batch is computed in parts whose
+            gradients add up to the gradient of the batch. Batch-norm, however, normalises every part by the part's own
+            statistics. The losses must be means over samples. No CUDA graphs are captured.
         autocast: ``torch.bfloat16`` for mixed precision.
         measure_stability: keep every gradient separately, so that every report has κ, conflicts and magnitude
             similarity; methods with ``reduction="none"`` always do.
@@ -104,7 +107,7 @@ class Learner:
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
         steps: the number of steps so far.
 
-    The other arguments are attributes of the same name; the options among them may be changed between steps.
+    The other arguments are attributes of the same name.
 
     >>> from spcl.methods import SORO
     >>> _ = torch.manual_seed(0)
@@ -135,6 +138,7 @@ class Learner:
         memory: Memory | None = None,
         scenario: Scenario = "task",
         memory_batch: int | None = None,
+        micro_batch: int | None = None,
         autocast: torch.dtype | None = None,
         measure_stability: bool = False,
         capture: bool = True,
@@ -151,6 +155,7 @@ class Learner:
             predict_by=predict_by,
             updates=updates,
             memory_batch=memory_batch,
+            micro_batch=micro_batch,
             measure_stability=measure_stability,
             capture=capture,
             low_memory=low_memory,
@@ -173,6 +178,7 @@ class Learner:
         self.augment = augment
         self.updates = updates
         self.memory_batch = memory_batch
+        self.micro_batch = micro_batch
         self.measure_stability = measure_stability
         self.capture = capture
         self.low_memory = low_memory
@@ -676,7 +682,12 @@ class Learner:
 
     def _new_engines(self) -> Engines:
         return Engines(
-            self.model, self.method, capture=self.capture, low_memory=self.low_memory, distributed=self.distributed
+            self.model,
+            self.method,
+            capture=self.capture,
+            low_memory=self.low_memory,
+            micro_batch=self.micro_batch,
+            distributed=self.distributed,
         )
 
     def _use_engine(self, engine: Engine) -> None:
