@@ -226,6 +226,11 @@ class BatchCheck:
         ranks: RankCheck | None,
         is_sharded: bool = False,
     ) -> None:
+        if ranks is not None and method.watches_updates:
+            raise SpclError(
+                f"{method!r} needs the losses after an update, which several ranks do not compute; train it "
+                f"without distributed="
+            )
         self._model = model
         self._method = method
         self._memory = memory
