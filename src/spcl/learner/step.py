@@ -273,7 +273,7 @@ class Step:
         if trained and self._method.watches_updates:
             with self._phase("update"):
                 self._method.after_update(result.losses, self._losses_now(result))
-        return replace(result, skipped=skipped)
+        return replace(result, skipped=skipped, batches=())
 
     def _losses_now(self, result: Result) -> dict[str, float]:
         """Return the losses of an update's batches with the present weights; buffers and generators stay unchanged."""
