@@ -22,6 +22,7 @@ __all__ = [
     "as_inputs",
     "as_tensor",
     "concatenate",
+    "converted",
     "describe",
     "from_leaves",
     "leaves",
@@ -157,6 +158,40 @@ def map_leaves(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
     if isinstance(x, dict):
         return {name: function(leaf) for name, leaf in x.items()}
     return tuple(function(leaf) for leaf in x)
+
+
+def converted(x: Inputs, signature: str | None, dtype: torch.dtype) -> Inputs:
+    """Return inputs with their floating-point tensors in the type that a task takes; other inputs as they are.
+
+    Args:
+        x: the inputs, or the targets.
+        signature: the :func:`describe` of one sample of the task. None for a new task: float32 and float64 become
+            ``dtype``, and half precision, which somebody chose, stays.
+        dtype: of the model.
+
+    >>> converted(torch.ones(1, 2, dtype=torch.float64), "float32[2]", torch.float64).dtype
+    torch.float32
+    >>> converted(torch.ones(1, 2, dtype=torch.float64), None, torch.float32).dtype
+    torch.float32
+    """
+    if signature is None:
+        return _with_dtype(x, dtype, (torch.float32, torch.float64))
+    if describe(x, 1) == signature:
+        return x
+    nothing = map_leaves(lambda leaf: leaf[:0], x) if number_of_samples(x) else x
+    for each in FLOATS:
+        if describe(_with_dtype(nothing, each), 1) == signature:
+            return _with_dtype(x, each)
+    return x
+
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _with_dtype(x: Inputs, dtype: torch.dtype, types: Sequence[torch.dtype] = FLOATS) -> Inputs:
+    if isinstance(x, Tensor):
+        return x.to(dtype) if x.dtype in types else x
+    return map_leaves(lambda leaf: leaf.to(dtype) if leaf.dtype in types else leaf, x)
 
 
 def number_of_samples(x: Inputs) -> int:

@@ -26,7 +26,6 @@ __all__ = [
     "LowMemory",
     "Option",
     "Scenario",
-    "check_options",
     "restored_options",
     "saved_options",
 ]
@@ -144,6 +143,14 @@ class LearnerOptions:
             always_saved=True,
         ),
     ] = None
+    micro_batch: Annotated[
+        int | None,
+        Option(
+            "largest number of samples in a pass; gradients of the parts of a larger batch add up",
+            "a positive whole number, or None",
+            at_least=1,
+        ),
+    ] = None
     updates: Annotated[
         int,
         Option(
@@ -198,7 +205,9 @@ class LearnerOptions:
     ] = "auto"
 
     def __post_init__(self) -> None:
-        check_options(self, *OPTIONS)
+        for name, option in OPTIONS.items():
+            if not option.accepts(value := getattr(self, name)):
+                raise SpclError(f"{name} is {value!r:.80}; give {option.expected}")
 
 
 def _options() -> dict[str, Option]:
@@ -235,13 +244,6 @@ def _is_of(value: object, kind: Any) -> bool:
 
 OPTIONS = _options()
 """The options by name."""
-
-
-def check_options(owner: object, *names: str) -> None:
-    """Raise an error if an attribute that is an option of the learner has a value that this option may not have."""
-    for name in names:
-        if not OPTIONS[name].accepts(value := getattr(owner, name)):
-            raise SpclError(f"{name} is {value!r:.80}; give {OPTIONS[name].expected}")
 
 
 def saved_options(owner: object) -> dict[str, Any]:

@@ -79,7 +79,7 @@ BAD_STEPS = {
         step(lidar=(images(3, 1)[..., :3], labels(0, 1, 2))),
         r"task 'lidar': its samples are float32\[2, 4, 4\] .*, but this batch has float32\[2, 4, 3\] .*; convert it",
     ),
-    "other type than before": (step(lidar=(X.double(), labels(0, 1, 2))), r"task 'lidar': .* float64\[2, 4, 4\]"),
+    "other type than before": (step(lidar=(X.long(), labels(0, 1, 2))), r"task 'lidar': .* int64\[2, 4, 4\]"),
     "other targets than before": (step(speed=(X, torch.zeros(3, 3))), r"task 'speed': .* targets float32\[3\]"),
     "probabilities that are none": (
         step(new=(X, torch.tensor([[0.5, 0.5], [0.5, 0.6], [-1.0, 2.0]]))),
@@ -158,6 +158,10 @@ OTHER_CALLS = {
     "predict a number": (lambda learner: learner.predict(torch.tensor(1.0)), r"nothing to predict: x has shape \(\)"),
     "predict another shape": (
         lambda learner: learner.predict(images(3, 1)[:, :1], task="lidar"),
+        r"x has samples of float32\[1, 4, 4\], but the learner was trained on others .*'lidar': float32\[2, 4, 4\]",
+    ),
+    "logits of another shape": (
+        lambda learner: learner.logits(images(3, 1)[:, :1], task="lidar"),
         r"task 'lidar': the model raised an error on 3 samples of float32\[1, 4, 4\]",
     ),
     "predict another type": (

@@ -1,5 +1,8 @@
 """Training on a stream equals the loop by hand, and continues exactly from its checkpoints."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -202,7 +205,7 @@ def test_a_bad_batch_is_an_error_and_costs_no_other_batch(kind: str, tmp_path: P
     with pytest.raises(TaskError, match=message) as caught:
         learner.fit(stream, checkpoint=tmp_path / "c", on_step=reports.append)
     assert caught.value.__notes__ == [
-        "all other batches of that moment were learned; call fit again to go on with the next moment"
+        "all other batches of that moment were learned; call fit again to continue with the next moment"
     ]
     assert [sorted(set(report.losses) - {"memory"}) for report in reports] == [[*"abc"], [*"abc"], [*"ac"]]
     assert learner.active_tasks == ["c"]
@@ -267,3 +270,47 @@ def test_impossible_intervals_are_refused(every: Any) -> None:
 def test_sources_that_are_no_stream_are_refused(stream: Any, found: str) -> None:
     with pytest.raises(SpclError, match=rf"must yield moments, but it yields a {found}; merge .*LiveStream"):
         new_learner().fit(stream)
+
+
+# -- one fit per checkpoint
+
+HOLD = """
+import sys
+from test_fit import new_learner, parallel
+def on_step(report):
+    print("running", flush=True)
+    sys.stdin.read()
+new_learner().fit(parallel(), checkpoint=sys.argv[1], on_step=on_step)
+"""
+
+
+def test_two_fits_on_one_checkpoint_are_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(path)
+
+    def second(report: StepReport) -> None:
+        for name in (path, str(path), link):
+            with pytest.raises(SpclError, match=r"another fit is saving to .*safetensors, .*wait .* or give another"):
+                new_learner().fit(parallel(), checkpoint=name)
+        new_learner().fit([], checkpoint=tmp_path / "other.safetensors")
+        raise PowerCutError
+
+    with pytest.raises(PowerCutError):
+        new_learner().fit(parallel(), checkpoint=path, on_step=second)
+    new_learner().fit(parallel(), checkpoint=path)  # the error has released it
+
+
+def test_a_killed_fit_releases_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
+        with pytest.raises(SpclError, match="another fit is saving"):
+            new_learner().fit(parallel(), checkpoint=path)
+        process.kill()
+    new_learner().fit(parallel(), checkpoint=path)

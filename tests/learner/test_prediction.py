@@ -71,6 +71,66 @@ def test_impossible_batch_sizes_are_refused(size: Any) -> None:
         trained().predict(X, "a", batch_size=size)
 
 
+# -- inputs that were not trained on
+
+
+@pytest.mark.parametrize("call", ["predict", "predict_proba"])
+@pytest.mark.parametrize(
+    ("x", "found"),
+    [
+        (images(3, 1)[..., :3], r"float32\[2, 4, 3\]"),
+        (X.long(), r"int64\[2, 4, 4\]"),
+        ({"x": X}, r"\{x: float32\[2, 4, 4\]\}"),
+    ],
+    ids=["shape", "type", "structure"],
+)
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_inputs_of_another_kind_than_trained_on_are_refused(scenario: str, x: Any, found: str, call: str) -> None:
+    learner = trained(scenario)
+    for task in ("a", "b") if scenario == "task" else ("a", None):
+        with pytest.raises(TaskError, match=rf"samples of {found}, but .* trained on others \('.': float32\[2, 4, 4\]"):
+            getattr(learner, call)(x, task)
+        with pytest.raises(TaskError, match=rf"samples of {found}"):
+            getattr(learner.snapshot(), call)(x, task)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_floating_point_inputs_are_converted(dtype: Any) -> None:
+    learner, x = trained(), X.numpy().astype(dtype)
+    expected = torch.from_numpy(x).float()
+    assert torch.equal(learner.logits(x, "a"), learner.logits(expected, "a"))
+    assert torch.equal(learner.predict(x, "speed"), learner.predict(expected, "speed"))
+    y = np.zeros(7, dtype=np.int64)
+    assert learner.evaluate([(x, y)], "a") == learner.evaluate([(expected, y)], "a")
+
+
+def test_a_step_converts_float64_inputs_and_targets() -> None:
+    learners = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        learner = Learner(TinyResNet(), SORO(), memory=Reservoir(9))
+        learner.add_task("a", classes=3)
+        learner.add_task("speed", head=nn.Linear(8, 1), loss=mse_loss)
+        x, y = batch(6, 3, 0)
+        for _ in range(2):
+            learner.step({"a": (x.to(dtype), y), "speed": (x.to(dtype), x[:, 0, 0, :1].to(dtype).numpy())})
+        learners.append(learner)
+    assert_same(*map(complete_state, learners))
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_an_input_without_a_prediction_is_named(scenario: str) -> None:
+    learner, x = trained(scenario), X.clone()
+    x[2, 0, 0, 0] = torch.nan
+    for call in (learner.predict, learner.predict_proba, learner.snapshot().predict):
+        with pytest.raises(TaskError, match=r"predictions for 1 of 7 inputs .* NaN \(first: input 2\); give inputs"):
+            call(x, "a")
+    with pytest.raises(TaskError, match=r"predictions for 1 of 7 inputs"):
+        learner.predict(x, "speed")
+    assert learner.logits(x, "a").isnan().any(dim=1).tolist() == [index == 2 for index in range(7)]
+    assert 0.0 <= learner.evaluate([(x, torch.zeros(7, dtype=torch.int64))], "a") <= 1.0
+
+
 # -- evaluation
 
 

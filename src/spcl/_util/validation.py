@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from spcl.errors import SpclError, did_you_mean
 
 if TYPE_CHECKING:
@@ -34,6 +36,18 @@ def validated(model: type[S], values: Any, owner: str) -> S:
         return model.model_validate(values)
     except ValidationError as error:
         raise SpclError(f"{owner}: " + "; ".join(_explanation(model, detail) for detail in error.errors())) from None
+
+
+def check_seed(seed: object) -> None:
+    """Raise an error unless a seed is a whole number from 0.
+
+    >>> check_seed("x")
+    Traceback (most recent call last):
+    ...
+    spcl.errors.SpclError: seed is 'x'; give a whole number from 0
+    """
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+        raise SpclError(f"seed is {seed!r:.80}; give a whole number from 0")
 
 
 def setting(default: Any, description: str, *tags: str, **bounds: Any) -> Any:

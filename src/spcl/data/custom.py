@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from spcl._util.validation import check_seed
 from spcl.batches import Inputs, map_leaves, number_of_samples
 from spcl.data.reading import eight_bit
 from spcl.data.samples import ImageData, SourceData, SourceSamples, stratified_mask
@@ -36,6 +37,7 @@ def from_arrays(
     >>> from_arrays(features, ["cat", "dog"] * 5, name="pets")
     ImageData('pets': 8 + 2 samples of 4, 2 classes)
     """
+    check_seed(seed)
     if (test_x is None) != (test_y is None):
         found = "labels" if test_x is None else "samples"
         raise DataError(f"{name}: only test {found} are given; give test samples and test labels together, or neither")
@@ -197,6 +199,7 @@ def from_sources(
     >>> data.sources[1]
     SourceSamples('sign': classification of 2 classes, 8 + 2 samples of 4)
     """
+    check_seed(seed)
     for source in kinds or {}:
         if source not in sources:
             raise DataError(f"{name}: a kind is given for {source!r}, which is none of {', '.join(map(repr, sources))}")

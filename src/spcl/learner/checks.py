@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from operator import is_
 from threading import RLock
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl.batches import BatchLike, as_batch, leaves, map_leaves
+from spcl.batches import Batch, BatchLike, Inputs, as_batch, converted, leaves, map_leaves, number_of_samples
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.ranks import World, whole
 from spcl.errors import DataError, SpclError, TaskError
@@ -26,6 +27,9 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 """By name: importing the second takes longer than importing PyTorch."""
 
 T = TypeVar("T")
+
+NO_LABEL = -100
+"""The label of a sample without one: the ``ignore_index`` of PyTorch's losses."""
 
 ROUNDING = 1e-9
 """Relative tolerance for the same sum computed on different processors."""
@@ -200,7 +204,9 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _batch_checksum(samples: Sequence[Samples]) -> float:
-    """Return a checksum of sizes, targets and first inputs."""
+    """Return a checksum of sizes, targets and first inputs; 0 if there are no samples."""
+    if not samples:
+        return 0.0
     parts = [part for group in samples for part in (group.y, *(leaf[0] for leaf in leaves(group.x).values()))]
     sums = [part.double().sum() for part in parts]
     sizes = torch.tensor([float(len(group.y)) for group in samples], dtype=torch.float64)
@@ -241,7 +247,10 @@ class BatchCheck:
         self._parts = BackboneParts(model.backbone, by_name=is_sharded)
 
     def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
-        """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
+        """Return the batches in the order of the tasks, or raise an error that names what is wrong.
+
+        Samples of a classifier without a label are left out, and so is a batch without any.
+        """
         if self._ranks is None:
             return self._checked(batches)
         return self._ranks.check_batches(lambda: self._checked(batches))
@@ -256,10 +265,15 @@ class BatchCheck:
             raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")
         for name in batches:
             find_task(tasks, name)
-        samples = [samples_of(task, batches[name]) for name, task in tasks.items() if name in batches]
+        dtype = self._model.dtype
+        samples = [samples_of(task, batches[name], dtype) for name, task in tasks.items() if name in batches]
         for group in samples:
             group.task.check_batch(group.x, group.y)
-        check_labels_of_tasks([(group.task, group.y) for group in samples])
+        try:
+            check_labels_of_tasks([(group.task, group.y) for group in samples])
+        except TaskError:
+            samples = [group for group in map(_labelled, samples) if len(group.y)]
+            check_labels_of_tasks([(group.task, group.y) for group in samples])
         if self._memory is not None and self._has_own_check:  # a policy may refuse samples that fit their task
             for group in samples:
                 self._memory.check(group.task.name, group.x, group.y)
@@ -337,8 +351,10 @@ class BackboneParts:
         return chain.from_iterable(map(self._entries, self._owners))
 
 
-def samples_of(task: Task, batch: BatchLike) -> Samples:
+def samples_of(task: Task, batch: BatchLike, dtype: torch.dtype) -> Samples:
     """Return a batch as samples of the task, or raise an error that names the task.
+
+    Floating-point numbers are converted to the type of the task's samples, of a new task to ``dtype``, the model's.
 
     Tensors that require gradients are detached: a step must not write the ``.grad`` of the caller's tensors.
     """
@@ -346,7 +362,29 @@ def samples_of(task: Task, batch: BatchLike) -> Samples:
         x, y = as_batch(batch)
     except DataError as error:
         raise TaskError(f"task {task.name!r}: {error}") from None
-    return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(y))
+    x_kind, y_kind = task.signature or (None, None)
+    x, fitting_y = converted(x, x_kind, dtype), converted(y, y_kind, dtype)
+    assert isinstance(fitting_y, Tensor)
+    return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(fitting_y))
+
+
+def labelled(x: Inputs, y: Tensor) -> Batch:
+    """Return the samples of a classifier that have a label.
+
+    >>> labelled(torch.tensor([[1.0], [2.0]]), torch.tensor([-100, 0]))
+    (tensor([[2.]]), tensor([0]))
+    """
+    if y.ndim != 1 or y.dtype != torch.int64 or len(y) != number_of_samples(x):
+        return x, y  # the checks say what is wrong
+    has_label = y != NO_LABEL
+    return map_leaves(lambda leaf: leaf[has_label.to(leaf.device)], x), y[has_label]
+
+
+def _labelled(group: Samples) -> Samples:
+    if group.task.classes is None:
+        return group
+    x, y = labelled(group.x, group.y)
+    return replace(group, x=x, y=y)
 
 
 def _detached(tensor: Tensor) -> Tensor:

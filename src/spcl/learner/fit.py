@@ -2,16 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from spcl._util.files import locked, user_errors
 from spcl.batches import BatchLike
+from spcl.engine.base import Stateful
 from spcl.errors import OtherRankError, SpclError, TaskError, is_out_of_memory
 from spcl.learner.step import StepReport
 
 if TYPE_CHECKING:
     from spcl.learner.learner import Learner
-    from spcl.learner.state import Stateful
 
 
 class MomentLike(Protocol):
@@ -34,7 +37,7 @@ class MomentLike(Protocol):
 
 
 class Fit:
-    """Trains a learner on streams; the arguments are those of :meth:`Learner.fit`."""
+    """Trains a learner on streams; for the arguments see :meth:`Learner.fit`."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Fit:
         *,
         checkpoint: str | os.PathLike[str] | None,
         every: float,
-        sources: "Mapping[str, Stateful]",
+        sources: Mapping[str, Stateful],
         on_start: Callable[[str], object] | None,
         before_step: Callable[[Mapping[str, BatchLike]], object] | None,
         on_step: Callable[[StepReport], object] | None,
@@ -69,6 +72,35 @@ class Fit:
 
     def run(self, stream: Iterable[MomentLike]) -> None:
         """Train until the stream ends; a checkpoint is the state between two moments."""
+        with self._own_checkpoint():
+            self._run(stream)
+
+    @contextmanager
+    def _own_checkpoint(self) -> Iterator[None]:
+        """Lock the checkpoint's path within the block; raise an error on all ranks if somebody else trains on it."""
+        ranks = self._learner.distributed
+        with ExitStack() as held:
+            if ranks is None:
+                self._lock(held)
+            else:
+                ranks.attempted(lambda: (ranks.is_first and self._lock(held), 0.0))
+            yield
+
+    def _lock(self, held: ExitStack) -> bool:
+        """Hold the lock until the stack ends; return False if there is nothing to lock."""
+        path = None if self._checkpoint is None else Path(self._checkpoint).resolve()
+        if path is None or not path.parent.is_dir():  # without a folder, saving says what is wrong
+            return False
+        with user_errors(path):
+            is_ours = held.enter_context(locked(path.with_name(f".{path.name}.lock")))
+        if not is_ours:
+            raise SpclError(
+                f"another fit is saving to {self._checkpoint}, and each would overwrite what the other one saves; wait "
+                f"until it has ended, or give another checkpoint"
+            )
+        return True
+
+    def _run(self, stream: Iterable[MomentLike]) -> None:
         saved_at = time.monotonic()
         for moment in stream:
             if not hasattr(moment, "batches"):
@@ -83,7 +115,7 @@ class Fit:
         self._save(stream)
 
     def _train(self, stream: Iterable[MomentLike], moment: MomentLike) -> None:
-        """Train on a moment: what cannot be learned is left out, and reported, or raised once all else is learned."""
+        """Train on a moment; what cannot be learned is skipped, then reported, or raised after everything else."""
         refused = self._start(moment.started, getattr(stream, "classes", {}))
         batches = {name: batch for name, batch in moment.batches.items() if name not in refused}
         report = self._step(batches, getattr(stream, "prefetch", None), refused)
@@ -158,7 +190,7 @@ class Fit:
         return None
 
     def _errors(self, batches: Mapping[str, BatchLike], error: Exception) -> Mapping[str, SpclError]:
-        """Return why batches of a step that raised an error cannot be learned; of ranks, if all find the same."""
+        """Return the errors of the batches that made a step fail; with ranks, only if all found the same tasks."""
         if is_out_of_memory(error) or not (isinstance(error, TaskError | OtherRankError) or self._on_refused):
             return {}
         ranks = self._learner.distributed
@@ -191,9 +223,9 @@ def _call(function: Callable[..., object] | None, *arguments: object) -> None:
 
 
 def _raise(refused: Mapping[str, SpclError]) -> NoReturn:
-    """Raise the first of the errors of batches that were left out; the others, and what to do, are its notes."""
+    """Raise the first error; attach the other errors, and what to do, as notes."""
     error, *others = refused.values()
     for other in others:
         error.add_note(str(other))
-    error.add_note("all other batches of that moment were learned; call fit again to go on with the next moment")
+    error.add_note("all other batches of that moment were learned; call fit again to continue with the next moment")
     raise error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spcl._util.registry import Named
 from spcl.batches import BatchLike, InputsLike, describe
 from spcl.checkpoint import KEPT, checked_content, read_checkpoint
-from spcl.engine.base import Engine
+from spcl.engine.base import Engine, Stateful
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.ranks import World, whole
 from spcl.engine.ranks.sharded import ShardedAverage, refuse_sharded
@@ -32,25 +32,26 @@ from spcl.learner.checks import (
 )
 from spcl.learner.engines import Engines
 from spcl.learner.fit import Fit, MomentLike
+from spcl.learner.moving import destination, move
 from spcl.learner.parameters import (
     MakeOptimizer,
     add_head,
     frozen_normalisations,
+    groups_undone_if_it_raises,
     keep_trainable,
     make_optimizer,
     matching,
     shares_trained,
     trainable,
     uncompiled,
-    undone_if_it_raises,
 )
 from spcl.learner.prediction import PREDICT_BATCH, Predictor
 from spcl.learner.predictors import PredictionHeads
-from spcl.learner.step import Step, StepOptions, StepReport
+from spcl.learner.step import Result, Step, StepReport
 from spcl.losses import Loss
 from spcl.memory import Memory
 from spcl.methods.base import Method
-from spcl.options import LearnerOptions, LowMemory, Scenario, restored_options, saved_options
+from spcl.options import OPTIONS, LearnerOptions, LowMemory, Scenario, restored_options, saved_options
 from spcl.schedules import Schedule
 from spcl.stability import Stability
 from spcl.tasks import Task
@@ -66,34 +67,37 @@ class Learner:
     may get, lose or exchange modules and parameters: the next step trains what is there then.
 
     Args:
-        backbone: any module that turns a batch of inputs into features; training happens on its device. Frozen
-            parameters stay, all of them in a linear probe. Batch-norm layers whose own parameters are all frozen run in
-            evaluation mode while training, so that what a frozen part computes does not drift.
+        backbone: any module that turns a batch of inputs into features; training happens on its device. Parameters with
+            ``requires_grad=False`` are not trained; freeze all of them for a linear probe. Batch-norm layers whose own
+            parameters are all frozen run in evaluation mode, so that their running averages do not change.
         method: how the tasks' gradients become one update, e.g. ``spcl.methods.SORO()``.
         optimizer: makes the optimiser from a list of parameters; by default Adam with learning rate 1e-3.
         schedule: step → factor of every group's initial learning rate, e.g. one of ``spcl.schedules``; None leaves the
             learning rates to the optimiser's groups.
-        clip_norm: the largest norm of an update's gradients, those of backbone and heads together; larger ones are
-            scaled down to it before the optimiser's step.
+        clip_norm: the largest norm of all gradients of an update, backbone and heads together; a larger one is scaled
+            down before the optimiser's step.
         average: decay of an exponential moving average of all trainable weights, e.g. 0.999: predictions use the
             average, training the current weights.
-        predict_by: what predicts classes, by name or by name and options: the trained ``"head"``, or without its bias
-            towards recent classes ``"class-means"``, ``"adjusted"`` or ``"balanced-heads"``, all from memory.
-        augment: transforms inputs of new and of replayed samples on the device before they enter the network, those of
-            all tasks with the same shape and type in one call, e.g. ``spcl.transforms``. Memory stores what came in.
+        predict_by: what predicts classes: the trained ``"head"``, or heads made from memory, which favour recent
+            classes less: ``"class-means"``, ``"adjusted"``, ``"balanced-heads"``; a name, or a dict of name and
+            options.
+        augment: transforms inputs, new and replayed, on the device, e.g. ``spcl.transforms``; one call for all tasks
+            whose inputs have the same shape and type. Memory stores the untransformed inputs.
         updates: the number of updates in a step, all on the same batches, each with its own draws from memory and its
             own augmentation.
         memory: keeps samples of earlier tasks for replay; None replays nothing.
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
             ``"class"``: it is not, and the loss covers the classes of every task added so far.
         memory_batch: how many samples to replay in a step; by default as many as the step's largest batch has.
+        micro_batch: the largest number of samples in a pass, to save memory: a larger batch is computed in parts whose
+            gradients add up to the gradient of the batch. Batch-norm, however, normalises every part by the part's own
+            statistics. The losses must be means over samples. No CUDA graphs are captured.
         autocast: ``torch.bfloat16`` for mixed precision.
-        measure_stability: report κ, conflicts and magnitude similarity also for methods that need no Gramian; every
-            gradient is then kept separately.
+        measure_stability: keep every gradient separately, so that every report has κ, conflicts and magnitude
+            similarity; methods with ``reduction="none"`` always do.
         capture: on a GPU, capture CUDA graphs and replay them; what cannot be captured runs eagerly.
-        low_memory: never hold the gradients of all tasks, but only their Gramian: two backward passes over the joint
-            batch, in the memory of plain training, without CUDA graphs. ``"auto"``: once they would not fit. Where it
-            is not possible, a warning says why.
+        low_memory: hold the Gramian instead of the gradients: two backward passes, the memory of plain training, no
+            CUDA graphs. ``"auto"``: only when the gradients would not fit. A warning says if the method rules it out.
         distributed: the ranks that train this learner together, ``spcl.distributed.join_world()`` under ``torchrun``.
             All make the same calls with the same batches; those that split samples may shard the backbone.
         seed: of the initialisation of heads.
@@ -101,8 +105,9 @@ class Learner:
     Attributes:
         model: the backbone and the heads; :meth:`module` makes an ``nn.Module`` of them.
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
-        method: as given, and so all other arguments that are not described here.
         steps: the number of steps so far.
+
+    The other arguments are attributes of the same name.
 
     >>> from spcl.methods import SORO
     >>> _ = torch.manual_seed(0)
@@ -133,6 +138,7 @@ class Learner:
         memory: Memory | None = None,
         scenario: Scenario = "task",
         memory_batch: int | None = None,
+        micro_batch: int | None = None,
         autocast: torch.dtype | None = None,
         measure_stability: bool = False,
         capture: bool = True,
@@ -149,12 +155,20 @@ class Learner:
             predict_by=predict_by,
             updates=updates,
             memory_batch=memory_batch,
+            micro_batch=micro_batch,
             measure_stability=measure_stability,
             capture=capture,
             low_memory=low_memory,
         )
-        losses = method.joint_logits, method.settings.finished_weight
-        self.model = SharedModel(backbone, scenario, method.make_head, seed, autocast, *losses)
+        self.model = SharedModel(
+            backbone,
+            scenario,
+            method.make_head,
+            seed,
+            autocast,
+            joint_logits=method.joint_logits,
+            finished_weight=method.settings.finished_weight,
+        )
         self.method = method
         self.memory = memory
         self.schedule = schedule
@@ -164,6 +178,7 @@ class Learner:
         self.augment = augment
         self.updates = updates
         self.memory_batch = memory_batch
+        self.micro_batch = micro_batch
         self.measure_stability = measure_stability
         self.capture = capture
         self.low_memory = low_memory
@@ -172,7 +187,7 @@ class Learner:
         self.steps = 0
         self._meanwhile: Callable[[], object] | None = None  # what `fit` does while a GPU computes
         self._calls = OneCallAtATime()
-        self._engines = Engines(self.model, method, capture=capture, low_memory=low_memory, distributed=distributed)
+        self._engines = self._new_engines()
         self._ranks = None if distributed is None else RankCheck(distributed)
         self._average = self._new_average()
         self._heads = PredictionHeads(predict_by, memory)
@@ -184,7 +199,12 @@ class Learner:
         shared = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         like = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
         self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
-        self._average_all()
+        self._follow_trained()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS:
+            LearnerOptions(**{name: value})  # raises an error if the option may not have this value
+        super().__setattr__(name, value)
 
     # -- tasks
 
@@ -234,11 +254,11 @@ class Learner:
         with self._calls.changing("add_task"):
             self._heads.check_memory()
             task = new_task(self.model, name, classes, head, loss)
-            with self._undone_if_it_raises():
+            with self._tasks_undone_if_it_raises():
                 self.tasks[name] = task
                 if head is not None:
                     add_head(self.optimizer, task)
-                    self._average_all()
+                    self._follow_trained()
                 if self.model.feature_dim is not None:
                     self._build_heads(self.model.feature_dim)
                 if self.memory is not None:
@@ -261,22 +281,28 @@ class Learner:
     def step(self, batches: Mapping[str, BatchLike]) -> StepReport:
         """Make one update, or ``updates``, from a batch of each of the given tasks, and from memory if it has samples.
 
-        A task whose loss or gradient is not finite is skipped, reported, and named in a warning after three in a row:
-        the step is repeated without it, and the others train as if it had not been there. After a call that raises,
-        unless it is the optimiser that was interrupted, training goes on as if it had not been made; of several
-        updates, those before the one that raised remain. The report is that of the first update.
+        A task with a non-finite loss or gradient is skipped and reported, and the step is repeated without it; after
+        three skips in a row a warning names it. If the call raises, the current update is undone, earlier updates
+        remain; only an interrupted optimiser step cannot be undone. The report describes the first update, except
+        ``skipped`` and ``seconds``, which cover all.
+
+        A classifier's samples with the label −100, PyTorch's ``ignore_index``, have none: they are neither learned nor
+        stored, a task without any label takes no part, and without any task nothing is updated.
 
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
-                it is. Replayed samples of different shapes take one pass through the backbone per shape.
+                it is. Float64 and float32 are converted to the backbone's type. Replayed samples of different shapes
+                take one pass through the backbone per shape.
         """
         with self._calls.changing("step"):
             self._take_in_new_parameters()
-            update, options = self._plan()
-            samples = self._admitted(batches)
+            update = self._new_update()
+            samples = self._checked(batches)
+            if self._ranks is not None:
+                self._ranks.check(self.model, self.method)
             self._choose_engine(len(samples))
-            result = self._step.run(samples, update, options, self._meanwhile)
+            result = self._step.run(samples, update, self, self._meanwhile) if samples else Result()
             self.steps += 1
             if self._heads.observes:
                 trained = [(group.task, group.y) for group in samples if group.task.name in result.losses]
@@ -290,11 +316,12 @@ class Learner:
             skipped=result.skipped,
             seconds=result.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
+            unlabelled=_left_out(batches, samples),
         )
 
     @contextmanager
     def _while_computing(self, *works: Callable[[], object] | None) -> Iterator[None]:
-        """Let the steps within the block do this work while a GPU computes; where none does, it is done at the end."""
+        """Run these functions once, while a GPU computes the block's step, or at the end of the block."""
         pending = [work for work in works if work is not None]
 
         def work() -> None:
@@ -309,7 +336,7 @@ class Learner:
             self._meanwhile = before
 
     def find_errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
-        """Return why batches cannot be learned, each tried alone, by task; nothing is trained. Of use after an error.
+        """Try each batch alone, without training; return the errors by task. For use after a step has raised.
 
         >>> from spcl.methods import SORO
         >>> learner = Learner(nn.Linear(4, 8), SORO())
@@ -319,15 +346,14 @@ class Learner:
         """
         with self._calls.changing("find_errors"):
             self._take_in_new_parameters()
-            refused = self._admission.errors(batches)
+            refused = self._batch_check.errors(batches)
             if refused or self.distributed is not None:  # what a rank computes, the others do not know
                 return refused
-            return self._step.try_each(self._admitted(batches), *self._plan())
+            return self._step.try_each(self._checked(batches), self._new_update(), self)
 
-    def _plan(self) -> tuple[Update, StepOptions]:
+    def _new_update(self) -> Update:
         factor = None if self.schedule is None else _learning_rate_factor(self.schedule, self.steps)
-        options = StepOptions(self.memory_batch, self.measure_stability, self.augment, self.updates)
-        return Update(self.optimizer, factor, self.clip_norm, self._average), options
+        return Update(self.optimizer, factor, self.clip_norm, self._average)
 
     def fit(
         self,
@@ -343,12 +369,12 @@ class Learner:
         on_moment: Callable[[MomentLike, StepReport | None], object] | None = None,
         on_checkpoint: Callable[[], object] | None = None,
         meanwhile: Callable[[], object] | None = None,
-        **sources: states.Stateful,
+        **sources: Stateful,
     ) -> None:
         """Train on the moments of a stream until it ends: add the tasks that start, step, finish those that end.
 
         A batch that cannot be learned raises a :class:`~spcl.errors.TaskError` once the rest of its moment is learned
-        and saved; another call goes on with the next moment. A checkpoint is saved between two moments and at the end.
+        and saved; another call continues with the next moment. Checkpoints are saved between moments and at the end.
         ``Learner.load(checkpoint, …, stream=stream)``, where the stream has a state, and ``fit`` with the same
         arguments continue exactly.
 
@@ -366,19 +392,20 @@ class Learner:
         Args:
             stream: e.g. a ``ParallelStream`` or ``LiveStream``, or any iterable of objects with ``batches``,
                 ``started`` and ``ended``.
-            checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``.
+            checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``. While one call saves there,
+                others to the same file are refused, also of other processes.
             every: seconds between checkpoints; 0 saves after every moment.
             on_start: adds a task that starts, given its name. By default a task that was not added before gets the
                 number or names of classes in ``stream.classes``.
-            before_step: receives the batches by task, those that are refused later among them.
+            before_step: receives the batches by task, including batches that are refused later.
             on_step: receives the report of every step, e.g. to advance a schedule.
             on_end: receives the name of a task that was finished.
             on_refused: receives task, batch and error if a batch cannot be learned or its task not be added, and None
                 for the batch if a task cannot be finished. Nothing is then raised.
             on_moment: receives every moment and the report of its step; None without a step.
             on_checkpoint: called after every checkpoint.
-            meanwhile: called once a step, while a GPU computes, else after the step; ``stream.prefetch``, if there is
-                one, likewise.
+            meanwhile: called once a step, while a GPU computes, else after the step; so is ``stream.prefetch``, if it
+                exists.
             sources: schedules and whatever else is to be saved along, as with :meth:`save`.
         """
         Fit(
@@ -396,6 +423,35 @@ class Learner:
             meanwhile=meanwhile,
         ).run(stream)
 
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move the learner to a device, convert it to a floating-point type, or both; return it.
+
+        Backbone, heads, optimiser state and the average of the weights move. Samples in memory are converted with the
+        model. They stay where they are stored, but leave an accelerator with the model unless memory was made with a
+        device. Steps continue as they would have, up to rounding.
+
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Linear(4, 8), SORO()).to(torch.float64)
+        >>> learner.model.backbone.weight.dtype
+        torch.float64
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        with self._calls.changing("to"):
+            if self.distributed is not None:
+                raise SpclError("a learner of several ranks cannot be moved; move the backbone, then make the learner")
+            self._take_in_new_parameters()
+            place = destination(device, dtype, (self.model.device, self.model.dtype))
+            history = states.history_of(self._engine)
+            is_low_memory = self._engines.is_low_memory
+            self._average = move(self._parts(), *place)
+            self._predictor = Predictor(self.model, self._average, self._heads, self._calls)
+            self._engines = self._new_engines()
+            self._engines.is_low_memory = is_low_memory
+            self._use_engine(self._engines.make())
+            states.restore_history(self._engine, history)
+        return self
+
     def freeze(self, *patterns: str) -> None:
         """Stop training the backbone's parameters whose names match any of these patterns; without patterns all.
 
@@ -412,7 +468,7 @@ class Learner:
     def unfreeze(self, *patterns: str) -> None:
         """Train the backbone's parameters whose names match any of these patterns again; without patterns all.
 
-        Those that no group of the optimiser holds join its first one.
+        Parameters in no optimiser group join the first group.
         """
         with self._calls.changing("unfreeze"):
             trained = {each for each in self.model.backbone.parameters() if each.requires_grad}
@@ -420,7 +476,7 @@ class Learner:
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why the latest step took a slower way than others take; None if it did not, or there is no faster one.
+        """Why the latest step took a slower path; None if it took the fastest, or there is no faster one.
 
         Either its batches did not all share one pass, on a CPU or in CUDA graphs, or no CUDA graphs are captured though
         ``capture`` asks for them. Results are the same up to rounding.
@@ -443,6 +499,9 @@ class Learner:
 
         With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
         :attr:`classes`, over all classes seen.
+
+        Inputs must have the shape and type that the task was trained on; floating-point numbers are converted. An input
+        without a prediction, because its scores are NaN, raises an error: :meth:`logits` gives the scores as they are.
         """
         return self._predictor.predict(x, task, batch_size=batch_size)
 
@@ -451,15 +510,19 @@ class Learner:
         return self._predictor.predict_proba(x, task, batch_size=batch_size)
 
     def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
-        """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
+        """Return the scores behind :meth:`predict`, of ``batch_size`` inputs at a time.
+
+        They may be NaN, and the inputs may be any that the network takes.
+        """
         return self._predictor.logits(x, task, batch_size=batch_size)
 
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
 
-        Labels are those of the task, or probabilities, of which the largest counts. A class-incremental prediction is
-        correct if it is the right class among all that were seen; without ``task``, the labels are indices into
-        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
+        correct if it is the right class among all classes seen; without ``task``, labels are indices into
+        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
+        a loss that is itself a mean over its batch.
         """
         return self._predictor.evaluate(loader, task)
 
@@ -469,7 +532,7 @@ class Learner:
         It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
         further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
         parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
-        Where other heads than the trained ones predict, it has the present ones, which follow no training.
+        If ``predict_by`` is not ``"head"``, it has the current prediction heads, which later training does not change.
         """
         return self._predictor.module(task)
 
@@ -479,7 +542,7 @@ class Learner:
 
     # -- checkpoints
 
-    def save(self, path: str | os.PathLike[str], /, *, keep: int = KEPT, **sources: states.Stateful) -> None:
+    def save(self, path: str | os.PathLike[str], /, *, keep: int = KEPT, **sources: Stateful) -> None:
         """Write a checkpoint, from which :meth:`load` continues exactly.
 
         One safetensors file, checksummed, replaced atomically; the previous one stays. Of the ranks, the first writes.
@@ -503,24 +566,24 @@ class Learner:
         """
         with self._calls.changing("model_state"):
             self._take_in_new_parameters()
-            self._predictor.present_heads([])  # makes those of the present weights
+            self._predictor.present_heads([])  # makes the heads that predict with the current weights
             return whole({"learner": self._settings()} | states.model_state(self._parts()))
 
     def _state(self) -> dict[str, Any]:
         return {"learner": self._settings()} | states.parts_state(self._parts())
 
     def _settings(self) -> dict[str, Any]:
-        """Return what a checkpoint says of the learner itself; of functions only that there is one."""
+        """Return the learner's own settings for a checkpoint; of a function, only that there was one."""
         settings = saved_options(self) | {"steps": self.steps, "feature_dim": self.model.feature_dim}
         settings["autocast"] = self.model.autocast is not None
         if self._has_refrozen:
             settings["trainable"] = states.trainable_names(self.optimizer, self.model.backbone)
-        if self._engines.is_low_memory:  # also where a resumed learner would find more memory
+        if self._engines.is_low_memory:  # a resumed learner keeps low memory even if the gradients would fit
             settings["holds_gradients"] = False
         return settings | {name: True for name in ("schedule", "augment") if getattr(self, name) is not None}
 
-    def _parts(self) -> states.Parts:
-        return states.Parts(
+    def _parts(self) -> states.SavedParts:
+        return states.SavedParts(
             model=self.model,
             optimizer=self.optimizer,
             method=self.method,
@@ -545,7 +608,7 @@ class Learner:
         distributed: World | None = None,
         heads: states.Heads | None = None,
         losses: states.Losses | None = None,
-        **sources: states.Stateful,
+        **sources: Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.
 
@@ -588,11 +651,11 @@ class Learner:
     # -- what trains
 
     def _take_in_new_parameters(self) -> None:
-        """Train the parameters that the backbone has by now, if its modules or parameters have changed.
+        """Rebuild the engine if the backbone's modules or parameters changed.
 
-        Ranks cannot know that the backbones of all of them have changed: they are refused before their next step.
+        With several ranks nothing is rebuilt: the next step raises.
         """
-        if self._ranks is None and self._admission.removed_parameters() is not None:
+        if self._ranks is None and self._batch_check.removed_parameters() is not None:
             self._train({each for each in self.model.backbone.parameters() if each.requires_grad})
 
     def _train(self, chosen: set[nn.Parameter]) -> None:
@@ -602,7 +665,7 @@ class Learner:
         heads = self.model.modules()[1:]
         if any(shares_trained(head, [backbone]) for head in heads):
             raise SpclError("the backbone shares parameters with a head by now; give the backbone a copy of them")
-        frozen_layers, removed = frozen_normalisations(backbone), self._admission.removed_parameters() or set()
+        frozen_layers, removed = frozen_normalisations(backbone), self._batch_check.removed_parameters() or set()
         with trainable(backbone, chosen):
             engine = self._engines.make()
         for parameter in backbone.parameters():
@@ -614,22 +677,30 @@ class Learner:
         if self._ranks is not None:
             self._ranks.forget()
         keep_trainable(self.optimizer, backbone.parameters(), removed)
-        self._average_all()
+        self._follow_trained()
         self._has_refrozen = True
+
+    def _new_engines(self) -> Engines:
+        return Engines(
+            self.model,
+            self.method,
+            capture=self.capture,
+            low_memory=self.low_memory,
+            micro_batch=self.micro_batch,
+            distributed=self.distributed,
+        )
 
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._step = Step(engine, self.model, self.method, self.memory)
-        self._admission = BatchCheck(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
+        self._batch_check = BatchCheck(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
 
     def _choose_engine(self, tasks: int) -> None:
-        """Change to the engine that holds no gradients before a step of so many tasks, if its gradients do not fit."""
-        if self._ranks is not None:
-            self._ranks.check(self.model, self.method)
-        elif self.measure_stability or self.method.reduction == "none":
+        """Switch to the low-memory engine if the gradients of a step of ``tasks`` tasks would not fit."""
+        if self.measure_stability or self.method.reduction == "none":
             rows = tasks + (self.memory is not None) + (self.method.settings.alpha > 0.0)
             gradients = self._engine.gradients
-            if rows > len(gradients.buffer) and self._engines.need_low_memory(rows, gradients):
+            if rows > len(gradients.buffer) and self._engines.should_use_low_memory(rows, gradients):
                 self._use_low_memory()
 
     def _use_low_memory(self) -> None:
@@ -638,11 +709,11 @@ class Learner:
             parameter.grad = None  # a view of the gradient matrix
         self._use_engine(self._engines.make())
 
-    def _admitted(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
+    def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         """Return the batches of a step once they are checked, and make the heads of tasks that are new."""
-        samples = self._admission.check(batches)
+        samples = self._batch_check.check(batches)
         if new := [group for group in samples if group.task.signature is None]:
-            feature_dim = self._admission.features_of(new)
+            feature_dim = self._batch_check.features_of(new)
             if feature_dim is not None:
                 self._build_heads(feature_dim)
             for group in new:
@@ -654,17 +725,17 @@ class Learner:
         if all(task.head is not None for task in self.model.classifiers):
             self.model.feature_dim = feature_dim
             return
-        with self._undone_if_it_raises():
+        with self._tasks_undone_if_it_raises():
             for task in self.model.build_heads(feature_dim):
                 add_head(self.optimizer, task)
-            self._average_all()
+            self._follow_trained()
 
     @contextmanager
-    def _undone_if_it_raises(self) -> Iterator[None]:
+    def _tasks_undone_if_it_raises(self) -> Iterator[None]:
         """Undo what the block adds to tasks, heads, optimiser and average, if it raises."""
         heads, feature_dim = {task: task.head for task in self.tasks.values()}, self.model.feature_dim
         try:
-            with undone_if_it_raises(self.optimizer):
+            with groups_undone_if_it_raises(self.optimizer):
                 yield
         except BaseException:
             for name in [name for name, task in self.tasks.items() if task not in heads]:
@@ -672,7 +743,7 @@ class Learner:
             for task, head in heads.items():
                 task.head = head
             self.model.feature_dim = feature_dim
-            self._average_all()
+            self._follow_trained()
             raise
 
     def _new_average(self) -> WeightAverage | None:
@@ -680,10 +751,17 @@ class Learner:
             return None
         return (ShardedAverage if self._engines.is_sharded else WeightAverage)(self.average)
 
-    def _average_all(self) -> None:
-        """Average the weights of heads that were added, and no longer those that were frozen."""
+    def _follow_trained(self) -> None:
+        """Average the heads that were added; stop averaging frozen weights."""
         if self._average is not None:
             self._average.follow(map(uncompiled, self.model.modules()))
+
+
+def _left_out(batches: Mapping[str, BatchLike], samples: Sequence[Samples]) -> dict[str, int]:
+    """Return by how many samples the batches of tasks are larger than what a step learns of them."""
+    learned = {group.task.name: len(group.y) for group in samples}
+    missing = {name: len(y) - learned.get(name, 0) for name, (_, y) in batches.items()}
+    return {name: count for name, count in missing.items() if count}
 
 
 def _learning_rate_factor(schedule: Schedule, step: int) -> float:

@@ -55,7 +55,7 @@ def matching(backbone: nn.Module, patterns: Sequence[str]) -> set[nn.Parameter]:
 
 @contextmanager
 def trainable(backbone: nn.Module, chosen: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let these parameters, and no others, be trained from now on; undone if the block raises."""
+    """Make exactly these parameters trainable; undo it if the block raises."""
     chosen = set(chosen)
     before = {parameter: parameter.requires_grad for parameter in backbone.parameters()}
     try:
@@ -71,7 +71,7 @@ def trainable(backbone: nn.Module, chosen: Iterable[nn.Parameter]) -> Iterator[N
 def frozen_normalisations(backbone: nn.Module) -> list[nn.Module]:
     """Return the layers with running statistics whose own parameters are all frozen.
 
-    Those without parameters of their own are among them if the whole backbone is frozen.
+    Layers without parameters count as frozen if the whole backbone is.
     """
     all_frozen = not any(parameter.requires_grad for parameter in backbone.parameters())
     layers = [module for module in backbone.modules() if isinstance(module, _NormBase)]
@@ -113,14 +113,14 @@ def make_optimizer(make: MakeOptimizer, shared: list[nn.Parameter], like: Tensor
 
 
 def shared_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Return the groups of shared parameters: all but that of the heads."""
+    """Return all groups except the heads' group."""
     return [group for group in optimizer.param_groups if "tasks" not in group]
 
 
 def keep_trainable(optimizer: Optimizer, shared: Iterable[nn.Parameter], removed: Iterable[nn.Parameter] = ()) -> None:
-    """Let the groups hold the shared parameters that are trainable, in this order, with the state they have.
+    """Put the trainable shared parameters into the groups, in this order, keeping their optimiser state.
 
-    Parameters that are in no group yet join the first one; frozen and removed ones lose their state.
+    Parameters in no group join the first group; frozen and removed parameters lose their state.
     """
     shared, removed = dict.fromkeys(shared), set(removed)
     groups = shared_groups(optimizer)
@@ -145,7 +145,7 @@ def add_head(optimizer: Optimizer, task: Task) -> None:
 
 
 @contextmanager
-def undone_if_it_raises(optimizer: Optimizer) -> Iterator[None]:
+def groups_undone_if_it_raises(optimizer: Optimizer) -> Iterator[None]:
     """Remove from the optimiser what the block added to the group of the heads, if the block raises."""
     group = _head_group(optimizer)
     parameters, tasks = list(group["params"]), list(group["tasks"])

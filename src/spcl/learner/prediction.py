@@ -9,12 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spcl.batches import Batch, BatchLike, Inputs, InputsLike, as_batch, as_inputs, describe, number_of_samples, split
+from spcl.batches import (
+    Batch,
+    BatchLike,
+    Inputs,
+    InputsLike,
+    as_batch,
+    as_inputs,
+    converted,
+    describe,
+    number_of_samples,
+    split,
+)
 from spcl.engine.model import SharedModel, batch_statistics, checked_loss
 from spcl.engine.ranks.sharded import refuse_sharded
 from spcl.engine.update import WeightAverage
 from spcl.errors import DataError, SpclError, TaskError
-from spcl.learner.checks import OneCallAtATime, find_task, samples_of
+from spcl.learner.checks import OneCallAtATime, find_task, labelled, samples_of
 from spcl.learner.parameters import uncompiled
 from spcl.learner.predictors import PredictionHeads
 from spcl.methods.base import Output
@@ -80,22 +91,29 @@ class Predictor:
 
         With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
         :attr:`classes`, over all classes seen.
+
+        Inputs must have the shape and type that the task was trained on; floating-point numbers are converted. An input
+        without a prediction, because its scores are NaN, raises an error: :meth:`logits` gives the scores as they are.
         """
-        scores = self.logits(x, task, batch_size=batch_size)
+        scores = self._scores(x, task, batch_size)
         return scores if task is not None and self.tasks[task].classes is None else scores.argmax(dim=1)
 
     def predict_proba(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
         """Return the probabilities of a classifier's classes, or of all classes seen: the softmax of the logits."""
         if task is not None and find_task(self.tasks, task).classes is None:
             raise TaskError(f"task {task!r} has a head of its own and no classes; use predict(x, {task!r})")
-        return self.logits(x, task, batch_size=batch_size).softmax(dim=1)
+        return self._scores(x, task, batch_size).softmax(dim=1)
 
     def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
-        """Return the scores behind :meth:`predict`, computed from at most ``batch_size`` inputs at a time."""
+        """Return the scores behind :meth:`predict`, of ``batch_size`` inputs at a time.
+
+        They may be NaN, and the inputs may be any that the network takes.
+        """
         chosen = self._chosen(task)
         if not isinstance(batch_size, int) or batch_size < 1:
             raise SpclError(f"batch_size is {batch_size!r}; give a positive whole number")
-        inputs, heads, reading = _checked_inputs(x), self._prediction_heads(), self._reading("a prediction")
+        inputs, _ = self._fitted(_checked_inputs(x), chosen)
+        heads, reading = self._prediction_heads(), self._reading("a prediction")
         with reading, self.model.task_errors(chosen, inputs), torch.no_grad(), self.averaged_weights(), heads:
             return torch.cat([self.model.logits(part, chosen) for part in split(inputs, batch_size)])
 
@@ -108,18 +126,23 @@ class Predictor:
     def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
 
-        Labels are those of the task, or probabilities, of which the largest counts. A class-incremental prediction is
-        correct if it is the right class among all that were seen; without ``task``, the labels are indices into
-        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
+        correct if it is the right class among all classes seen; without ``task``, labels are indices into
+        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
+        a loss that is itself a mean over its batch.
         """
         chosen = self._chosen(task)
         total, count = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
         for batch in loader:
             x, y = self._checked(batch, chosen)
+            if not len(y):  # no sample has a label
+                continue
             total += self._score(x, y.to(self.model.device), chosen)
             count += len(y)
         if count == 0:
-            raise TaskError("there is nothing to evaluate: the loader gives no batch; note that an iterator is used up")
+            raise TaskError(
+                "there is nothing to evaluate: the loader gives no batch with labels; note that an iterator is used up"
+            )
         return float(total) / count
 
     def module(self, task: str | None = None) -> nn.Module:
@@ -128,7 +151,7 @@ class Predictor:
         It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
         further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
         parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
-        Where other heads than the trained ones predict, it has the present ones, which follow no training.
+        If ``predict_by`` is not ``"head"``, it has the current prediction heads, which later training does not change.
         """
         refuse_sharded(self.model.backbone, "copied")
         chosen = self._chosen(task)
@@ -193,12 +216,45 @@ class Predictor:
             raise TaskError("there is no classification task yet; call add_task first")
         return None
 
+    def _scores(self, x: InputsLike, task: str | None, batch_size: int) -> Tensor:
+        """Return logits of inputs of the kind that was trained on, or raise an error, also where they are NaN."""
+        inputs, fits = self._fitted(_checked_inputs(x), self._chosen(task))
+        if not fits:
+            learners = self.model.classifiers if task is None else [self.tasks[task]]
+            learned = ", ".join(f"{each.name!r}: {each.signature[0]}" for each in learners if each.signature)
+            raise TaskError(
+                f"x has samples of {describe(inputs, 1)}, but the learner was trained on others ({learned}); give "
+                f"inputs of the same shape and type as in training"
+            )
+        scores = self.logits(inputs, task, batch_size=batch_size)
+        wrong = scores.isnan().flatten(1).any(dim=1) if scores.ndim > 1 else scores.isnan()
+        if bool(wrong.any()):  # the largest of NaN would be class 0
+            raise TaskError(
+                f"the predictions for {int(wrong.sum())} of {len(wrong)} inputs are not finite, but NaN (first: input "
+                f"{int(wrong.nonzero()[0])}); give inputs that are finite and not too large, or look at logits()"
+            )
+        return scores
+
+    def _fitted(self, x: Inputs, task: Task | None) -> tuple[Inputs, bool]:
+        """Return inputs in the floating-point type of a task, or of any classifier, and whether they are of its kind.
+
+        A task that has seen no data takes any kind.
+        """
+        for each in self.model.classifiers if task is None else [task]:
+            kind = None if each.signature is None else each.signature[0]
+            fitting = converted(x, kind, self.model.dtype)
+            if kind is None or describe(fitting, 1) == kind:
+                return fitting, True
+        return x, False
+
     def _checked(self, batch: BatchLike, task: Task | None) -> Batch:
         if task is not None:
-            samples = samples_of(task, batch)
-            task.check_samples(samples.x, samples.y)
-            return samples.x, samples.y
-        x, y = as_batch(batch)
+            samples = samples_of(task, batch, self.model.dtype)
+            x, y = (samples.x, samples.y) if task.classes is None else labelled(samples.x, samples.y)
+            if len(y) or not len(samples.y):
+                task.check_samples(x, y)
+            return x, y
+        x, y = labelled(*as_batch(batch))
         check_targets("the learner", y, "classification", len(self.classes))
         if len(y) != number_of_samples(x):
             raise TaskError(f"{number_of_samples(x)} inputs but {len(y)} labels; give one label per input")
@@ -212,8 +268,8 @@ class Predictor:
                 return checked_loss(output) * len(y)
         labels = y.argmax(dim=1) if y.is_floating_point() else y
         if task is None or self.scenario == "class":
-            return (self.predict(x) == labels + (0 if task is None else task.offset)).sum()
-        return (self.predict(x, task.name) == labels).sum()
+            return (self.logits(x).argmax(dim=1) == labels + (0 if task is None else task.offset)).sum()
+        return (self.logits(x, task.name).argmax(dim=1) == labels).sum()
 
 
 class JointHeads(nn.Module):

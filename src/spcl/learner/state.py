@@ -4,7 +4,7 @@ import inspect
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 import spcl.memory
 from spcl.batches import describe
 from spcl.checkpoint import write_checkpoint
-from spcl.engine.base import Engine
+from spcl.engine.base import Engine, Stateful
 from spcl.engine.model import SharedModel
 from spcl.engine.ranks.sharded import sharded_like, whole
 from spcl.engine.update import WeightAverage
@@ -161,18 +161,6 @@ TRAINING = frozenset({"optimizer", "memory", "random", "sources"})
 OLD = 1 << 20  # updates of an average whose number is not known
 
 
-class Stateful(Protocol):
-    """Anything whose state is plain data and tensors."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore from :meth:`state_dict`."""
-        ...
-
-
 def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable[str]) -> None:
     """Refuse a state that is not that of a learner, or of its model, with this backbone and these sources."""
     parts = MODEL | TRAINING if TRAINING & state.keys() else MODEL
@@ -217,7 +205,8 @@ def _check_content(state: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{error}, but the checkpoint has it; use another checkpoint") from None
     features = state["learner"]["feature_dim"]
     for task in state["tasks"]:
-        if not all(isinstance(each, str) for each in task["signature"] or ()):
+        signature = task["signature"] or ("", "")
+        if len(signature) != 2 or not all(isinstance(each, str) for each in signature):
             raise CheckpointError(f"the signature of task {task['name']!r} is damaged; use another checkpoint")
         numbers = sum(each.numel() for each in (task["head"] or {}).values())
         if task["classes"] is not None and features is not None and max(task["classes"], features) > numbers:
@@ -240,7 +229,7 @@ def check_source_names(load: Callable[..., object], names: Iterable[str]) -> Non
             raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
 
 
-class Parts(NamedTuple):
+class SavedParts(NamedTuple):
     """The parts of a learner that have a state."""
 
     model: SharedModel
@@ -252,7 +241,7 @@ class Parts(NamedTuple):
     heads: PredictionHeads
 
 
-def parts_state(parts: Parts) -> dict[str, Any]:
+def parts_state(parts: SavedParts) -> dict[str, Any]:
     """Return the state of a learner's parts, and of the global random number generators."""
     return (
         model_state(parts)
@@ -261,22 +250,29 @@ def parts_state(parts: Parts) -> dict[str, Any]:
             "memory": _memory_state(parts.memory),
             "random": random_state(),
         }
-        | _history_of(parts.engine)
+        | history_of(parts.engine)
     )
 
 
-def _history_of(engine: Engine) -> dict[str, Any]:
+def restore_history(engine: Engine, state: Mapping[str, Any]) -> None:
+    """Restore from :func:`history_of`."""
+    if engine.history is not None:
+        engine.history.load_state_dict(state.get("engine", {}))
+
+
+def history_of(engine: Engine) -> dict[str, Any]:
+    """Return what a resumed run must know to compute in the same way, if there is anything."""
     history = {} if engine.history is None else engine.history.state_dict()
     return {"engine": history} if history else {}
 
 
-def model_state(parts: Parts) -> dict[str, Any]:
+def model_state(parts: SavedParts) -> dict[str, Any]:
     """Return the state of the parts that make up the model: tasks with their heads, backbone and method."""
     return {
         "tasks": [task_state(task) for task in parts.model.tasks.values()],
         "backbone": uncompiled(parts.model.backbone).state_dict(),
         "method": _method_state(parts.method),
-        **({} if parts.average is None else _average_state(parts.average, parts.model)),
+        **({} if parts.average is None else average_state(parts.average, parts.model)),
         **({} if parts.heads.are_trained else {"prediction": parts.heads.state_dict()}),
     }
 
@@ -313,7 +309,7 @@ def saved_parts(
 
 
 def restore_parts(
-    parts: Parts, state: Mapping[str, Any], heads: Heads, losses: Losses, sources: Mapping[str, Stateful]
+    parts: SavedParts, state: Mapping[str, Any], heads: Heads, losses: Losses, sources: Mapping[str, Stateful]
 ) -> None:
     """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit.
 
@@ -332,20 +328,19 @@ def restore_parts(
         _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
     if parts.average is not None:
-        _restore_average(parts.average, model, state["average"], state.get("average_updates", {}))
+        restore_average(parts.average, model, state["average"], state.get("average_updates", {}))
     if "prediction" in state:
         parts.heads.load_state_dict(state["prediction"], model, are_current="memory" not in state)
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     backbone = uncompiled(model.backbone)
     backbone.load_state_dict(sharded_like(state["backbone"], backbone.state_dict()))
-    if parts.engine.history is not None:
-        parts.engine.history.load_state_dict(state.get("engine", {}))
+    restore_history(parts.engine, state)
     if "random" in state:
         set_random_state(state["random"])
 
 
-def _admit_tasks(parts: Parts) -> None:
+def _admit_tasks(parts: SavedParts) -> None:
     """Add the heads of restored tasks to a new optimiser, and start the unfinished ones in an empty memory."""
     for task in parts.model.tasks.values():
         if task.head is not None:
@@ -386,7 +381,7 @@ def _averaged_modules(model: SharedModel) -> dict[str, nn.Module]:
     return {"backbone": uncompiled(model.backbone)} | heads
 
 
-def _average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
+def average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
     """Return the averages of backbone and heads by name, and their numbers of updates."""
     owners, updates = _averaged_modules(model), average.updates
     return {
@@ -402,7 +397,7 @@ def _averages_of(average: WeightAverage, module: nn.Module) -> dict[str, Tensor]
 
 
 @torch.no_grad()
-def _restore_average(
+def restore_average(
     average: WeightAverage, model: SharedModel, saved: Mapping[str, Any], updates: Mapping[str, int]
 ) -> None:
     """Restore the averages; earlier versions saved no buffers, and counted no updates: theirs had no warm-up."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from spcl.learner.parameters import frozen_normalisations
 from spcl.memory import Memory, ReplayBatch
 from spcl.memory.base import draw_ahead
 from spcl.methods.base import MEMORY, Gradients, Method, Weights
-from spcl.options import check_options
 from spcl.stability import Stability
 from spcl.transforms import Transform
 
@@ -53,6 +52,7 @@ class StepReport:
         seconds: seconds per phase (on a GPU: until the work was launched). ``capture``, the time spent capturing CUDA
             graphs, is contained in the other phases.
         memory_bytes: the size of the memory's content.
+        unlabelled: the number of samples without a label (−100), by task; they were left out.
     """
 
     step: int
@@ -63,11 +63,11 @@ class StepReport:
     skipped: dict[str, str]
     seconds: dict[str, float]
     memory_bytes: int
+    unlabelled: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """Options of a step. They are checked, because a learner's attributes may be set between steps.
+class StepOptions(Protocol):
+    """The options of a step, which are attributes of a learner.
 
     Attributes:
         memory_batch: the number of samples to replay, or None for the size of the largest batch.
@@ -80,9 +80,6 @@ class StepOptions:
     measure_stability: bool
     augment: Transform | None
     updates: int
-
-    def __post_init__(self) -> None:
-        check_options(self, "memory_batch", "measure_stability", "updates")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl._util.registry import Registry
+from spcl._util.validation import check_seed
 from spcl.batches import Inputs, describe, from_leaves, kind_of_pair, leaves, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.tasks import INTEGERS, check_targets
@@ -73,6 +74,7 @@ class Memory(ABC):
     ) -> None:
         if not isinstance(budget, int) or budget < 1:
             raise SpclError(f"the budget of the memory is {budget!r}; give a budget of at least 1 sample")
+        check_seed(seed)
         self.budget = budget
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
@@ -245,6 +247,19 @@ class Memory(ABC):
     def restore_draws(self, state: Any) -> None:
         """Restore from :meth:`draw_state`."""
         self.generator.bit_generator.state = state
+
+    def convert(self, before: torch.dtype, after: torch.dtype) -> None:
+        """Convert stored inputs, targets and logits of one type to another, with the model that is trained on them."""
+        self._cancel_draws()
+        self.dtype = after if self.dtype == before else self.dtype
+        for buffer in self.buffers.values():
+            buffer.map_fields(lambda field: field.to(after) if field.dtype == before else field)
+
+    def leave(self, device: torch.device, other: torch.device) -> None:
+        """Move the samples that are stored on a device to another one, unless the memory was given its device."""
+        self._cancel_draws()
+        for buffer in self.buffers.values() if self.device is None else ():
+            buffer.map_fields(lambda field: field.to(other) if field.device == device else field)
 
     def replace(self, batch: "ReplayBatch", x: Inputs) -> None:
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
@@ -469,6 +484,12 @@ class TaskBuffer:
     def allocate(self, x: Inputs, y: Tensor) -> None:
         """Create fields for inputs like ``x``, which has no samples, and, on the host, for targets like ``y``."""
         self.fields = self.fields or input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
+
+    def map_fields(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function that keeps rows to every field, between transactions."""
+        self.fields = {name: function(field) for name, field in self.fields.items()}
+        self.known_kind = None
+        self._update_nbytes()
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
         """Return the classes of targets on the host; for probabilities, the most probable class."""

@@ -41,7 +41,7 @@ def evaluate(learner: Learner, tests: Tests, tasks: Mapping[str, TaskDescription
         if name in tables:
             scores[name] = confusion_accuracy(learner, name, tables[name])
         else:
-            output = learner.predict(x, task=name).cpu()
+            output = learner.logits(x, task=name).cpu()  # NaN, too, where training has diverged
             scores[name] = 100.0 * (r_squared if kinds[name] == "regression" else f1_score)(output, y)
     return Evaluation(scores, tables)
 
@@ -89,7 +89,8 @@ def confusions(learner: Learner, tests: Tests) -> dict[str, NDArray[np.int64]]:
     if not tests:
         return {}
     with_task = learner.scenario == "task"
-    predicted = [learner.predict(x, task=task if with_task else None) for task, (x, _) in tests.items()]
+    logits = (learner.logits(x, task=task if with_task else None) for task, (x, _) in tests.items())
+    predicted = [each.argmax(dim=1) for each in logits]
     on_host = torch.split(torch.cat(predicted).cpu(), [len(labels) for labels in predicted])  # waits for a GPU once
     pairs = zip(tests.items(), on_host, strict=True)
     return {task: _confusion(learner, task, y, labels) for (task, (_, y)), labels in pairs}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spcl._util.validation import check_seed
 from spcl.batches import Batch, Inputs, leaves, map_leaves
 from spcl.errors import CheckpointError, DataError, SpclError, TimelineError
 from spcl.streams.moment import Moment
@@ -179,6 +180,7 @@ class ParallelStream:
         *,
         epochs: int = 1,
     ) -> None:
+        check_seed(seed)
         if len(x) != len(labels):
             raise DataError(f"{len(x)} samples and {len(labels)} labels; give one label per sample")
         check_timeline(labels, label_set, timeline, batch_size, epochs)
@@ -198,6 +200,7 @@ class ParallelStream:
         >>> [list(moment.batches) for moment in stream], stream.classes
         ([['text'], ['text', 'speed'], ['speed'], ['speed']], {'text': 2})
         """
+        check_seed(seed)
         for task in tasks:
             if {len(part) for part in leaves(task.x).values()} != {len(task.y)}:
                 counts = ", ".join(str(len(part)) for part in leaves(task.x).values())
