@@ -1,8 +1,7 @@
 """The options of a learner, each defined once: for ``Learner``, checkpoints, the settings of runs and of services.
 
-To add an option: a field of :class:`LearnerOptions`, a keyword of the same name and default in ``Learner.__init__``,
-and the code that obeys it. Its check, its place in checkpoints, the setting of runs and services and the line in
-docs/settings.md follow.
+From a field of :class:`LearnerOptions` follow the check of its value, its place in checkpoints, the setting of runs and
+services and the line in docs/settings.md; CONTRIBUTING.md says what else an option needs.
 """
 
 import math

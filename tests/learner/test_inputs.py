@@ -201,7 +201,7 @@ def test_a_dtype_of_memory_leaves_tokens_and_masks_alone() -> None:
     (drawn,) = memory.draw(1)
     assert isinstance(drawn.x, dict)
     assert (drawn.x["tokens"].dtype, drawn.x["speed"].dtype) == (torch.int64, torch.float16)
-    with pytest.raises(TaskError, match=r"task 'a': x \(\{tokens: int64\[1, 1\]\}\) does not fit the memory's"):
+    with pytest.raises(TaskError, match=r"task 'a': x \(\{tokens: int64\[1\]\}\) does not fit the memory's"):
         memory.observe("a", {"tokens": torch.tensor([[1000]])}, torch.zeros(1))
 
 

@@ -1,7 +1,8 @@
 """Everything that is checked before a call changes a learner."""
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from operator import is_
@@ -232,6 +233,11 @@ class BatchCheck:
         ranks: RankCheck | None,
         is_sharded: bool = False,
     ) -> None:
+        if ranks is not None and method.watches_updates:
+            raise SpclError(
+                f"{method!r} needs the losses after an update, which several ranks do not compute; train it "
+                f"without distributed="
+            )
         self._model = model
         self._method = method
         self._memory = memory
@@ -417,37 +423,29 @@ class OneCallAtATime:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # a copy of a learner is called independently
 
-    def changing(self, name: str) -> "_Call":
+    @contextmanager
+    def changing(self, name: str) -> Iterator[None]:
         """Return the context of a call that changes the learner, or reads what a step changes."""
-        return _Call(self, name, is_change=True)
+        with self.reading(name):
+            if self._change is not None:
+                raise SpclError(
+                    f"{name} was called within a call of {self._change}; call it when {self._change} has returned"
+                )
+            self._change = name
+            try:
+                yield
+            finally:
+                self._change = None
 
-    def reading(self, name: str) -> "_Call":
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
         """Return the context of a call that predicts."""
-        return _Call(self, name, is_change=False)
-
-
-class _Call:
-    def __init__(self, calls: OneCallAtATime, name: str, is_change: bool) -> None:
-        self._calls = calls
-        self._name = name
-        self._is_change = is_change
-
-    def __enter__(self) -> None:
-        calls = self._calls
-        if not calls._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             raise SpclError(
-                f"{self._name} was called while another thread is in a call of the same learner; make the calls of a "
+                f"{name} was called while another thread is in a call of the same learner; make the calls of a "
                 f"learner one after the other, e.g. in one thread, and predict in other threads by learner.snapshot()"
             )
-        if self._is_change and calls._change is not None:
-            calls._lock.release()
-            raise SpclError(
-                f"{self._name} was called within a call of {calls._change}; call it when {calls._change} has returned"
-            )
-        if self._is_change:
-            calls._change = self._name
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_change:
-            self._calls._change = None
-        self._calls._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.release()
