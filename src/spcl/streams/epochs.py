@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from spcl.errors import SpclError
@@ -28,11 +29,12 @@ class EpochSource:
     """
 
     def __init__(self, name: str, iterable: Iterable[Any] | Source, epochs: int) -> None:
-        if as_source(iterable) is iterable:
+        if isinstance(iterable, Source):
             raise SpclError(
                 f"source {name!r} is a {type(iterable).__name__}, whose messages are read once, but epochs is "
                 f"{epochs}; add it to a stream of its own, with epochs=1"
             )
+        as_source(iterable)  # raises an error unless it can be iterated
         if isinstance(iterable, Iterator):
             raise SpclError(
                 f"source {name!r} is a {type(iterable).__name__}, which cannot be read again, but epochs is {epochs}; "
@@ -41,13 +43,14 @@ class EpochSource:
         self._iterable = iterable
         self._epochs = epochs
         self._beginning = threading.Lock()  # a reader that was stopped may still be beginning
-        is_shuffled = isinstance(iterable, DataLoader) and isinstance(iterable.sampler, RandomSampler)
-        self._generator = iterable.generator if is_shuffled else None  # type: ignore[attr-defined]
-        if is_shuffled and self._generator is None:
-            raise SpclError(
-                f"source {name!r} is a DataLoader that shuffles without a generator, so that its epochs cannot be "
-                f"resumed; give it generator=torch.Generator().manual_seed(0)"
-            )
+        self._generator: torch.Generator | None = None
+        if isinstance(iterable, DataLoader) and isinstance(iterable.sampler, RandomSampler):
+            if iterable.generator is None:
+                raise SpclError(
+                    f"source {name!r} is a DataLoader that shuffles without a generator, so that its epochs cannot be "
+                    f"resumed; give it generator=torch.Generator().manual_seed(0)"
+                )
+            self._generator = iterable.generator
         self._seed = 0 if self._generator is None else self._generator.initial_seed()
 
     def read(self, after: str | None) -> Iterator[Message]:
