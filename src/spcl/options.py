@@ -1,8 +1,7 @@
 """The options of a learner, each defined once: for ``Learner``, checkpoints, the settings of runs and of services.
 
-To add an option: a field of :class:`LearnerOptions`, a keyword of the same name and default in ``Learner.__init__``,
-and the code that obeys it. Its check, its place in checkpoints, the setting of runs and services and the line in
-docs/settings.md follow.
+From a field of :class:`LearnerOptions` follow the check of its value, its place in checkpoints, the setting of runs and
+services and the line in docs/settings.md; CONTRIBUTING.md says what else an option needs.
 """
 
 import math
@@ -142,6 +141,14 @@ class LearnerOptions:
             "a positive whole number, or None",
             at_least=1,
             always_saved=True,
+        ),
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        Option(
+            "largest number of samples in a pass; gradients of the parts of a larger batch add up",
+            "a positive whole number, or None",
+            at_least=1,
         ),
     ] = None
     updates: Annotated[

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,25 @@ def test_the_program_of_the_tutorial_survives_a_kill(
     printed = capsys.readouterr().out
     assert int(re.findall(r"goes on after (\d+) steps", printed)[0]) > 0
     assert int(re.findall(r"left: (\d+)%", printed)[0]) > 90
+
+
+def test_the_program_for_lightning_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (DOCS / "how-to" / "lightning.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r'^```python\n(""".*?)^```$', text, re.DOTALL | re.MULTILINE)
+    compile(program, "lightning.md", "exec")
+    pytest.importorskip("lightning", reason="the program needs Lightning, on which SPCL does not depend")
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's, e.g. that there is no optimiser
+        names = runpy.run_path("train.py")
+    assert names["learner"].steps == 5 * 16
+    accuracies = re.findall(r"'accuracy/\w+': (\d\.\d+)", capsys.readouterr().out)
+    assert len(accuracies) == 2
+    assert min(map(float, accuracies)) > 0.7
+    assert (tmp_path / "learner.safetensors").exists()
 
 
 MARKDOWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "results" / "README.md"]

@@ -1,8 +1,9 @@
 """Inputs that are dicts or tuples of tensors, and tasks whose samples have different shapes, against plain PyTorch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader
 
-from _learning import assert_same, complete_state
+from _learning import TinyResNet, assert_same, batch, complete_state
 from spcl.engine.graphs import CudaGraphEngine
 from spcl.errors import DataError, SpclError, TaskError
-from spcl.learner import Learner
+from spcl.learner import Learner, StepReport
+from spcl.losses import CrossEntropy
 from spcl.memory import BalancedCoreset, Memory, Reservoir
 from spcl.methods import DERPP, ER, GMED, METHODS, SORO, make_method
 from spcl.streams import LiveStream
@@ -199,7 +201,7 @@ def test_a_dtype_of_memory_leaves_tokens_and_masks_alone() -> None:
     (drawn,) = memory.draw(1)
     assert isinstance(drawn.x, dict)
     assert (drawn.x["tokens"].dtype, drawn.x["speed"].dtype) == (torch.int64, torch.float16)
-    with pytest.raises(TaskError, match=r"task 'a': x \(\{tokens: int64\[1, 1\]\}\) does not fit the memory's"):
+    with pytest.raises(TaskError, match=r"task 'a': x \(\{tokens: int64\[1\]\}\) does not fit the memory's"):
         memory.observe("a", {"tokens": torch.tensor([[1000]])}, torch.zeros(1))
 
 
@@ -406,3 +408,79 @@ def test_inputs_without_a_batch_are_refused_by_live_streams() -> None:
     with LiveStream({"a": source()}, on_failure=lambda *_: None) as live:
         assert list(live) == []
     assert isinstance(live.failures["a"].exception, DataError)
+
+
+# -- samples without labels
+
+
+def some_unlabelled(seed: int, missing: Iterable[int]) -> tuple[Tensor, Tensor]:
+    x, y = batch(6, 3, seed)
+    y[list(missing)] = -100
+    return x, y
+
+
+@pytest.mark.parametrize("loss", [None, CrossEntropy(0.1)], ids=["plain", "smoothed"])
+@scenarios
+def test_a_step_leaves_out_what_has_no_label(scenario: str, loss: CrossEntropy | None) -> None:
+    def trained(*steps: dict[str, Any]) -> tuple[Learner, list[StepReport]]:
+        torch.manual_seed(0)
+        learner = Learner(TinyResNet(), DERPP(), memory=Reservoir(9), scenario=scenario)
+        learner.add_task("a", classes=3, loss=loss)
+        learner.add_task("b", classes=3, loss=loss)
+        return learner, [learner.step(batches) for batches in steps]
+
+    (x, y), other = batch(6, 3, 0), batch(6, 3, 9)
+    kept = (x[[0, 2, 3]], y[[0, 2, 3]])
+    found, reports = trained(
+        {"a": some_unlabelled(0, [1, 4, 5]), "b": other}, {"a": other, "b": some_unlabelled(0, range(6))}
+    )
+    expected, _ = trained({"a": kept, "b": other}, {"a": other})
+    assert_same(complete_state(found), complete_state(expected))
+    assert [report.unlabelled for report in reports] == [{"a": 3}, {"b": 6}]
+    assert set(reports[1].losses) == {"a", "memory"}
+
+
+def test_a_step_without_any_label_changes_nothing() -> None:
+    learner = Learner(TinyResNet(), SORO(), memory=Reservoir(9))
+    learner.add_task("a", classes=3)
+    for _ in range(2):
+        before = complete_state(learner)
+        report = learner.step({"a": some_unlabelled(0, range(6))})
+        assert (report.losses, report.skipped, report.unlabelled) == ({}, {}, {"a": 6})
+        assert_same(complete_state(learner)["backbone"], before["backbone"])
+        assert_same(complete_state(learner)["memory"], before["memory"])
+        learner.step({"a": batch(6, 3, 1)})
+    assert learner.steps == 4
+
+
+def test_other_wrong_labels_are_refused_beside_missing_ones() -> None:
+    learner = Learner(TinyResNet(), SORO())
+    learner.add_task("a", classes=3)
+    x, y = some_unlabelled(0, [1])
+    y[0] = -1
+    with pytest.raises(TaskError, match="task 'a' has classes 0 to 2, but the batch has label -1"):
+        learner.step({"a": (x, y)})
+
+
+def test_a_head_of_ones_own_sees_all_targets() -> None:
+    learner = Learner(nn.Flatten(), SORO())
+    learner.add_task("pixels", head=nn.Unflatten(1, (2, 16)), loss=cross_entropy)
+    y = torch.full((6, 16), -100)
+    y[:, 0] = 1
+    report = learner.step({"pixels": (batch(6, 3, 0)[0], y)})
+    assert isfinite(report.losses["pixels"])
+    assert report.unlabelled == {}
+
+
+@scenarios
+def test_evaluation_leaves_out_what_has_no_label(scenario: str) -> None:
+    learner = Learner(TinyResNet(), SORO(), scenario=scenario)
+    learner.add_task("a", classes=3)
+    learner.step({"a": batch(6, 3, 0)})
+    x, y = batch(6, 3, 4)
+    missing, all_missing = some_unlabelled(4, [0, 5]), some_unlabelled(4, range(6))
+    for task in ("a",) if scenario == "task" else ("a", None):
+        expected = learner.evaluate([(x[1:5], y[1:5])], task)
+        assert learner.evaluate([missing, all_missing], task) == expected
+        with pytest.raises(TaskError, match="no batch with labels"):
+            learner.evaluate([all_missing], task)

@@ -590,16 +590,16 @@ LABELS = torch.zeros(4, dtype=torch.int64)
         (lambda m: m.observe("done", torch.zeros(1, 2), torch.zeros(1)), "task 'done' is finished"),
         (
             lambda m: m.check("a", torch.zeros(4, 3), LABELS),
-            r"task 'a': x \(shape \(4, 3\), torch.float32\) .* \(5, 2\)",
+            r"task 'a': x \(float32\[3\]\) does not fit the memory's \(int64\[2\]\)",
         ),
         (
             lambda m: m.check("a", torch.zeros(4, 2), LABELS),
-            r"task 'a': x .*torch.float32\) does not fit .*torch.int64",
+            r"task 'a': x .*float32\[2\]\) does not fit .*int64",
         ),
-        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS.int()), r"task 'a': y .*torch.int32\) does not fit"),
+        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS.int()), r"task 'a': y .*int32\[\]\) does not fit"),
         (
             lambda m: m.check("a", torch.zeros(3, 2).long(), LABELS),
-            r"task 'a': x .*\(3, 2\).* y .*\(4,\).* same number",
+            r"task 'a': x .*\[3, 2\].* y .*\[4\].* same number",
         ),
         (lambda m: m.check("a", torch.zeros(0, 2).long(), LABELS[:0]), "task 'a': .* at least 1"),
         (lambda m: m.check("signal", torch.tensor(1.0), torch.tensor(1.0)), "task 'signal': x"),
@@ -611,7 +611,7 @@ LABELS = torch.zeros(4, dtype=torch.int64)
             lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS - 1),
             "task 'a' has classes 0 to 2, but the batch has label -1",
         ),
-        (lambda m: m.observe("a", *numbered(0, 4, 3), torch.zeros(3, 2)), "task 'a': 3 logits .* for 4 samples"),
+        (lambda m: m.observe("a", *numbered(0, 4, 3), torch.zeros(3, 2)), "task 'a': 3 logits for 4 samples"),
         (lambda m: m.replace(m.draw(2)[0], torch.zeros(2, 2)), "task 'a': edited x .* build the memory with the dtype"),
         (lambda m: m.replace(m.draw(2)[0], torch.zeros(1, 2).long()), "task 'a': edited x"),
     ],
@@ -891,7 +891,7 @@ class Cautious(Reservoir):
 @pytest.mark.parametrize("policy", [*ALL_POLICIES, Cautious])
 def test_only_classes_that_say_so_draw_ahead(policy: type[Memory]) -> None:
     learner = Learner(torch.nn.Linear(3, 4, device="meta"), make_method("soro"), memory=policy(8))
-    assert learner._step.draws_ahead == (policy in ALL_POLICIES)
+    assert learner._step.draws_ahead == ("draws_ahead" in vars(policy))
 
 
 def test_a_policys_own_check_finds_errors_and_leaves_nothing_open() -> None:

@@ -230,6 +230,14 @@ class SharedModel:
         """Probe the first samples of new tasks anew, because the backbone has changed."""
         self._features_of.clear()
 
+    def move(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move backbone and heads to a device, and convert their floating-point numbers."""
+        for module in self.modules():
+            module.to(device, dtype)
+        self.device, self.dtype = device, dtype
+        self._finished = []  # the offsets are made again
+        self.forget_features()
+
     def modules(self) -> list[nn.Module]:
         """Return the backbone and the heads that exist."""
         return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]

@@ -1,7 +1,9 @@
 """Everything that is checked before a call changes a learner."""
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from operator import is_
 from threading import RLock
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl.batches import BatchLike, as_batch, converted, leaves, map_leaves
+from spcl.batches import Batch, BatchLike, Inputs, as_batch, converted, leaves, map_leaves, number_of_samples
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.ranks import World, whole
 from spcl.errors import DataError, SpclError, TaskError
@@ -25,6 +27,9 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 """By name: importing the second takes longer than importing PyTorch."""
 
 T = TypeVar("T")
+
+NO_LABEL = -100
+"""The label of a sample without one: the ``ignore_index`` of PyTorch's losses."""
 
 ROUNDING = 1e-9
 """Relative tolerance for the same sum computed on different processors."""
@@ -199,7 +204,9 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _batch_checksum(samples: Sequence[Samples]) -> float:
-    """Return a checksum of sizes, targets and first inputs."""
+    """Return a checksum of sizes, targets and first inputs; 0 if there are no samples."""
+    if not samples:
+        return 0.0
     parts = [part for group in samples for part in (group.y, *(leaf[0] for leaf in leaves(group.x).values()))]
     sums = [part.double().sum() for part in parts]
     sizes = torch.tensor([float(len(group.y)) for group in samples], dtype=torch.float64)
@@ -226,6 +233,11 @@ class BatchCheck:
         ranks: RankCheck | None,
         is_sharded: bool = False,
     ) -> None:
+        if ranks is not None and method.watches_updates:
+            raise SpclError(
+                f"{method!r} needs the losses after an update, which several ranks do not compute; train it "
+                f"without distributed="
+            )
         self._model = model
         self._method = method
         self._memory = memory
@@ -235,7 +247,10 @@ class BatchCheck:
         self._parts = BackboneParts(model.backbone, by_name=is_sharded)
 
     def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
-        """Return the batches in the order of the tasks, or raise an error that names what is wrong."""
+        """Return the batches in the order of the tasks, or raise an error that names what is wrong.
+
+        Samples of a classifier without a label are left out, and so is a batch without any.
+        """
         if self._ranks is None:
             return self._checked(batches)
         return self._ranks.check_batches(lambda: self._checked(batches))
@@ -254,7 +269,11 @@ class BatchCheck:
         samples = [samples_of(task, batches[name], dtype) for name, task in tasks.items() if name in batches]
         for group in samples:
             group.task.check_batch(group.x, group.y)
-        check_labels_of_tasks([(group.task, group.y) for group in samples])
+        try:
+            check_labels_of_tasks([(group.task, group.y) for group in samples])
+        except TaskError:
+            samples = [group for group in map(_labelled, samples) if len(group.y)]
+            check_labels_of_tasks([(group.task, group.y) for group in samples])
         if self._memory is not None and self._has_own_check:  # a policy may refuse samples that fit their task
             for group in samples:
                 self._memory.check(group.task.name, group.x, group.y)
@@ -349,6 +368,25 @@ def samples_of(task: Task, batch: BatchLike, dtype: torch.dtype) -> Samples:
     return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(fitting_y))
 
 
+def labelled(x: Inputs, y: Tensor) -> Batch:
+    """Return the samples of a classifier that have a label.
+
+    >>> labelled(torch.tensor([[1.0], [2.0]]), torch.tensor([-100, 0]))
+    (tensor([[2.]]), tensor([0]))
+    """
+    if y.ndim != 1 or y.dtype != torch.int64 or len(y) != number_of_samples(x):
+        return x, y  # the checks say what is wrong
+    has_label = y != NO_LABEL
+    return map_leaves(lambda leaf: leaf[has_label.to(leaf.device)], x), y[has_label]
+
+
+def _labelled(group: Samples) -> Samples:
+    if group.task.classes is None:
+        return group
+    x, y = labelled(group.x, group.y)
+    return replace(group, x=x, y=y)
+
+
 def _detached(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
@@ -385,37 +423,29 @@ class OneCallAtATime:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # a copy of a learner is called independently
 
-    def changing(self, name: str) -> "_Call":
+    @contextmanager
+    def changing(self, name: str) -> Iterator[None]:
         """Return the context of a call that changes the learner, or reads what a step changes."""
-        return _Call(self, name, is_change=True)
+        with self.reading(name):
+            if self._change is not None:
+                raise SpclError(
+                    f"{name} was called within a call of {self._change}; call it when {self._change} has returned"
+                )
+            self._change = name
+            try:
+                yield
+            finally:
+                self._change = None
 
-    def reading(self, name: str) -> "_Call":
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
         """Return the context of a call that predicts."""
-        return _Call(self, name, is_change=False)
-
-
-class _Call:
-    def __init__(self, calls: OneCallAtATime, name: str, is_change: bool) -> None:
-        self._calls = calls
-        self._name = name
-        self._is_change = is_change
-
-    def __enter__(self) -> None:
-        calls = self._calls
-        if not calls._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             raise SpclError(
-                f"{self._name} was called while another thread is in a call of the same learner; make the calls of a "
+                f"{name} was called while another thread is in a call of the same learner; make the calls of a "
                 f"learner one after the other, e.g. in one thread, and predict in other threads by learner.snapshot()"
             )
-        if self._is_change and calls._change is not None:
-            calls._lock.release()
-            raise SpclError(
-                f"{self._name} was called within a call of {calls._change}; call it when {calls._change} has returned"
-            )
-        if self._is_change:
-            calls._change = self._name
-
-    def __exit__(self, *error: object) -> None:
-        if self._is_change:
-            self._calls._change = None
-        self._calls._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.release()

@@ -6,6 +6,7 @@ from spcl.engine.base import Engine
 from spcl.engine.eager import EagerEngine
 from spcl.engine.graphs import CudaGraphEngine
 from spcl.engine.low_memory import LowMemoryEngine, free_memory
+from spcl.engine.micro import MicroBatchEngine
 from spcl.engine.model import SharedModel
 from spcl.engine.ranks import DistributedEngine, ShardedEngine, World
 from spcl.engine.ranks.sharded import check_sharded, is_sharded
@@ -15,6 +16,8 @@ from spcl.methods.base import Method
 from spcl.options import LowMemory
 
 UNCAPTURED_RANKS = "ranks that train together capture no CUDA graphs, so their kernels are launched one by one"
+
+UNCAPTURED_PARTS = "micro_batch computes batches in parts, for which no CUDA graphs are captured"
 
 LARGEST_SHARE = 0.75
 """The share of the free memory that gradients may take; the rest is for passes and the optimiser."""
@@ -28,6 +31,7 @@ class Engines:
         method: how gradients become an update.
         capture: whether CUDA graphs are captured on a GPU.
         low_memory: True: hold only the Gramian; ``"auto"``: only once the gradients would not fit.
+        micro_batch: the largest number of samples in a pass, or None for whole batches.
         distributed: the ranks that train the model together, or None.
 
     Attributes:
@@ -42,6 +46,7 @@ class Engines:
         *,
         capture: bool,
         low_memory: LowMemory,
+        micro_batch: int | None,
         distributed: World | None,
     ) -> None:
         check_sharded(model.backbone, method, distributed)
@@ -50,10 +55,14 @@ class Engines:
                 "low_memory holds no gradients, but ranks exchange them; leave low_memory out, or distributed: every "
                 "rank holds the gradients of its own tasks, and a part of all others"
             )
+        if micro_batch is not None and (distributed is not None or low_memory is True):
+            other = "ranks split batches themselves" if distributed else "low_memory makes one pass over all batches"
+            raise SpclError(f"micro_batch computes batches in parts, but {other}; leave one of the two out")
         self._model = model
         self._method = method
         self._captures = capture and model.device.type == "cuda"
         self._low_memory = low_memory
+        self._micro_batch = micro_batch
         self._distributed = distributed
         self.is_sharded = is_sharded(model.backbone)
         self.is_low_memory = False
@@ -68,6 +77,10 @@ class Engines:
             return ranks
         if self.is_low_memory:
             return LowMemoryEngine(self._model, self._method)
+        if self._micro_batch is not None:
+            in_parts = MicroBatchEngine(self._model, self._method, self._micro_batch)
+            in_parts.fallback_reason = UNCAPTURED_PARTS if self._captures else None
+            return in_parts
         return (CudaGraphEngine if self._captures else EagerEngine)(self._model, self._method)
 
     def should_use_low_memory(self, rows: int, gradients: GradientMatrix) -> bool:
@@ -80,7 +93,7 @@ class Engines:
         estimate = self._estimate(rows, gradients)
         if estimate is None:
             return False
-        reason = _obstacle(self._method)
+        reason = "micro_batch computes batches in parts" if self._micro_batch else _obstacle(self._method)
         if reason is not None:
             if not self._has_warned:
                 self._has_warned = True

@@ -83,13 +83,14 @@ class Fit:
             if ranks is None:
                 self._lock(held)
             else:
-                ranks.attempted(lambda: (self._lock(held) if ranks.is_first else None, 0.0))
+                ranks.attempted(lambda: (ranks.is_first and self._lock(held), 0.0))
             yield
 
-    def _lock(self, held: ExitStack) -> None:
+    def _lock(self, held: ExitStack) -> bool:
+        """Hold the lock until the stack ends; return False if there is nothing to lock."""
         path = None if self._checkpoint is None else Path(self._checkpoint).resolve()
         if path is None or not path.parent.is_dir():  # without a folder, saving says what is wrong
-            return
+            return False
         with user_errors(path):
             is_ours = held.enter_context(locked(path.with_name(f".{path.name}.lock")))
         if not is_ours:
@@ -97,6 +98,7 @@ class Fit:
                 f"another fit is saving to {self._checkpoint}, and each would overwrite what the other one saves; wait "
                 f"until it has ended, or give another checkpoint"
             )
+        return True
 
     def _run(self, stream: Iterable[MomentLike]) -> None:
         saved_at = time.monotonic()

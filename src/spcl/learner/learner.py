@@ -32,6 +32,7 @@ from spcl.learner.checks import (
 )
 from spcl.learner.engines import Engines
 from spcl.learner.fit import Fit, MomentLike
+from spcl.learner.moving import destination, move
 from spcl.learner.parameters import (
     MakeOptimizer,
     add_head,
@@ -46,7 +47,7 @@ from spcl.learner.parameters import (
 )
 from spcl.learner.prediction import PREDICT_BATCH, Predictor
 from spcl.learner.predictors import PredictionHeads
-from spcl.learner.step import Step, StepReport
+from spcl.learner.step import Result, Step, StepReport
 from spcl.losses import Loss
 from spcl.memory import Memory
 from spcl.methods.base import Method
@@ -88,6 +89,9 @@ class Learner:
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
             ``"class"``: it is not, and the loss covers the classes of every task added so far.
         memory_batch: how many samples to replay in a step; by default as many as the step's largest batch has.
+        micro_batch: the largest number of samples in a pass, to save memory: a larger batch is computed in parts whose
+            gradients add up to the gradient of the batch. Batch-norm, however, normalises every part by the part's own
+            statistics. The losses must be means over samples. No CUDA graphs are captured.
         autocast: ``torch.bfloat16`` for mixed precision.
         measure_stability: keep every gradient separately, so that every report has κ, conflicts and magnitude
             similarity; methods with ``reduction="none"`` always do.
@@ -103,7 +107,7 @@ class Learner:
         optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
         steps: the number of steps so far.
 
-    The other arguments are attributes of the same name; the options among them may be changed between steps.
+    The other arguments are attributes of the same name.
 
     >>> from spcl.methods import SORO
     >>> _ = torch.manual_seed(0)
@@ -134,6 +138,7 @@ class Learner:
         memory: Memory | None = None,
         scenario: Scenario = "task",
         memory_batch: int | None = None,
+        micro_batch: int | None = None,
         autocast: torch.dtype | None = None,
         measure_stability: bool = False,
         capture: bool = True,
@@ -150,6 +155,7 @@ class Learner:
             predict_by=predict_by,
             updates=updates,
             memory_batch=memory_batch,
+            micro_batch=micro_batch,
             measure_stability=measure_stability,
             capture=capture,
             low_memory=low_memory,
@@ -172,6 +178,7 @@ class Learner:
         self.augment = augment
         self.updates = updates
         self.memory_batch = memory_batch
+        self.micro_batch = micro_batch
         self.measure_stability = measure_stability
         self.capture = capture
         self.low_memory = low_memory
@@ -180,7 +187,7 @@ class Learner:
         self.steps = 0
         self._meanwhile: Callable[[], object] | None = None  # what `fit` does while a GPU computes
         self._calls = OneCallAtATime()
-        self._engines = Engines(self.model, method, capture=capture, low_memory=low_memory, distributed=distributed)
+        self._engines = self._new_engines()
         self._ranks = None if distributed is None else RankCheck(distributed)
         self._average = self._new_average()
         self._heads = PredictionHeads(predict_by, memory)
@@ -194,7 +201,7 @@ class Learner:
         self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
         self._follow_trained()
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:
             LearnerOptions(**{name: value})  # raises an error if the option may not have this value
         super().__setattr__(name, value)
@@ -279,6 +286,9 @@ class Learner:
         remain; only an interrupted optimiser step cannot be undone. The report describes the first update, except
         ``skipped`` and ``seconds``, which cover all.
 
+        A classifier's samples with the label −100, PyTorch's ``ignore_index``, have none: they are neither learned nor
+        stored, a task without any label takes no part, and without any task nothing is updated.
+
         Args:
             batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
@@ -292,7 +302,7 @@ class Learner:
             if self._ranks is not None:
                 self._ranks.check(self.model, self.method)
             self._choose_engine(len(samples))
-            result = self._step.run(samples, update, self, self._meanwhile)
+            result = self._step.run(samples, update, self, self._meanwhile) if samples else Result()
             self.steps += 1
             if self._heads.observes:
                 trained = [(group.task, group.y) for group in samples if group.task.name in result.losses]
@@ -306,6 +316,7 @@ class Learner:
             skipped=result.skipped,
             seconds=result.seconds,
             memory_bytes=0 if self.memory is None else self.memory.nbytes,
+            unlabelled=_left_out(batches, samples),
         )
 
     @contextmanager
@@ -335,7 +346,7 @@ class Learner:
         """
         with self._calls.changing("find_errors"):
             self._take_in_new_parameters()
-            refused = self._admission.errors(batches)
+            refused = self._batch_check.errors(batches)
             if refused or self.distributed is not None:  # what a rank computes, the others do not know
                 return refused
             return self._step.try_each(self._checked(batches), self._new_update(), self)
@@ -412,6 +423,35 @@ class Learner:
             meanwhile=meanwhile,
         ).run(stream)
 
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Move the learner to a device, convert it to a floating-point type, or both; return it.
+
+        Backbone, heads, optimiser state and the average of the weights move. Samples in memory are converted with the
+        model. They stay where they are stored, but leave an accelerator with the model unless memory was made with a
+        device. Steps continue as they would have, up to rounding.
+
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Linear(4, 8), SORO()).to(torch.float64)
+        >>> learner.model.backbone.weight.dtype
+        torch.float64
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        with self._calls.changing("to"):
+            if self.distributed is not None:
+                raise SpclError("a learner of several ranks cannot be moved; move the backbone, then make the learner")
+            self._take_in_new_parameters()
+            place = destination(device, dtype, (self.model.device, self.model.dtype))
+            history = states.history_of(self._engine)
+            is_low_memory = self._engines.is_low_memory
+            self._average = move(self._parts(), *place)
+            self._predictor = Predictor(self.model, self._average, self._heads, self._calls)
+            self._engines = self._new_engines()
+            self._engines.is_low_memory = is_low_memory
+            self._use_engine(self._engines.make())
+            states.restore_history(self._engine, history)
+        return self
+
     def freeze(self, *patterns: str) -> None:
         """Stop training the backbone's parameters whose names match any of these patterns; without patterns all.
 
@@ -481,7 +521,8 @@ class Learner:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task``, labels are indices into
-        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
+        a loss that is itself a mean over its batch.
         """
         return self._predictor.evaluate(loader, task)
 
@@ -614,7 +655,7 @@ class Learner:
 
         With several ranks nothing is rebuilt: the next step raises.
         """
-        if self._ranks is None and self._admission.removed_parameters() is not None:
+        if self._ranks is None and self._batch_check.removed_parameters() is not None:
             self._train({each for each in self.model.backbone.parameters() if each.requires_grad})
 
     def _train(self, chosen: set[nn.Parameter]) -> None:
@@ -624,7 +665,7 @@ class Learner:
         heads = self.model.modules()[1:]
         if any(shares_trained(head, [backbone]) for head in heads):
             raise SpclError("the backbone shares parameters with a head by now; give the backbone a copy of them")
-        frozen_layers, removed = frozen_normalisations(backbone), self._admission.removed_parameters() or set()
+        frozen_layers, removed = frozen_normalisations(backbone), self._batch_check.removed_parameters() or set()
         with trainable(backbone, chosen):
             engine = self._engines.make()
         for parameter in backbone.parameters():
@@ -639,10 +680,20 @@ class Learner:
         self._follow_trained()
         self._has_refrozen = True
 
+    def _new_engines(self) -> Engines:
+        return Engines(
+            self.model,
+            self.method,
+            capture=self.capture,
+            low_memory=self.low_memory,
+            micro_batch=self.micro_batch,
+            distributed=self.distributed,
+        )
+
     def _use_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._step = Step(engine, self.model, self.method, self.memory)
-        self._admission = BatchCheck(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
+        self._batch_check = BatchCheck(self.model, self.method, self.memory, self._ranks, self._engines.is_sharded)
 
     def _choose_engine(self, tasks: int) -> None:
         """Switch to the low-memory engine if the gradients of a step of ``tasks`` tasks would not fit."""
@@ -660,9 +711,9 @@ class Learner:
 
     def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         """Return the batches of a step once they are checked, and make the heads of tasks that are new."""
-        samples = self._admission.check(batches)
+        samples = self._batch_check.check(batches)
         if new := [group for group in samples if group.task.signature is None]:
-            feature_dim = self._admission.features_of(new)
+            feature_dim = self._batch_check.features_of(new)
             if feature_dim is not None:
                 self._build_heads(feature_dim)
             for group in new:
@@ -704,6 +755,13 @@ class Learner:
         """Average the heads that were added; stop averaging frozen weights."""
         if self._average is not None:
             self._average.follow(map(uncompiled, self.model.modules()))
+
+
+def _left_out(batches: Mapping[str, BatchLike], samples: Sequence[Samples]) -> dict[str, int]:
+    """Return by how many samples the batches of tasks are larger than what a step learns of them."""
+    learned = {group.task.name: len(group.y) for group in samples}
+    missing = {name: len(y) - learned.get(name, 0) for name, (_, y) in batches.items()}
+    return {name: count for name, count in missing.items() if count}
 
 
 def _learning_rate_factor(schedule: Schedule, step: int) -> float:

@@ -25,7 +25,7 @@ from spcl.engine.model import SharedModel, batch_statistics, checked_loss
 from spcl.engine.ranks.sharded import refuse_sharded
 from spcl.engine.update import WeightAverage
 from spcl.errors import DataError, SpclError, TaskError
-from spcl.learner.checks import OneCallAtATime, find_task, samples_of
+from spcl.learner.checks import OneCallAtATime, find_task, labelled, samples_of
 from spcl.learner.parameters import uncompiled
 from spcl.learner.predictors import PredictionHeads
 from spcl.methods.base import Output
@@ -128,16 +128,21 @@ class Predictor:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task``, labels are indices into
-        :attr:`classes`. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
+        a loss that is itself a mean over its batch.
         """
         chosen = self._chosen(task)
         total, count = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
         for batch in loader:
             x, y = self._checked(batch, chosen)
+            if not len(y):  # no sample has a label
+                continue
             total += self._score(x, y.to(self.model.device), chosen)
             count += len(y)
         if count == 0:
-            raise TaskError("there is nothing to evaluate: the loader gives no batch; note that an iterator is used up")
+            raise TaskError(
+                "there is nothing to evaluate: the loader gives no batch with labels; note that an iterator is used up"
+            )
         return float(total) / count
 
     def module(self, task: str | None = None) -> nn.Module:
@@ -245,9 +250,11 @@ class Predictor:
     def _checked(self, batch: BatchLike, task: Task | None) -> Batch:
         if task is not None:
             samples = samples_of(task, batch, self.model.dtype)
-            task.check_samples(samples.x, samples.y)
-            return samples.x, samples.y
-        x, y = as_batch(batch)
+            x, y = (samples.x, samples.y) if task.classes is None else labelled(samples.x, samples.y)
+            if len(y) or not len(samples.y):
+                task.check_samples(x, y)
+            return x, y
+        x, y = labelled(*as_batch(batch))
         check_targets("the learner", y, "classification", len(self.classes))
         if len(y) != number_of_samples(x):
             raise TaskError(f"{number_of_samples(x)} inputs but {len(y)} labels; give one label per input")

@@ -324,6 +324,12 @@ class PredictionHeads:
             for task, head in before.items():
                 task.head = head
 
+    def move(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the heads, and convert their floating-point numbers; where there is a memory, they are made again."""
+        for head in self._heads.values():
+            head.to(device, dtype)
+        self._version = None
+
     def observe(self, samples: StepSamples, memory_batch: int | None) -> None:
         """Receive the targets that a step was trained on."""
         if self._memory is not None and samples:

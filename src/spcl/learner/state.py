@@ -250,11 +250,18 @@ def parts_state(parts: SavedParts) -> dict[str, Any]:
             "memory": _memory_state(parts.memory),
             "random": random_state(),
         }
-        | _history_of(parts.engine)
+        | history_of(parts.engine)
     )
 
 
-def _history_of(engine: Engine) -> dict[str, Any]:
+def restore_history(engine: Engine, state: Mapping[str, Any]) -> None:
+    """Restore from :func:`history_of`."""
+    if engine.history is not None:
+        engine.history.load_state_dict(state.get("engine", {}))
+
+
+def history_of(engine: Engine) -> dict[str, Any]:
+    """Return what a resumed run must know to compute in the same way, if there is anything."""
     history = {} if engine.history is None else engine.history.state_dict()
     return {"engine": history} if history else {}
 
@@ -265,7 +272,7 @@ def model_state(parts: SavedParts) -> dict[str, Any]:
         "tasks": [task_state(task) for task in parts.model.tasks.values()],
         "backbone": uncompiled(parts.model.backbone).state_dict(),
         "method": _method_state(parts.method),
-        **({} if parts.average is None else _average_state(parts.average, parts.model)),
+        **({} if parts.average is None else average_state(parts.average, parts.model)),
         **({} if parts.heads.are_trained else {"prediction": parts.heads.state_dict()}),
     }
 
@@ -321,15 +328,14 @@ def restore_parts(
         _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
     if parts.average is not None:
-        _restore_average(parts.average, model, state["average"], state.get("average_updates", {}))
+        restore_average(parts.average, model, state["average"], state.get("average_updates", {}))
     if "prediction" in state:
         parts.heads.load_state_dict(state["prediction"], model, are_current="memory" not in state)
     for name, source in sources.items():
         source.load_state_dict(state["sources"][name])
     backbone = uncompiled(model.backbone)
     backbone.load_state_dict(sharded_like(state["backbone"], backbone.state_dict()))
-    if parts.engine.history is not None:
-        parts.engine.history.load_state_dict(state.get("engine", {}))
+    restore_history(parts.engine, state)
     if "random" in state:
         set_random_state(state["random"])
 
@@ -375,7 +381,7 @@ def _averaged_modules(model: SharedModel) -> dict[str, nn.Module]:
     return {"backbone": uncompiled(model.backbone)} | heads
 
 
-def _average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
+def average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
     """Return the averages of backbone and heads by name, and their numbers of updates."""
     owners, updates = _averaged_modules(model), average.updates
     return {
@@ -391,7 +397,7 @@ def _averages_of(average: WeightAverage, module: nn.Module) -> dict[str, Tensor]
 
 
 @torch.no_grad()
-def _restore_average(
+def restore_average(
     average: WeightAverage, model: SharedModel, saved: Mapping[str, Any], updates: Mapping[str, int]
 ) -> None:
     """Restore the averages; earlier versions saved no buffers, and counted no updates: theirs had no warm-up."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from spcl.batches import Inputs
 from spcl.engine.base import Engine, Passes, Rule
+from spcl.engine.eager import augmented
 from spcl.engine.model import Samples, SharedModel, StepBatch, with_inputs
 from spcl.engine.rows import ReductionPlan
 from spcl.engine.segments import UnsupportedError
@@ -31,9 +32,6 @@ from spcl.transforms import Transform
 Array = NDArray[np.float64]
 
 WARN_AFTER = 3
-
-Edit = tuple[ReplayBatch, Inputs]
-"""A replay batch, and the inputs that replace its inputs in memory."""
 
 LOSS, NORM, BUFFERS = range(3)
 """The columns of the health of gradients: loss, norm of the gradient, norm of the model's buffers after its pass."""
@@ -54,6 +52,7 @@ class StepReport:
         seconds: seconds per phase (on a GPU: until the work was launched). ``capture``, the time spent capturing CUDA
             graphs, is contained in the other phases.
         memory_bytes: the size of the memory's content.
+        unlabelled: the number of samples without a label (−100), by task; they were left out.
     """
 
     step: int
@@ -64,6 +63,7 @@ class StepReport:
     skipped: dict[str, str]
     seconds: dict[str, float]
     memory_bytes: int
+    unlabelled: dict[str, int] = field(default_factory=dict)
 
 
 class StepOptions(Protocol):
@@ -84,7 +84,7 @@ class StepOptions(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """Result of an update: the fields of a :class:`StepReport`, with Gramians in place of stabilities."""
+    """Result of an update: the fields of a :class:`StepReport`, with Gramians for stabilities, and its batches."""
 
     losses: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
@@ -92,6 +92,21 @@ class Result:
     after: Tensor | None = None
     skipped: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    batches: Sequence[StepBatch] = ()
+
+
+class Computed(NamedTuple):
+    """How the gradients of an attempt were computed; the engine holds them.
+
+    Attributes:
+        passes: what the passes over the batches found.
+        batches: the batches of tasks, then replay batches.
+        edits: replay batches from memory, and the inputs that replace theirs.
+    """
+
+    passes: Passes
+    batches: list[StepBatch]
+    edits: list[tuple[ReplayBatch, Inputs]]
 
 
 class FaultsError(Exception):
@@ -121,6 +136,7 @@ class Step:
                 weigh                 weights of the gradients                (line 9)
                 combine               update of the backbone                  (line 10)
             update                optimiser, average of the weights           (lines 6 and 11)
+            after_update          losses after the update, for methods that ask for them
 
     Args:
         engine: computes gradients and updates.
@@ -251,7 +267,24 @@ class Step:
             raise
         finally:
             self._transaction.commit()
-        return replace(result, skipped=skipped)
+        if trained and self._method.watches_updates:
+            with self._phase("update"):
+                self._method.after_update(result.losses, self._losses_now(result))
+        return replace(result, skipped=skipped, batches=())
+
+    def _losses_now(self, result: Result) -> dict[str, float]:
+        """Return the losses of an update's batches with the present weights; buffers and generators stay unchanged."""
+        names, buffers = list(result.losses), self._engine.snapshot()
+        devices = [self._model.device] if self._model.device.type == "cuda" else []
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices):
+                each = [batch.loss(self._method, self._model.outputs(batch.samples)) for batch in result.batches]
+        finally:
+            buffers.restore()
+        losses = dict.fromkeys(names, 0.0)
+        for batch, loss in zip(result.batches, torch.stack([loss.double() for loss in each]).tolist(), strict=True):
+            losses[names[batch.gradient]] += loss
+        return losses
 
     def _attempt(
         self,
@@ -273,7 +306,7 @@ class Step:
         known = self._known_gradients(samples, replayed)
         plan = self._reduction(known, options.measure_stability)
         engine.begin(plan)
-        passes, edits = self._backward(samples, replayed, options.augment, apart)  # lines 3, 4 and 7
+        computed = self._backward(samples, replayed, options.augment, apart)  # lines 3, 4 and 7
         trains_backbone = engine.gradients.length > 0
         if method.settings.alpha > 0.0 and trains_backbone:
             with self._phase("orthogonality"):
@@ -284,19 +317,19 @@ class Step:
         if meanwhile is not None:
             meanwhile()
         with self._phase("memory"):  # while a device computes
-            self._store(edits, samples if is_last else (), passes.logits)
+            self._store(computed, samples if is_last else ())
             self._draw_ahead(replayed)
         with self._phase("weighting"):
             gramian, health = wait()
-            losses = self._check_health(plan, gramian, health, passes)
+            losses = self._check_health(plan, gramian, health, computed.passes)
             if not trains_backbone:
-                return Result(losses)
+                return Result(losses, batches=computed.batches)
             result, rule = self._weigh(plan, gramian, losses, known)  # line 9: Ĝ = G M, as the weights of G's columns
             is_bounded = self._is_surely_finite(rule, norm_bounds(plan, gramian, health))
             if not engine.combine(rule, check=not is_bounded):  # line 10: the update Ĝ W
                 reason = f"the update that {method!r} gives for this step is not finite"
                 raise FaultsError({name: reason for name in losses if name != MEMORY})
-            return result
+            return replace(result, batches=computed.batches)
 
     # -- before the gradients are computed
 
@@ -326,38 +359,42 @@ class Step:
 
     # -- gradients
 
-    def _backward(
-        self, batches: Sequence[Samples], replayed: int, augment: Transform | None, apart: bool
-    ) -> tuple[Passes, list[Edit]]:
+    def _backward(self, samples: Sequence[Samples], replayed: int, augment: Transform | None, apart: bool) -> Computed:
         """Compute the gradients of tasks, heads and memory: Algorithm 2, lines 3, 4 and 7."""
-        engine, method = self._engine, self._method
+        engine, method, index = self._engine, self._method, len(samples)
+        early = augment if method.watches_updates else None  # the losses after the update are of the same inputs
+        late = None if method.watches_updates else augment
         draws = range(method.draws if replayed else 0)
-        replays: list[StepBatch] = []
+        edits: list[tuple[ReplayBatch, Inputs]] = []
         with self._phase("memory"):
-            for draw in draws if not method.edits_memory else ():
-                replays.append(StepBatch(len(batches), self._samples_of(self._draw(replayed)), draw))
+            drawn = [] if method.edits_memory else [self._samples_of(self._draw(replayed)) for _ in draws]
         with self._phase("tasks"):
-            tasks = [StepBatch(index, [group]) for index, group in enumerate(batches)]
-            passes = engine.backward([*tasks, *replays], augment, apart=apart)
-        edits: list[Edit] = []
+            batches = [StepBatch(place, [group]) for place, group in enumerate(self._augmented(samples, early))]
+            batches += [StepBatch(index, self._augmented(each, early), draw) for draw, each in enumerate(drawn)]
+            passes = engine.backward(batches, late, apart=apart)
         with self._phase("memory"):
             for draw in draws if method.edits_memory else ():
-                drawn = self._draw(replayed)
-                samples = self._samples_of(drawn)
+                chosen = self._draw(replayed)
+                given = self._samples_of(chosen)
                 try:
-                    inputs = [*method.edit(drawn, _LookAhead(self._model, method, samples, engine.mean_of_tasks()))]
+                    inputs = [*method.edit(chosen, _LookAhead(self._model, method, given, engine.mean_of_tasks()))]
                 except (RuntimeError, ValueError) as error:
                     if isinstance(error, SpclError) or is_out_of_memory(error):
                         raise
                     fault: str | None = f"the model raised an error on the replay batch: {error}"
                 else:
-                    edits += zip(drawn, inputs, strict=True)
-                    batch = StepBatch(len(batches), with_inputs(samples, inputs), draw)
-                    fault = engine.backward([batch], augment, apart=True).memory_fault
+                    edits += zip(chosen, inputs, strict=True)
+                    batches.append(StepBatch(index, self._augmented(with_inputs(given, inputs), early), draw))
+                    fault = engine.backward(batches[-1:], late, apart=True).memory_fault
                 if fault is not None:
                     passes = passes._replace(memory_fault=fault)
                     break
-        return passes, edits
+        return Computed(passes, batches, edits)
+
+    def _augmented(self, samples: Sequence[Samples], augment: Transform | None) -> Sequence[Samples]:
+        if augment is None:
+            return samples
+        return with_inputs(samples, augmented(augment, [group.x for group in samples], self._model.device))
 
     # -- memory
 
@@ -370,14 +407,14 @@ class Step:
         tasks = self._model.tasks
         return [Samples(tasks[part.task], part.x, part.y, part.logits, replayed=True) for part in drawn]
 
-    def _store(self, edits: Sequence[Edit], new: Sequence[Samples], logits: Mapping[str, Tensor]) -> None:
+    def _store(self, computed: Computed, new: Sequence[Samples]) -> None:
         """Store edited and new samples in memory, until the transaction is rolled back."""
         if self._memory is None:
             return
-        for batch, x in edits:
+        for batch, x in computed.edits:
             self._memory.replace(batch, x)
         for group in new:
-            self._memory.observe(group.task.name, group.x, group.y, logits.get(group.task.name))
+            self._memory.observe(group.task.name, group.x, group.y, computed.passes.logits.get(group.task.name))
 
     def _draw_ahead(self, replayed: int) -> None:
         """Draw the next update's replay batch now, assuming that it has the same size."""

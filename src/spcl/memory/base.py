@@ -3,10 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,13 +18,6 @@ from spcl._util.validation import check_seed
 from spcl.batches import Inputs, describe, from_leaves, kind_of_pair, leaves, map_leaves, number_of_samples, sample_kind
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.tasks import INTEGERS, check_targets
-
-
-def kind_of(samples: Inputs) -> str:
-    """Return shape and type in words."""
-    if isinstance(samples, Tensor):
-        return f"shape {tuple(samples.shape)}, {samples.dtype}"
-    return describe(samples)
 
 
 class Memory(ABC):
@@ -140,31 +133,30 @@ class Memory(ABC):
         count, kind = kind_of_pair(x, y)
         if y.ndim == 0 or not count == y.shape[0] > 0:
             raise TaskError(
-                f"task {task!r}: x ({kind_of(x)}) and y ({kind_of(y)}) must have the same number of samples, at least 1"
+                f"task {task!r}: x ({describe(x)}) and y ({describe(y)}) must have the same number of samples, "
+                f"at least 1"
             )
         if buffer.fields and kind != buffer.known_kind:
-            self._check_like_stored(task, x, y, buffer)
+            fields = {name: field[:0] for name, field in buffer.fields.items()}
+            stored, targets = buffer.inputs_of(fields), fields["y"]
+            if sample_kind(stored) != sample_kind(x if self.dtype is None else self._no_samples(x)):
+                raise TaskError(
+                    f"task {task!r}: x ({describe(x, 1)}) does not fit the memory's ({describe(stored, 1)})"
+                )
+            if sample_kind(targets) != sample_kind(y):
+                raise TaskError(
+                    f"task {task!r}: y ({describe(y, 1)}) does not fit the memory's ({describe(targets, 1)})"
+                )
             buffer.known_kind = kind
         if buffer.labelled:
             labels = y.to(torch.int64) if y.dtype in INTEGERS else y
             check_targets(f"task {task!r}", labels, "classification", buffer.classes)
 
-    def _check_like_stored(self, task: str, x: Inputs, y: Tensor, buffer: "TaskBuffer") -> None:
-        """Raise an error unless new samples have the structure, shape and type of the stored samples."""
-        fields = {name: field[: buffer.size] for name, field in buffer.fields.items()}
-        stored, targets = buffer.inputs_of(fields), fields["y"]
-        if sample_kind(stored) != self._stored_kind(x):
-            raise TaskError(f"task {task!r}: x ({kind_of(x)}) does not fit the memory's ({kind_of(stored)})")
-        if sample_kind(targets) != sample_kind(y):
-            raise TaskError(f"task {task!r}: y ({kind_of(y)}) does not fit the memory's ({kind_of(targets)})")
-
     def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
         """Add a training batch of a running task, optionally with the model's logits, and evict beyond the budget."""
         self.check(task, x, y)
         if logits is not None and len(logits) != len(y):
-            raise TaskError(
-                f"task {task!r}: {len(logits)} logits ({kind_of(logits)}) for {len(y)} samples; give one row per sample"
-            )
+            raise TaskError(f"task {task!r}: {len(logits)} logits for {len(y)} samples; give one row per sample")
         self._cancel_draws()
         buffer = self.buffers[task]
         if not buffer.fields:
@@ -272,11 +264,24 @@ class Memory(ABC):
         """Restore from :meth:`draw_state`."""
         self.generator.bit_generator.state = state
 
+    def convert(self, before: torch.dtype, after: torch.dtype) -> None:
+        """Convert stored inputs, targets and logits of one type to another, with the model that is trained on them."""
+        self._cancel_draws()
+        self.dtype = after if self.dtype == before else self.dtype
+        for buffer in self.buffers.values():
+            buffer.map_fields(lambda field: field.to(after) if field.dtype == before else field)
+
+    def leave(self, device: torch.device, other: torch.device) -> None:
+        """Move the samples that are stored on a device to another one, unless the memory was given its device."""
+        self._cancel_draws()
+        for buffer in self.buffers.values() if self.device is None else ():
+            buffer.map_fields(lambda field: field.to(other) if field.device == device else field)
+
     def replace(self, batch: "ReplayBatch", x: Inputs) -> None:
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
         if sample_kind(x) != sample_kind(batch.x) or number_of_samples(x) != len(batch.y):
             raise TaskError(
-                f"task {batch.task!r}: edited x ({kind_of(x)}) does not fit the memory's ({kind_of(batch.x)}); "
+                f"task {batch.task!r}: edited x ({describe(x)}) does not fit the memory's ({describe(batch.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
         self._cancel_draws()
@@ -334,9 +339,6 @@ class Memory(ABC):
             return torch.empty((0, *leaf.shape[1:]), dtype=dtype, device=self.device or leaf.device)
 
         return map_leaves(empty, x)
-
-    def _stored_kind(self, x: Inputs) -> Hashable:
-        return sample_kind(x if self.dtype is None else self._no_samples(x))
 
     def _running(self, task: str) -> "TaskBuffer":
         if task not in self.buffers:
@@ -482,14 +484,13 @@ class TaskBuffer:
         self.fields: dict[str, Tensor] = {}
         self.nbytes = 0
         self.known_kind: object = None
-        self._before: _Content | None = None
+        self._before: dict[str, Any] | None = None
 
     # -- changes that can be undone
 
     def begin(self) -> None:
-        """Remember the samples, for :meth:`rollback`, until :meth:`commit`."""
-        content = self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind
-        self._before = _Content(*content)
+        """Remember the samples, whose arrays are replaced and never changed, for :meth:`rollback`."""
+        self._before = {name: value for name, value in vars(self).items() if name != "_before"}
 
     def commit(self) -> None:
         """Forget the samples that were evicted since :meth:`begin`."""
@@ -497,15 +498,19 @@ class TaskBuffer:
 
     def rollback(self) -> None:
         """Restore the samples of :meth:`begin`; the transaction stays open."""
-        if self._before is not None:
-            self.rows, self.labels, self.ranks, self.edits, self.fields, self.nbytes, self.known_kind = self._before
-            self.size = len(self.rows)
+        vars(self).update(self._before or {})
 
     # -- storing
 
     def allocate(self, x: Inputs, y: Tensor) -> None:
         """Create fields for inputs like ``x``, which has no samples, and, on the host, for targets like ``y``."""
         self.fields = self.fields or input_fields(x) | {"y": torch.empty((0, *y.shape[1:]), dtype=y.dtype)}
+
+    def map_fields(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function that keeps rows to every field, between transactions."""
+        self.fields = {name: function(field) for name, field in self.fields.items()}
+        self.known_kind = None
+        self._update_nbytes()
 
     def labels_of(self, y: Tensor) -> NDArray[np.int64]:
         """Return the classes of targets on the host; for probabilities, the most probable class."""
@@ -617,8 +622,8 @@ class TaskBuffer:
         capacity = len(self.fields["y"]) if self.fields else 0
         is_free = np.ones(capacity, dtype=bool)
         is_free[self.rows] = False
-        if self._before is not None and self._before.fields.get("y") is self.fields.get("y"):
-            is_free[self._before.rows] = False
+        if self._before is not None and self._before["fields"].get("y") is self.fields.get("y"):
+            is_free[self._before["rows"]] = False
         free = np.flatnonzero(is_free)
         if len(free) < count:
             needed = capacity - len(free) + count
@@ -666,16 +671,6 @@ class TaskBuffer:
         width = max((*field.shape[1:2], *logits.shape[1:2]), default=0)
         self.fields = {**self.fields, "logits": _widened(field, width)}  # the old fields remain for a rollback
         return _widened(logits, width)
-
-
-class _Content(NamedTuple):
-    rows: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    ranks: NDArray[np.float64]
-    edits: NDArray[np.int64]
-    fields: dict[str, Tensor]
-    nbytes: int
-    known_kind: object
 
 
 def input_fields(x: Inputs) -> dict[str, Tensor]:

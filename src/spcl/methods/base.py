@@ -181,8 +181,9 @@ class Method:
     passes its logits through ``output.with_offsets`` to honour ``finished_weight``) and declare: ``uses_gramian =
     False`` if ``weigh`` reads only the losses; ``draws``, the number of replay batches in a step; ``stores_logits`` if
     memory must store the logits of its samples; ``edits_memory`` if :meth:`edit` changes them; ``joint_logits`` if
-    losses cover the classes of all tasks, also task-incrementally; ``order``, its place among the methods of its family
-    in lists.
+    losses cover the classes of all tasks, also task-incrementally; ``watches_updates`` if :meth:`after_update` needs
+    the losses after the update, at the price of another forward pass over every batch; ``order``, its place among the
+    methods of its family in lists.
 
     >>> class Sum(Method):
     ...     name = "plain-sum"
@@ -203,6 +204,7 @@ class Method:
     uses_gramian: ClassVar[bool] = True
     replay_losses: ClassVar[Mapping[str, type["ReplayLoss"]]] = _later("replay", "REPLAY_LOSSES")
     joint_logits: ClassVar[bool] = False
+    watches_updates: ClassVar[bool] = False
     order: ClassVar[float]
     Settings: ClassVar[type["MethodSettings"]] = _later("settings", "MethodSettings")
     settings: "MethodSettings"
@@ -298,6 +300,13 @@ class Method:
 
     def after_step(self, losses: Mapping[str, float]) -> None:
         """Receive the losses of the step's gradients, just before the update."""
+
+    def after_update(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Receive the losses of the same batches before and after an update; called if ``watches_updates``.
+
+        Both are computed in training mode and on the same augmented inputs; dropout differs. Losses after the update
+        may be non-finite. An error here leaves the update made.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data and tensors; tensors that later steps change in place must be copies."""

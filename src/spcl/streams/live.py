@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 from spcl.batches import Batch
 from spcl.errors import SpclError, TaskError
 from spcl.sources import Message, Rejected, Source, as_source
+from spcl.streams.epochs import EpochSource
 from spcl.streams.parallel import Moment
 from spcl.streams.reading import HANGING_SECONDS, Failure, Queue, Readers
 
@@ -63,6 +64,8 @@ class LiveStream:
             moments does not depend on the pace of the sources; a source that stalls then delays all.
         on_rejected: Called as `on_rejected(name, rejected)` in the iterating thread for messages that a `Source`
             rejects, in its order. By default they are logged as warnings.
+        epochs: How often every source is read from its beginning: lists, DataLoaders and other iterables that can be
+            iterated again. Their batches then have positions: a stream whose state was loaded reads on by itself.
 
     >>> import torch
     >>> def sensor(readings):
@@ -84,14 +87,16 @@ class LiveStream:
         on_failure: Callable[[str, Failure], None] = log_failure,
         together: bool = False,
         on_rejected: Callable[[str, Rejected], None] = log_rejected,
+        epochs: int = 1,
     ) -> None:
-        _check_arguments(sources, capacity, patience, on_failure)
+        _check_arguments(sources, capacity, patience, on_failure, epochs)
         self.capacity = capacity
         self.patience = patience
         self.keep_open = keep_open
         self.on_failure = on_failure
         self.together = together
         self.on_rejected = on_rejected
+        self.epochs = epochs
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
         self._sources: dict[str, Queue] = {}
@@ -104,8 +109,10 @@ class LiveStream:
         self._readers = Readers(capacity, self._stop_reading)
         self._changed = self._readers.changed  # its lock guards all of the above
         self.last_seen = self._readers.last_seen
-        for name, source in (sources or {}).items():
-            self.add(name, source)
+        checked = {name: self._as_source(name, source) for name, source in (sources or {}).items()}
+        with self._changed:
+            for name, each in checked.items():  # no thread starts before all sources are checked
+                self._sources[name] = self._new_queue(name, each)
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -160,7 +167,7 @@ class LiveStream:
             if name in self._sources or name in self._ended:
                 raise TaskError(f"there is or was a source {name!r}; add this one under another name")
             self._check_open(name)
-            self._sources[name] = self._new_queue(name, as_source(source))
+            self._sources[name] = self._new_queue(name, self._as_source(name, source))
 
     def restart(self, name: str, source: Iterable[Any] | Source) -> None:
         """Resume a failed source with a new iterable or source; batches queued before are delivered first."""
@@ -169,7 +176,7 @@ class LiveStream:
             if not queue.failed:
                 raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
             self._check_open(name)
-            queue.source = as_source(source)
+            queue.source = self._as_source(name, source)
             self._keep(self._readers.start(queue, queue.after))
 
     def remove(self, name: str) -> None:
@@ -250,6 +257,9 @@ class LiveStream:
             forgettable = self._progress.forgettable(self._sources, self.ended)
         for source, position in forgettable:
             source.commit(position)
+
+    def _as_source(self, name: str, given: Iterable[Any] | Source) -> Source:
+        return as_source(given) if self.epochs == 1 else EpochSource(name, given, self.epochs)
 
     def _find(self, name: str) -> Queue:
         if name not in self._sources:
@@ -417,15 +427,15 @@ class _Progress:
         return self.positions | {name: position for name, position in self.ends.items() if name in ended}
 
 
-def _check_arguments(sources: object, capacity: object, patience: object, on_failure: object) -> None:
+def _check_arguments(sources: object, capacity: object, patience: object, on_failure: object, epochs: object) -> None:
     """Refuse arguments that a live stream cannot use."""
     if not isinstance(sources, Mapping | None):
         raise SpclError(f"sources is a {type(sources).__name__}; give a dict of iterables by name")
-    for source in (sources or {}).values():
-        as_source(source)  # before the thread of any other starts
     if not isinstance(capacity, int) or capacity < 1:
         raise SpclError(f"capacity is {capacity!r}; give an integer number of batches, at least 1")
     if patience is not None and not (isinstance(patience, int | float) and 0 <= patience <= threading.TIMEOUT_MAX):
         raise SpclError(f"patience is {patience!r}; give a number of seconds, or None to wait without limit")
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
+        raise SpclError(f"epochs is {epochs!r}; give a positive whole number")
     if not callable(on_failure):
         raise SpclError(f"on_failure is {on_failure!r}; give a function of the source's name and its Failure")

@@ -61,7 +61,7 @@ class Shares:
         self._method = method
         self.must_be_everywhere = False
         self.all_pass = False
-        self._checked: set[tuple[str, int]] = set()
+        self._means = MeanCheck(model, "ranks", "split tasks over the ranks")
 
     def of_batch(self, samples: int) -> slice:
         """Return this rank's share of a batch of this size."""
@@ -119,13 +119,43 @@ class Shares:
     def _check(
         self, name: str, draw: int, samples: Sequence[Samples], loss: Callable[[Sequence[Output]], Tensor]
     ) -> None:
-        if self._group.size == 1 or (name, draw) in self._checked or sum(len(group.y) for group in samples) < 2:
+        if self._group.size > 1:
+            self._means.check(name, draw, samples, loss)
+
+
+class MeanCheck:
+    """Refuses losses that are no means over samples, whose batches cannot be split.
+
+    Args:
+        model: the shared model.
+        splitter: who or what splits batches, for errors.
+        advice: what to do instead, for errors.
+    """
+
+    def __init__(self, model: SharedModel, splitter: str, advice: str) -> None:
+        self._model = model
+        self._splitter = splitter
+        self._advice = advice
+        self._checked: set[tuple[str, int]] = set()
+
+    def check(
+        self, name: str, draw: int, samples: Sequence[Samples], loss: Callable[[Sequence[Output]], Tensor]
+    ) -> None:
+        """Raise an error unless the loss of a gradient, when it is new, is a mean over samples.
+
+        Args:
+            name: of the gradient.
+            draw: the number of the replay batch; 0 for a task.
+            samples: of the batch.
+            loss: the loss as a function of the outputs.
+        """
+        if (name, draw) in self._checked or sum(len(group.y) for group in samples) < 2:
             return
         weighted = [group.task.name for group in samples if _has_class_weights(group)]
         if weighted:
             raise SpclError(
-                f"the loss of task {weighted[0]!r} has class weights and is no mean over samples, so ranks cannot "
-                f"split its batches; omit the class weights, or split tasks over the ranks"
+                f"the loss of task {weighted[0]!r} has class weights and is no mean over samples, so {self._splitter} "
+                f"cannot split its batches; leave the class weights out, or {self._advice}"
             )
         with torch.no_grad(), self._model.evaluating():
             outputs = self._model.outputs([_every(group, slice(CHECKED_SAMPLES)) for group in samples])
@@ -135,7 +165,7 @@ class Shares:
         if abs(whole - mean) > rounding * max(abs(whole), abs(mean), 1.0):  # not if any is NaN
             raise SpclError(
                 f"the loss of {name!r} is {whole:g} on a batch, but {mean:g} as the mean of the losses of its samples, "
-                f"so ranks cannot split its batches; make it a mean over samples, or split tasks over the ranks"
+                f"so {self._splitter} cannot split its batches; make it a mean over samples, or {self._advice}"
             )
         if isfinite(whole):
             self._checked.add((name, draw))
