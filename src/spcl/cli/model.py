@@ -96,7 +96,7 @@ def bundle(run: RunPath, out: Annotated[Path, typer.Option(help="The archive to 
 
     with _naming_flags(run), naming_flags({FolderError: "--out"} if out.exists() else {}):
         names = bundle_run(run, out)
-    console = plain_console()
+    console = PlainConsole()
     console.print(f"wrote {out}: {', '.join(names)}", soft_wrap=True)
     console.print(f"unpack it with: {shlex.join(['spcl', 'unbundle', str(out), '--out', 'FOLDER'])}", soft_wrap=True)
 
@@ -112,7 +112,7 @@ def unbundle(
         folder = unpack_bundle(archive, out)
     plugins = [str(path) for path in sorted(folder.path.glob("plugins/*.py"))]
     options = [option for path in plugins for option in ("--plugin", path)]
-    console = plain_console()
+    console = PlainConsole()
     console.print(f"unpacked to {out}", soft_wrap=True)
     if plugins:
         console.print(f"read its plug-ins before you name them: {', '.join(plugins)}", soft_wrap=True)
