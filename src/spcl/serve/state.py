@@ -304,7 +304,7 @@ def _read_state(path: Path, records: Records) -> dict[str, Any]:
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:
-    """Return what must not change between two runs of a service on one state."""
+    """Return the settings that make the learner, as the state records them."""
     fixed = {*tagged(RunSettings, LEARNER)}.difference(tagged(RunSettings, SPEED))
     return settings.model_dump(mode="json", include=fixed)
 
