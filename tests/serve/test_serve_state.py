@@ -338,6 +338,29 @@ def test_other_changes_of_the_learner_are_refused_with_what_to_do(
         Service(make(learner=changes)).run()
 
 
+def test_the_model_outlives_a_change_of_a_plugin(
+    tmp_path: Path, hub: ListHub, make: Callable[..., ServeSettings]
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import torch\nfrom spcl.methods import Method, Weights\n\n\nclass PlainSumOfTests(Method):\n"
+        "    name, family, summary, reference = 'plain-sum-of-tests', 'MTL', 'the sum', 'none'\n\n"
+        "    def weigh(self, gradients):\n"
+        "        return Weights(torch.ones(len(gradients.names)))\n"
+    )
+    publish(hub, "a", 2)
+    with running(make()) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 2)
+    learner = {"plugins": [str(plugin)], "method": "plain-sum-of-tests"}
+    assert [change.partition(" ")[0] for change in changes_at_start(make(learner=learner))] == ["method", "plugins"]
+    plugin.write_text(f"{plugin.read_text()}\n# edited\n")
+    (change,) = changes_at_start(make(learner=learner))
+    assert change.startswith("plugins from [{'name': ")
+    publish(hub, "a", 2, start=2, announce=False)
+    with running(make(learner=learner)) as (service, _):
+        until(lambda: task(service).batches == 4)
+
+
 def test_a_method_that_edits_memory_is_refused_where_memory_holds_bytes(
     hub: ListHub, make: Callable[..., ServeSettings]
 ) -> None:

@@ -92,6 +92,28 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_secret(what: str, variable: str | None, file: str | os.PathLike[str] | None) -> str | None:
+    """Return the secret in an environment variable or a file; None where neither is named.
+
+    Args:
+        what: the name of the secret in errors, such as ``token``.
+        variable: the name of the variable, which precedes the file.
+        file: the file.
+    """
+    if variable is not None:
+        found, where = os.environ.get(variable, ""), f"the environment variable {variable}"
+    elif file is not None:
+        try:
+            found, where = Path(file).read_text(encoding="utf-8").strip(), str(file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpclError(f"the {what} cannot be read from {file}: {error}") from None
+    else:
+        return None
+    if not found:
+        raise SpclError(f"{where} holds no {what}; put one there, or name neither a variable nor a file")
+    return found
+
+
 @contextmanager
 def user_errors(path: Path) -> Iterator[None]:
     """Raise errors of writing to ``path``, such as a full disk or a read-only folder, as one-line user errors."""

@@ -1,6 +1,5 @@
 """The settings of a service, from a YAML file."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -9,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
+from spcl._util.files import read_secret
 from spcl._util.registry import Named
 from spcl._util.validation import tagged, validated
 from spcl.batches import Inputs, describe
@@ -132,18 +132,7 @@ class HttpSettings(_Section):
 
     def token(self) -> str | None:
         """Return the bearer token; None where none is configured."""
-        if self.token_variable is not None:
-            found, where = os.environ.get(self.token_variable, ""), f"the environment variable {self.token_variable}"
-        elif self.token_file is not None:
-            try:
-                found, where = self.token_file.read_text(encoding="utf-8").strip(), str(self.token_file)
-            except (OSError, UnicodeDecodeError) as error:
-                raise SpclError(f"the token cannot be read from {self.token_file}: {error}") from None
-        else:
-            return None
-        if not found:
-            raise SpclError(f"{where} holds no token; put one there, or configure none")
-        return found
+        return read_secret("token", self.token_variable, self.token_file)
 
 
 class ServeSettings(_Section):

@@ -282,9 +282,7 @@ def load_learner(
     except CheckpointError as error:
         if "method" not in changed:
             raise
-        raise CheckpointError(
-            f"the learner in {path} cannot go on with another method ({error}); {PUT_BACK}"
-        ) from error
+        raise CheckpointError(f"the learner in {path} does not fit another method ({error}); {PUT_BACK}") from error
     if "learning_rate" in changed:
         for group in learner.optimizer.param_groups:
             group["lr"] = settings.learning_rate
@@ -306,7 +304,7 @@ def _read_state(path: Path, records: Records) -> dict[str, Any]:
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:
-    """Return what must not change between two runs of a service on one state."""
+    """Return the settings that make the learner, as the state records them."""
     fixed = {*tagged(RunSettings, LEARNER)}.difference(tagged(RunSettings, SPEED))
     return settings.model_dump(mode="json", include=fixed)
 
@@ -367,7 +365,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def read_model(folder: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
-    """Read the model of a service from its state, as of a run; the service may be at work meanwhile.
+    """Read the model of a service from its state; the service may be at work meanwhile.
 
     Args:
         folder: the state.

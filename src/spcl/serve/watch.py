@@ -142,7 +142,7 @@ class Watch:
             except AWAY as away:
                 self._note(away)
                 return False
-            except Exception as refused:  # a full disk, or whatever it is of any hub
+            except Exception as refused:  # such as a full disk; hubs of others raise anything
                 error = refused
             self._note(None)
             self._letters.popleft()

@@ -4,12 +4,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from secrets import token_hex
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from spcl._util.files import read_secret
 from spcl.errors import SpclError, TaskError, install_command
 from spcl.sources.base import HUBS, Entry, HubError, ResetError, checked, first_number, split_position
 from spcl.sources.wire import sequence_of
@@ -86,7 +86,9 @@ class RedisHub:
             from redis.retry import Retry
         except ImportError:
             raise SpclError(f"the package redis is not installed; run: {install_command('redis')}") from None
-        password, self._secrets = _passwords(url, _given_password(password_variable, password_file))
+        if password_variable is not None and password_file is not None:
+            raise SpclError("password_variable and password_file are both given; give one of them")
+        password, self._secrets = _passwords(url, read_secret("password", password_variable, password_file))
         self._redis: Any = redis
         try:
             self._client: Any = redis.Redis.from_url(
@@ -247,24 +249,6 @@ class RedisHub:
 def _entry(position: bytes, fields: Mapping[bytes, bytes]) -> tuple[str, bytes]:
     data = fields.get(FIELD, b"")
     return checked(position.decode(), data), data
-
-
-def _given_password(variable: str | None, file: str | os.PathLike[str] | None) -> str | None:
-    """Return the password in an environment variable or a file; None where neither is named."""
-    if variable is not None and file is not None:
-        raise SpclError("password_variable and password_file are both given; give one of them")
-    if variable is not None:
-        found, where = os.environ.get(variable, ""), f"the environment variable {variable}"
-    elif file is not None:
-        try:
-            found, where = Path(file).read_text(encoding="utf-8").strip(), str(file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpclError(f"the password cannot be read from {file}: {error}") from None
-    else:
-        return None
-    if not found:
-        raise SpclError(f"{where} holds no password; put one there, or name neither a variable nor a file")
-    return found
 
 
 def _passwords(url: str, given: str | None) -> tuple[str | None, list[str]]:

@@ -142,7 +142,7 @@ def decode(data: Data, max_bytes: int = MAX_BYTES, task: str = "") -> Letter:
 
 
 def decode_inputs(data: bytes) -> Inputs:
-    """Return inputs without targets, as of :func:`encode_batch`; raise a :class:`DataError` if they are malformed.
+    """Return inputs without targets, named as :func:`encode_batch` says; raise a :class:`DataError` if malformed.
 
     >>> import torch
     >>> decode_inputs(safetensors.torch.save({"x.tokens": torch.tensor([[7, 9]])}))
