@@ -9,11 +9,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spcl.grids.base import GridState, GridView
+from spcl.grids.base import GridState
 from spcl.grids.plan import Job
 
 
-class SilentGridView(GridView):
+class SilentGridView:
     """A view that shows nothing."""
 
     def __enter__(self) -> Self:
@@ -21,6 +21,18 @@ class SilentGridView(GridView):
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def tick(self, state: GridState) -> None:
+        """Do nothing."""
+
+    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
+        """Do nothing."""
+
+    def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
+        """Do nothing."""
+
+    def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
+        """Do nothing."""
 
 
 class PlainGridView(SilentGridView):

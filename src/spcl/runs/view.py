@@ -42,8 +42,20 @@ class View(Protocol):
         ...
 
 
-class SilentView(View):
+class SilentView:
     """A view that shows nothing."""
+
+    def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
+        """Do nothing."""
+
+    def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def end(self, result: RunResult) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def title(settings: RunSettings) -> str:
@@ -111,7 +123,7 @@ class PlainView(SilentView):
         )
 
 
-class LiveView(SilentView):
+class LiveView:
     """Draw progress, timeline, accuracies, κ before and after weighting, and speed on a terminal."""
 
     has_begun = False
