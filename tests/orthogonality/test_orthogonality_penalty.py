@@ -16,8 +16,8 @@ from torch.nn.functional import conv2d
 from torch.nn.utils.parametrizations import weight_norm
 
 from cuda_sync import synchronization_forbidden
-from spcl.orthogonality import kernels, orthogonality_penalty, toeplitz_matrix
-from spcl.orthogonality.kernels import phase_penalty, shift_penalty
+from spcl.orthogonality import orthogonality_penalty, penalty, toeplitz_matrix
+from spcl.orthogonality.penalty import phase_penalty, shift_penalty
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "3x3": lambda: nn.Conv2d(3, 2, 3),
@@ -196,7 +196,7 @@ def test_penalty_is_independent_of_the_chunk_size(channels: tuple[int, int], mon
     layer = build(lambda: nn.Conv2d(*channels, 3, groups=1))
     together = value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight)
     for chunk in (1, 5 * prod(channels)):
-        monkeypatch.setattr(kernels, "CPU_CHUNK", chunk)
+        monkeypatch.setattr(penalty, "CPU_CHUNK", chunk)
         torch.testing.assert_close(value_and_gradient(lambda weight: penalty_of(layer, weight), layer.weight), together)
 
 

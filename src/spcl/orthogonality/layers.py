@@ -1,4 +1,4 @@
-"""The layers of a module that the penalty applies to, and their kernels."""
+"""The layers of a module to which the penalty applies, and their kernels."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
