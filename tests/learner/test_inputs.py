@@ -464,7 +464,7 @@ def test_other_wrong_labels_are_refused_beside_missing_ones() -> None:
 
 def test_a_head_of_ones_own_sees_all_targets() -> None:
     learner = Learner(nn.Flatten(), SORO())
-    learner.add_task("pixels", head=nn.Unflatten(1, (2, 16)), loss=cross_entropy)
+    learner.add_task("pixels", head=nn.Sequential(nn.Linear(32, 32), nn.Unflatten(1, (2, 16))), loss=cross_entropy)
     y = torch.full((6, 16), -100)
     y[:, 0] = 1
     report = learner.step({"pixels": (batch(6, 3, 0)[0], y)})
