@@ -437,9 +437,7 @@ class Step:
             health[:, NORM] += norms
         faults = find_faults(names, health, self._transaction.buffers_were_finite)
         if faults and passes.is_joint:
-            if (
-                norms is not None
-            ):  # the Gramian gives each gradient's own norm, so one bad task does not hide in the sum
+            if norms is not None:  # of each gradient alone, so that one bad task does not hide in the sum
                 health[:, NORM], health[:, BUFFERS] = norms, 0.0
                 faults = find_faults(names, health, self._transaction.buffers_were_finite)
             if norms is None or not faults:
@@ -455,10 +453,8 @@ class Step:
         is_penalty_added = self._method.settings.alpha > 0.0 and not self._is_penalty_coupled
         if callable(rule) or is_penalty_added or len(norms) < len(rule):  # the norm of the penalty is not known
             return False
-        sizes = [abs(weight) for weight in rule.tolist()]
-        bound = sum(size * norm for size, norm in zip(sizes, norms.tolist(), strict=False))
-        largest = torch.finfo(self._engine.gradients.dtype).max
-        return bound < largest and all(size < largest for size in sizes)
+        sizes, largest = np.abs(rule), torch.finfo(self._engine.gradients.dtype).max
+        return bool(sizes @ norms[: len(rule)] < largest and sizes.max() < largest)
 
     # -- weights
 
