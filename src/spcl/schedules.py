@@ -11,7 +11,7 @@ from spcl.errors import SpclError
 __all__ = ["SCHEDULES", "Constant", "Cosine", "Linear", "Schedule", "Steps"]
 
 Schedule: TypeAlias = Callable[[int], float]
-"""The factor of the learning rate in a step, counted from 0; it depends on the step alone."""
+"""The factor of the learning rate in a step, counted from 0; it depends only on the step."""
 
 SCHEDULES: Registry[Callable[..., Schedule]] = Registry("schedule", positional=1)
 """Schedules by name: factories that take the number of steps of the whole training, and options."""

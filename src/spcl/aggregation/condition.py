@@ -113,8 +113,8 @@ def penalised_interval(singular: Array, lambda_: float) -> tuple[float, float]:
 
     If the p smallest values, of mean :math:`\bar s_{low}`, are below a and the q largest, of mean
     :math:`\bar s_{high}`, above b, the slopes vanish at a root a of :math:`2pa^4 - 2p \bar s_{low} a^3 -
-    \lambda \bar s_{high} a + \lambda^2/(2q)` and at :math:`b = \bar s_{high} - \lambda/(2qa)`. The minimum is at such a
-    point, for some p and q, or where a = b is the mean of all values.
+    \lambda \bar s_{high} a + \lambda^2/(2q)` and at :math:`b = \bar s_{high} - \lambda/(2qa)`. The minimum is at one
+    of these points, for some p and q, or where a = b is the mean of all values.
 
     >>> penalised_interval(np.array([1.0, 2.0, 6.0]), 1e6)        # a large λ: all equal
     (3.0, 3.0)

@@ -272,7 +272,7 @@ HAS_SETTINGS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 
 def are_products_exact() -> bool:
-    """Return whether float32 products are computed in full precision, as they are by default.
+    """Return whether float32 products are computed in full precision, which is the default.
 
     >>> with float32_products("ieee"):
     ...     are_products_exact()
