@@ -3,6 +3,7 @@
 import json
 import py_compile
 import re
+import runpy
 from hashlib import sha256
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -318,6 +319,13 @@ def test_compiled_code_beside_the_modules_that_a_plugin_imports_does_not_run(tmp
     load_plugins([str(folder / "importing.py")])
     assert "importing" in BACKBONES
     assert not mark.exists()
+
+
+def test_a_program_beside_a_plugin_runs_as_before(tmp_path: Path) -> None:
+    (tmp_path / "loaded.py").write_text(RECORDED.format(name="beside a program"))
+    (tmp_path / "program.py").write_text("RESULT = 6 * 7\n")
+    load_plugins([str(tmp_path / "loaded.py")])
+    assert runpy.run_path(str(tmp_path / "program.py"))["RESULT"] == 42
 
 
 def test_a_plugin_file_that_was_edited_is_used_as_it_is_now(tmp_path: Path) -> None:

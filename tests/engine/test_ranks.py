@@ -532,7 +532,9 @@ def test_a_run_whose_rank_was_killed_ends_and_is_resumed(ranks: Ranks, benchmark
     _, errors = launcher.communicate(timeout=30)
     assert time.monotonic() - killed < 20
     assert launcher.returncode != 0
-    assert len(re.findall(r"^error: rank 0 of 2 has lost another rank", errors, re.MULTILINE)) == 1
+    assert "Signal 9 (SIGKILL)" in errors
+    # torchrun may end rank 0 before it has said so
+    assert len(re.findall(r"^error: rank 0 of 2 has lost another rank", errors, re.MULTILINE)) <= 1
     assert not (out / "result.json").exists()
     settings = settings.model_copy(update={"checkpoint_seconds": 60})
     (found, _), expected = (
