@@ -38,7 +38,7 @@ def validated(model: type[S], values: Any, owner: str) -> S:
         raise SpclError(f"{owner}: " + "; ".join(_explanation(model, detail) for detail in error.errors())) from None
 
 
-def check_seed(seed: object) -> None:
+def check_seed(seed: object, error: type[SpclError] = SpclError) -> None:
     """Raise an error unless a seed is a whole number from 0.
 
     >>> check_seed("x")
@@ -47,7 +47,8 @@ def check_seed(seed: object) -> None:
     spcl.errors.SpclError: seed is 'x'; give a whole number from 0
     """
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise SpclError(f"seed is {seed!r:.80}; give a whole number from 0")
+        shown = f"{seed!r:.80}" if seed is None or isinstance(seed, int | float | str) else f"a {type(seed).__name__}"
+        raise error(f"seed is {shown}; give a whole number from 0")
 
 
 def setting(default: Any, description: str, *tags: str, **bounds: Any) -> Any:

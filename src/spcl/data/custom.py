@@ -3,7 +3,7 @@
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from spcl._util.validation import check_seed
 from spcl.batches import Inputs, map_leaves, number_of_samples
 from spcl.data.cache import cached, track
 from spcl.data.reading import Mode, decode_picture, eight_bit, file_states
@@ -175,8 +176,7 @@ def _check_split(name: str, fraction: float, seed: int) -> None:
         raise DataError(f"the name of the data is {_short(name)}; give a text")
     if not (isinstance(fraction, Real) and 0 < fraction < 1):
         raise DataError(f"{name}: test_fraction is {_short(fraction)}; give a number between 0 and 1")
-    if not isinstance(seed, Integral) or seed < 0:
-        raise DataError(f"{name}: seed is {_short(seed)}; give a whole number of at least 0")
+    check_seed(seed, DataError)
 
 
 def _short(value: Any) -> str:
