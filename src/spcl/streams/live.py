@@ -10,6 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast
 
+from spcl._util.validation import check_content
 from spcl.batches import Batch
 from spcl.errors import SpclError, TaskError
 from spcl.sources import Message, Rejected, Source, as_source
@@ -230,6 +231,9 @@ class LiveStream:
 
         Tasks that had started are not listed in `started` again, and sources of tasks that had ended are removed.
         """
+        check_content("the stream", state, {"step": int, "delivered": dict[str, int], "ended": list[str]})
+        for name in state.keys() & {"positions", "ends"}:
+            check_content("the stream", state, {name: dict[str, str]})
         with self._changed:
             self._step, self.delivered = state["step"], dict(state["delivered"])
             self._progress.load_state_dict(state)
