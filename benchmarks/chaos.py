@@ -6,8 +6,8 @@ is read. The memory is large enough for every sample, so the checkpoint says whi
 
 - Every batch was learned once, also those whose publisher was killed while it waited for the answer, and which the next
   process published again under the same number.
-- Where the order of batches is determined (``together``), weights, optimizer, memory and random state equal those of
-  a service that learned the same batches undisturbed, bit for bit.
+- Where the order of batches is determined (``together``), weights, optimizer, memory and random state are
+  bit for bit what a service has that learned the same batches undisturbed.
 - A grid that is killed meanwhile, or whose workers are, ends with the results and metrics of an undisturbed one.
 
 Everything runs on loopback, in a temporary folder and on one core. The disk is a tmpfs, which needs root; without, the

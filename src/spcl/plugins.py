@@ -10,7 +10,7 @@ needs nothing else; functions and classes of other kinds have a decorator:
 ... def thin_mlp(inputs, width=8):
 ...     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), width), nn.ReLU())
 
-An installed package adds its plug-ins by entry points of the group ``spcl.plugins``, each of which names a module.
+An installed package adds its plug-ins by entry points of the group ``spcl.plugins``; each names a module.
 """
 
 import hashlib

@@ -744,7 +744,7 @@ class Training:
         self._step = 0
 
     def measured(self, moments: int, pause: float) -> list[StepEvent]:
-        """Train so many moments with pauses between them; return the steps with κ."""
+        """Train `moments` moments with pauses between them; return the steps with κ."""
         begin = len(self._events)
         for _ in range(moments):
             self.clock.now += pause

@@ -80,7 +80,7 @@ def settings(
         Literal["terminal", "markdown"], typer.Option("--format", help="terminal, or markdown: a page of all settings.")
     ] = "terminal",
 ) -> None:
-    """List every setting with its meaning, values and default, or those of a method."""
+    """List every setting of a run, or of a method, with its meaning, values and default."""
     from spcl.runs.settings import method_settings, named_settings, run_settings, settings_page
 
     load_plugin_flags(plugin)

@@ -20,8 +20,8 @@ class InputSpec:
             normalised to floats before they reach the backbone.
         vocabulary: for tokens, one more than the largest in the training data.
         parts: the inputs of every part, by name or position, where samples are dicts or tuples of tensors.
-        sources: the inputs of every source, in order, for a backbone of several sources; the other attributes are those
-            of the first source, with the largest vocabulary of all.
+        sources: the inputs of every source, in order, for a backbone of several sources; the other attributes describe
+            the first source, except for the vocabulary, which is the largest of all.
 
     >>> InputSpec.of(torch.zeros(10, 3, 32, 32)).shape
     (3, 32, 32)

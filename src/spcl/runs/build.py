@@ -214,6 +214,8 @@ def _lay_out_sources(settings: RunSettings, data: SourceData, device: torch.devi
 
 def _check_sources(settings: RunSettings, data: SourceData) -> None:
     """Refuse settings that do not fit data whose sources are the tasks."""
+    if any(source.unseen or source.task_name != source.name for source in data.sources):
+        raise DataError(f"sources of {data.name} share a task, which runs cannot train yet; use its samples in Python")
     if settings.protocol is not None:
         raise DataError(
             f"each source of {data.name} is a task, so that the protocol {settings.protocol} does not apply; "

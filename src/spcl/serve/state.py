@@ -22,7 +22,7 @@ from spcl.learner.state import TRAINING
 from spcl.memory import Memory
 from spcl.methods import Method, recorded_settings
 from spcl.models import InputSpec
-from spcl.options import LEARNER, SPEED
+from spcl.options import CHANGEABLE, LEARNER, SPEED
 from spcl.plugins import load_recorded_plugins
 from spcl.runs import RunSettings, resolve_settings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
@@ -263,7 +263,7 @@ def new_learner(settings: RunSettings, inputs: InputSettings, records: Records) 
     return Learner(**parts, **learner_options(settings))
 
 
-CHANGEABLE = ("learning_rate", "memory_budget", "method", "plugins")
+CHANGEABLE_SETTINGS = tagged(RunSettings, CHANGEABLE)
 """The settings of the learner that a service may start with while its state has others."""
 
 
@@ -279,7 +279,7 @@ def load_learner(
 ) -> Loaded:
     """Return the learner of the newest checkpoint that is valid, and restore records and stream with it.
 
-    Changes of the settings that are ``CHANGEABLE`` are made; others are refused.
+    Changes of the settings in ``CHANGEABLE_SETTINGS`` are made; others are refused.
     """
     state = _read_state(path, records)
     with checked_content(path):
@@ -364,8 +364,9 @@ def _recorded(learner: dict[str, Any]) -> dict[str, Any]:
 def _check_changes(path: Path, changed: Iterable[str], before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise if a setting has changed that decides what the learner is."""
     for name in sorted(changed):
-        if name not in CHANGEABLE or (name == "memory_budget" and not (before[name] and now[name])):
-            advice = "a memory is neither added nor removed" if name in CHANGEABLE else "it decides what the learner is"
+        changeable = name in CHANGEABLE_SETTINGS
+        if not changeable or (name == "memory_budget" and not (before[name] and now[name])):
+            advice = "a memory is neither added nor removed" if changeable else "it decides what the learner is"
             raise CheckpointError(
                 f"the learner in {path} has {name} = {before[name]!r}, and the settings say {now[name]!r} ({advice}); "
                 f"{PUT_BACK}"
