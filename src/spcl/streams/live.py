@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
+from spcl._util.validation import check_content
 from spcl.batches import Batch, as_batch
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.sources import (
@@ -261,6 +262,9 @@ class LiveStream:
 
         Tasks that had started are not listed in `started` again, and sources of tasks that had ended are removed.
         """
+        check_content("the stream", state, {"step": int, "delivered": dict[str, int], "ended": list[str]})
+        for name in state.keys() & {"positions", "ends"}:
+            check_content("the stream", state, {name: dict[str, str]})
         with self._changed:
             self._step, self.delivered = state["step"], dict(state["delivered"])
             self._progress.load_state_dict(state)
