@@ -27,7 +27,7 @@ from spcl.data.reading import Archive, fingerprint, open_archive
 from spcl.data.samples import DATA, TOKEN_TYPES, ImageData, SourceData
 from spcl.data.wisdm import read_wisdm
 from spcl.errors import DataError, MissingDataError, did_you_mean
-from spcl.options import LAYOUT, LEARNER
+from spcl.options import CHANGEABLE, LAYOUT, LEARNER
 
 EMBEDDED = "ps-glyphs"
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
@@ -500,9 +500,9 @@ class Preset(BaseModel):
 
     tasks: int = setting(5, "number of tasks that the classes are split into", LAYOUT, ge=1)
     batch_size: int = setting(128, "samples of a task per step", LAYOUT, ge=1)
-    memory_budget: int = setting(0, "samples kept for replay in all; 0 disables replay", LEARNER, ge=0)
+    memory_budget: int = setting(0, "samples kept for replay in all; 0 disables replay", LEARNER, CHANGEABLE, ge=0)
     backbone: Named = setting("cnn", "shared network: its name, and its own options", LEARNER)
-    learning_rate: float = setting(1e-3, "learning rate of the optimiser", LEARNER, gt=0.0)
+    learning_rate: float = setting(1e-3, "learning rate of the optimiser", LEARNER, CHANGEABLE, gt=0.0)
     batch_norm_momentum: float = setting(
         0.1, "momentum of batch-norm's running averages, in PyTorch's convention", LEARNER, gt=0.0, le=1.0
     )
