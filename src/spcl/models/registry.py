@@ -7,10 +7,12 @@ from torch import nn
 
 from spcl._util.registry import Registry
 from spcl.errors import SpclError
-from spcl.models.backbone import Initialisation, InputSpec
+from spcl.models.backbone import Backbone, Initialisation, InputSpec, Standardise
 from spcl.models.cnn import SmallCNN
 from spcl.models.mlp import MLP
+from spcl.models.ngrams import Ngrams
 from spcl.models.resnet import ResNet18, ResNet34
+from spcl.models.series import SeriesCNN, SeriesGRU
 from spcl.models.transformer import TextTransformer, VisionTransformer
 
 BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
@@ -28,9 +30,15 @@ be known before the first batch.
 
 
 @BACKBONES.register("mlp")
-def mlp(inputs: InputSpec, hidden: Sequence[int] = (128, 64), init: Initialisation = "he") -> nn.Module:
-    """Fully connected layers, for samples of any shape; the network of PS-EMNIST."""
-    return MLP(math.prod(inputs.shape), hidden, init)
+def mlp(
+    inputs: InputSpec, hidden: Sequence[int] = (128, 64), init: Initialisation = "he", standardise: bool = False
+) -> nn.Module:
+    """Fully connected layers, for samples of any shape; the network of PS-EMNIST.
+
+    With ``standardise``, floating-point features are standardised first, see :class:`spcl.models.Standardise`.
+    """
+    network = MLP(math.prod(inputs.shape), hidden, init)
+    return _standardised(inputs, network) if standardise and inputs.dtype.is_floating_point else network
 
 
 @BACKBONES.register("cnn")
@@ -80,6 +88,39 @@ def text(inputs: InputSpec, width: int = 64, depth: int = 2, heads: int = 4) -> 
     if tokens.vocabulary is None or len(tokens.shape) != 1:
         raise SpclError(f"backbone 'text' needs token sequences of integers, but the samples are {inputs}")
     return TextTransformer(tokens.vocabulary, tokens.shape[0], width=width, depth=depth, heads=heads)
+
+
+@BACKBONES.register("ngrams")
+def ngrams(inputs: InputSpec, rows: int = 8192, width: int = 128) -> nn.Module:
+    """Hashed words and pairs of words, for short texts as token sequences; the network of CLINC150."""
+    tokens = inputs if inputs.parts is None else inputs.parts.get("input_ids", inputs)
+    if tokens.vocabulary is None or len(tokens.shape) != 1:
+        raise SpclError(f"backbone 'ngrams' needs token sequences of integers, but the samples are {inputs}")
+    return Ngrams(rows, width)
+
+
+@BACKBONES.register("conv1d")
+def conv1d(inputs: InputSpec, width: int = 64, init: Initialisation = "he", standardise: bool = True) -> nn.Module:
+    """Three convolutions over time and a linear layer, for series of time × channels."""
+    network = SeriesCNN(_series_channels("conv1d", inputs), width, init)
+    return _standardised(inputs, network) if standardise else network
+
+
+@BACKBONES.register("gru")
+def gru(inputs: InputSpec, width: int = 64, standardise: bool = True) -> nn.Module:
+    """Gated recurrent unit, for series of time × channels; every source takes a pass of its own."""
+    network = SeriesGRU(_series_channels("gru", inputs), width)
+    return _standardised(inputs, network) if standardise else network
+
+
+def _standardised(inputs: InputSpec, network: nn.Module) -> nn.Module:
+    return Backbone(Standardise(inputs.shape[-1]), network)
+
+
+def _series_channels(name: str, inputs: InputSpec) -> int:
+    if len(inputs.shape) != 2 or inputs.parts is not None or not inputs.dtype.is_floating_point:
+        raise SpclError(f"backbone {name!r} needs series of numbers, time × channels, but the samples are {inputs}")
+    return inputs.shape[1]
 
 
 def _image_shape(name: str, inputs: InputSpec) -> tuple[int, ...]:
