@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from spcl.errors import SpclError, did_you_mean, install_command
-from spcl.models.backbone import InputSpec
-from spcl.models.registry import BACKBONES
+from spcl.models.backbone import BACKBONES, InputSpec
 
 
 @BACKBONES.register("timm:")
