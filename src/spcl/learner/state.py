@@ -20,7 +20,7 @@ from spcl.engine.base import Engine, Stateful
 from spcl.engine.model import SharedModel
 from spcl.engine.ranks.sharded import sharded_like, whole
 from spcl.engine.update import WeightAverage
-from spcl.errors import CheckpointError, SpclError
+from spcl.errors import CheckpointError, SpclError, did_you_mean
 from spcl.learner.checks import check_method, classifier_task
 from spcl.learner.parameters import (
     MakeOptimizer,
@@ -225,14 +225,28 @@ def _check_content(state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the average of the {name} has {updates!r:.80} updates; use another checkpoint")
 
 
-def check_source_names(load: Callable[..., object], names: Iterable[str]) -> None:
-    """Refuse to save sources under names that are arguments of ``load``."""
-    parameters = inspect.signature(load).parameters.values()
-    reserved = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    reserved -= {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them in any case
-    for name in names:
+def check_sources(call: Callable[..., object], load: Callable[..., object], sources: Mapping[str, Stateful]) -> None:
+    """Refuse sources without a state, such as misspelt options, and sources named like an argument of ``load``.
+
+    Args:
+        call: the method that sources were given to by name, beside its own options.
+        load: the method that restores them by name.
+        sources: what was given.
+    """
+    reserved = _keywords(load) - {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them anyway
+    for name, source in sources.items():
+        if not all(callable(getattr(source, each, None)) for each in ("state_dict", "load_state_dict")):
+            raise SpclError(
+                f"{call.__name__} has no option {name!r}, and a source of type {type(source).__name__} cannot be saved "
+                f"along, as it has no state_dict and load_state_dict; {did_you_mean(name, sorted(_keywords(call)))}"
+            )
         if name in reserved:
             raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
+
+
+def _keywords(function: Callable[..., object]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 class SavedParts(NamedTuple):
