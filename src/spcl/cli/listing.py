@@ -133,8 +133,11 @@ def get(
 ) -> None:
     """Download data sets from their publishers; an interrupted download continues where it stopped."""
     from spcl.data import get_data
+    from spcl.data.catalogue import SOURCE_SETS, addresses
 
     for name in names:
+        if name in SOURCE_SETS:
+            typer.echo(f"{name}: {', '.join(addresses(name))}\n{SOURCE_SETS[name].terms}")
         typer.echo(f"{name}: {get_data(name, data_dir)}")
 
 
@@ -162,7 +165,9 @@ def _print_statuses(statuses: "Iterable[DatasetStatus]") -> None:
     indent = " " * width
     console = PlainConsole()
     for status in statuses:
-        counts = f"{status.train:,} + {status.test:,} images, {status.classes} classes" if status.train else ""
+        kind = f"samples of {status.sources} sources" if status.sources else "images"
+        classes = f", {status.classes} classes" if status.classes else ""
+        counts = f"{status.train:,} + {status.test:,} {kind}{classes}" if status.train else ""
         console.print(f"{status.name:{width}}{', '.join(filter(None, [_state(status), counts]))}", soft_wrap=True)
         if status.path:
             console.print(f"{indent}{status.path}", soft_wrap=True)

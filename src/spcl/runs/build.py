@@ -328,7 +328,7 @@ def _is_path(benchmark: str) -> bool:
 def _load_named(name: str, data_dir: str | None, options: dict[str, Any]) -> ImageData | SourceData:
     """Make a plug-in's data set."""
     if name not in DATA:
-        hint = did_you_mean(name, [*DATA_NAMES, *DATA])
+        hint = did_you_mean(name, [*dict.fromkeys([*DATA_NAMES, *DATA])])
         raise DataError(f"unknown data set {name!r}, and there is no such file or folder in {Path.cwd()}; {hint}")
     data = DATA.make({"name": name, **options}, data_dir=data_dir)
     if not isinstance(data, ImageData | SourceData):
