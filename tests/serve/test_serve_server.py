@@ -240,7 +240,7 @@ def test_the_log_of_the_command_tells_what_happened_with_time_and_level(tmp_path
     publisher.start("camera", classes=2)
     publisher.publish("camera", X, torch.arange(6) % 2)
     publisher.publish("camera", X[:, :2], torch.arange(6) % 2)
-    (tmp_path / "hub" / "tasks" / "no\x1b[2Jname").mkdir()
+    (tmp_path / "hub" / "tasks" / "no\x1b[2J\n2026-01-01 00:00:00,000 ERROR forged").mkdir()
     command = [sys.executable, "-m", "spcl", "serve", str(config), "--standby"]
     log = tmp_path / "log"
 

@@ -1,11 +1,10 @@
 """Backbones shared by all tasks: modules with an attribute `feature_dim`, the number of features that they return."""
 
-from spcl.models.backbone import Backbone, InputSpec, Normalise, Standardise
+from spcl.models.backbone import BACKBONES, Backbone, InputSpec, Normalise, Standardise
 from spcl.models.cnn import SmallCNN
 from spcl.models.libraries import FeatureExtractor
 from spcl.models.mlp import MLP
 from spcl.models.ngrams import Ngrams
-from spcl.models.registry import BACKBONES
 from spcl.models.resnet import ResNet18, ResNet34
 from spcl.models.series import SeriesCNN, SeriesGRU
 from spcl.models.transformer import TextTransformer, VisionTransformer

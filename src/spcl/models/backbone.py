@@ -1,12 +1,13 @@
-"""What backbones share: the samples they are built for, the conversion of bytes, and initial weights."""
+"""What backbones share: the samples they are built for, their names, the conversion of bytes, and initial weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from spcl._util.registry import Registry
 from spcl.errors import SpclError
 
 
@@ -91,6 +92,30 @@ class InputSpec:
         return f"{str(self.dtype).removeprefix('torch.')} {'×'.join(map(str, self.shape))}"
 
 
+# -- backbones by name
+
+
+BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
+    "backbone", nn.Module, positional=1, keywords=("batch_norm_momentum",)
+)
+"""Functions ``make(inputs, **options)`` of a network; ``inputs`` is an :class:`InputSpec`.
+
+The network returns features of shape (batch, features), and has their number as the attribute ``feature_dim`` if it can
+be known before the first batch.
+
+>>> from spcl.models import BACKBONES
+>>> BACKBONES.make({"name": "mlp", "hidden": [32, 16]}, InputSpec((28, 28), torch.float32)).feature_dim
+16
+"""
+
+
+def image_shape(name: str, inputs: InputSpec) -> tuple[int, ...]:
+    """Return channels, height and width of the samples, or raise an error if they are no images."""
+    if len(inputs.shape) != 3 or inputs.parts is not None:
+        raise SpclError(f"backbone {name!r} needs images, channels × height × width, but the samples are {inputs}")
+    return inputs.shape
+
+
 # -- parts around a network
 
 
@@ -173,6 +198,11 @@ class Standardise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Standardise a batch."""
         return (x - self.mean) / self.std
+
+
+def standardised(inputs: InputSpec, network: nn.Module) -> nn.Module:
+    """Put a module before a network that standardises its inputs."""
+    return Backbone(Standardise(inputs.shape[-1]), network)
 
 
 # -- initial weights

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
+from spcl.errors import SpclError
+from spcl.models.backbone import BACKBONES, InputSpec
+
 PRIME = 7919
 
 
@@ -39,3 +42,12 @@ class Ngrams(nn.Module):
         shown = torch.cat([tokens != 0, second != 0], dim=1).unsqueeze(2)
         vectors = self.table(numbers) * shown
         return relu(vectors.sum(dim=1) / shown.sum(dim=1).clamp(min=1).sqrt())
+
+
+@BACKBONES.register("ngrams")
+def ngrams(inputs: InputSpec, rows: int = 8192, width: int = 128) -> nn.Module:
+    """Hashed words and pairs of words, for short texts as token sequences; the network of CLINC150."""
+    tokens = inputs if inputs.parts is None else inputs.parts.get("input_ids", inputs)
+    if tokens.vocabulary is None or len(tokens.shape) != 1:
+        raise SpclError(f"backbone 'ngrams' needs token sequences of integers, but the samples are {inputs}")
+    return Ngrams(rows, width)

@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from spcl.models.backbone import Initialisation, initialise
+from spcl.errors import SpclError
+from spcl.models.backbone import BACKBONES, Initialisation, InputSpec, initialise, standardised
 
 PLACES = 8
 
@@ -71,3 +72,23 @@ class SeriesGRU(nn.Module):
         _, state = self.gru(x)
         features: Tensor = state[0]
         return features
+
+
+@BACKBONES.register("conv1d")
+def conv1d(inputs: InputSpec, width: int = 64, init: Initialisation = "he", standardise: bool = True) -> nn.Module:
+    """Three convolutions over time and a linear layer, for series of time × channels."""
+    network = SeriesCNN(_series_channels("conv1d", inputs), width, init)
+    return standardised(inputs, network) if standardise else network
+
+
+@BACKBONES.register("gru")
+def gru(inputs: InputSpec, width: int = 64, standardise: bool = True) -> nn.Module:
+    """Gated recurrent unit, for series of time × channels; every source takes a pass of its own."""
+    network = SeriesGRU(_series_channels("gru", inputs), width)
+    return standardised(inputs, network) if standardise else network
+
+
+def _series_channels(name: str, inputs: InputSpec) -> int:
+    if len(inputs.shape) != 2 or inputs.parts is not None or not inputs.dtype.is_floating_point:
+        raise SpclError(f"backbone {name!r} needs series of numbers, time × channels, but the samples are {inputs}")
+    return inputs.shape[1]
