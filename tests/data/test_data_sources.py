@@ -24,7 +24,7 @@ from spcl.data import (
 )
 from spcl.errors import DataError, SpclError
 from spcl.runs import execute, load_benchmark, resolve_settings
-from spcl.runs.build import make_problem
+from spcl.runs.build import make_backbone, make_problem
 from spcl.runs.records import fingerprint
 
 RNG = np.random.default_rng(0)
@@ -289,6 +289,23 @@ def test_runs_refuse_sources_that_share_a_task() -> None:
     data = SourceData("watches", (wearer("a", task="activity"), wearer("b", task="activity")))
     with pytest.raises(DataError, match="sources of watches share a task"):
         make_problem(resolve_settings({"method": "er"}, data=data), torch.device("cpu"), data)
+
+
+def test_a_network_standardises_by_the_training_samples_of_trained_sources() -> None:
+    one, other, unseen = (torch.randn(20, 6, 3) * scale for scale in (1.0, 50.0, 1e6))
+    y = torch.arange(20) % 2
+    sources = [
+        SourceSamples(name, "classification", x, y, x, y, ("a", "b"), task="t", unseen=name == "unseen")
+        for name, x in (("one", one), ("other", other), ("unseen", unseen))
+    ]
+    data = SourceData("walks", tuple(sources))
+    both = torch.cat([one, other]).flatten(0, 1)
+    for backbone in ("conv1d", {"name": "mlp", "standardise": True}):
+        settings = resolve_settings({"backbone": backbone}, data=data)
+        network = make_backbone(settings, data, torch.device("cpu"))
+        torch.testing.assert_close(network[0](both).std(dim=0), torch.ones(3))
+        settings = resolve_settings({"backbone": backbone, "normalise": False}, data=data)
+        assert torch.equal(make_backbone(settings, data, torch.device("cpu"))[0](both), both)
 
 
 # -- loading by name

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from spcl.models.backbone import BACKBONES, Initialisation, InputSpec, initialise
+from spcl.models.backbone import BACKBONES, Initialisation, InputSpec, initialise, standardised
 
 
 class MLP(nn.Module):
@@ -34,6 +34,12 @@ class MLP(nn.Module):
 
 
 @BACKBONES.register("mlp")
-def mlp(inputs: InputSpec, hidden: Sequence[int] = (128, 64), init: Initialisation = "he") -> nn.Module:
-    """Fully connected layers, for samples of any shape; the network of PS-EMNIST."""
-    return MLP(math.prod(inputs.shape), hidden, init)
+def mlp(
+    inputs: InputSpec, hidden: Sequence[int] = (128, 64), init: Initialisation = "he", standardise: bool = False
+) -> nn.Module:
+    """Fully connected layers, for samples of any shape; the network of PS-EMNIST.
+
+    With ``standardise``, floating-point features are standardised first, see :class:`spcl.models.Standardise`.
+    """
+    network = MLP(math.prod(inputs.shape), hidden, init)
+    return standardised(inputs, network) if standardise and inputs.dtype.is_floating_point else network

@@ -114,7 +114,9 @@ class _PartSettings(BaseModel):
     regression_loss: Named = setting("mse", "of regression tasks", LEARNER)
     multilabel_loss: Named = setting("binary-cross-entropy", "of multi-label tasks", LEARNER)
     normalise: bool = setting(
-        True, "standardise images by mean and deviation of the training data; if not, they are in 0…1"
+        True,
+        "standardise images by mean and deviation of the training data, else they are in 0…1; likewise the "
+        "inputs of networks that can standardise them",
     )
     augment: tuple[Named, ...] = setting((), "random transforms of new and of replayed samples, in order", LEARNER)
     memory: Named = setting(
