@@ -129,7 +129,13 @@ def test_an_input_without_a_prediction_is_named(scenario: str) -> None:
     with pytest.raises(TaskError, match=r"predictions for 1 of 7 inputs"):
         learner.predict(x, "speed")
     assert learner.logits(x, "a").isnan().any(dim=1).tolist() == [index == 2 for index in range(7)]
-    assert 0.0 <= learner.evaluate([(x, torch.zeros(7, dtype=torch.int64))], "a") <= 1.0
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_an_input_without_a_prediction_is_evaluated_as_wrong(scenario: str) -> None:
+    learner, x = trained(scenario), torch.full_like(X, torch.nan)
+    for label in range(3):
+        assert learner.evaluate([(x, torch.full((7,), label))], "a") == 0.0
 
 
 # -- evaluation

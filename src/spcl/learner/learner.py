@@ -522,8 +522,8 @@ class Learner:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task``, labels are indices into
-        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
-        a loss that is itself a mean over its batch.
+        :attr:`classes`. Samples of a classifier with the label −100 are left out, and where the model gives NaN, the
+        prediction is wrong. The mean loss is over the samples, of a loss that is itself a mean over its batch.
         """
         return self._predictor.evaluate(loader, task)
 

@@ -124,8 +124,8 @@ class Predictor:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task``, labels are indices into
-        :attr:`classes`. Samples of a classifier with the label −100 are left out. The mean loss is over the samples, of
-        a loss that is itself a mean over its batch.
+        :attr:`classes`. Samples of a classifier with the label −100 are left out, and where the model gives NaN, the
+        prediction is wrong. The mean loss is over the samples, of a loss that is itself a mean over its batch.
         """
         chosen = self._chosen(task)
         total, count = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
@@ -265,8 +265,10 @@ class Predictor:
                 return checked_loss(output) * len(y)
         labels = y.argmax(dim=1) if y.is_floating_point() else y
         if task is None or self.scenario == "class":
-            return (self.logits(x).argmax(dim=1) == labels + (0 if task is None else task.offset)).sum()
-        return (self.logits(x, task.name).argmax(dim=1) == labels).sum()
+            logits, labels = self.logits(x), labels + (0 if task is None else task.offset)
+        else:
+            logits = self.logits(x, task.name)
+        return ((logits.argmax(dim=1) == labels) & ~logits.isnan().any(dim=1)).sum()  # NaN would count as class 0
 
 
 def named_classes(task: Task) -> list[tuple[str, str]]:
