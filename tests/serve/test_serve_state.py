@@ -66,6 +66,15 @@ def test_the_state_is_for_the_services_user_alone(tmp_path: Path) -> None:
         assert state.stat().st_mode & 0o777 == 0o700
 
 
+def test_what_a_killed_service_was_writing_is_removed(tmp_path: Path) -> None:
+    partial, foreign = tmp_path / ".owner.json.0123abcd.partial", tmp_path / "notes.partial"
+    for file in (partial, foreign):
+        file.touch()
+    with held_state(tmp_path):
+        assert not partial.exists()
+        assert foreign.exists()
+
+
 def test_a_second_instance_is_refused_and_a_standby_takes_over(
     hub: ListHub, make: Callable[..., ServeSettings]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from spcl._util.files import locked, read_json, user_errors, write_json
+from spcl._util.files import locked, read_json, remove_partial_files, user_errors, write_json
 from spcl._util.validation import DICTS, check_content, tagged
 from spcl.checkpoint import checked_content, has_checkpoint, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
@@ -59,6 +59,7 @@ def held_state(folder: Path, wait: Callable[[], bool] | None = None) -> Iterator
             folder.chmod(0o700)  # it holds what was learned of the data: for the service's user alone
             held = stack.enter_context(locked(folder / "lock", wait))
             if held:
+                remove_partial_files(folder)
                 write_json(folder / "owner.json", {"host": socket.gethostname(), "process": os.getpid()})
         if not held and wait is None:
             raise StateInUseError(
