@@ -14,7 +14,7 @@ from spcl.data import PRESET_SETTINGS, PRESETS, ImageData, SourceData, load_prot
 from spcl.errors import SpclError
 from spcl.methods import make_method, recorded_settings
 from spcl.plugins import load_plugins, load_recorded_plugins
-from spcl.runs.build import check_data, check_device, is_named_data, load_benchmark, make_optimizer
+from spcl.runs.build import check_device, check_given_data, is_named_data, load_benchmark, make_optimizer
 from spcl.runs.records import FolderError, RunFolder
 from spcl.runs.settings import FILES, LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.schedules import SCHEDULES
@@ -45,7 +45,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     given["plugins"] = load_plugins(given.get("plugins", ()))
     first = validated(RunSettings, given, "settings")
     if data is not None:
-        check_data(first, data)
+        check_given_data(first, data)
     elif first.benchmark not in PRESETS:
         data = load_benchmark(first.benchmark, first.data_dir, **first.data)
     tasks = first.tasks if "tasks" in given else None

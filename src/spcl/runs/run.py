@@ -29,7 +29,7 @@ from spcl.orthogonality import filter_statistics
 from spcl.plugins import load_plugins
 from spcl.runs.build import (
     add_task,
-    check_data,
+    check_given_data,
     inputs_of,
     is_named_data,
     learner_parts,
@@ -122,7 +122,7 @@ def execute(
         InterruptedRunError: if SIGINT or SIGTERM stopped the run after it was saved.
     """
     load_plugins(settings.plugins)
-    check_data(settings, data)
+    check_given_data(settings, data)
     if distributed is not None:
         settings = settings.model_copy(update={"threads": settings.threads or 1})
         distributed.check_same("settings", _common_settings(settings))
