@@ -126,6 +126,7 @@ def test_anytime_is_unknown_where_tasks_are_evaluated_one_by_one(benchmark: Path
         {"config": 99},
         {"trackers": ["tensorboard"], "frozen": ["no such layer"]},
         {"method": {"name": "er"}, "tasks": 60},
+        {"augment": ["crop"]},
     ],
 )
 def test_a_run_refused_before_the_first_step_leaves_nothing(

@@ -360,7 +360,13 @@ def make_learner(
     torch.manual_seed(settings.seed)
     options = learner_options(settings)
     options["memory_batch"] = options["memory_batch"] or settings.batch_size
-    return Learner(**learner_parts(settings, data, device, steps), **options, distributed=distributed)
+    parts = learner_parts(settings, data, device, steps)
+    if parts["augment"] is not None:
+        tried = copy.deepcopy(parts["augment"])
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for samples in _training_samples(data):  # a transform that cannot take them raises now, not later
+                tried(map_leaves(lambda part: part[:2].clone().to(device), samples))
+    return Learner(**parts, **options, distributed=distributed)
 
 
 def learner_options(settings: RunSettings) -> dict[str, Any]:

@@ -488,7 +488,7 @@ class Session:
             done.error is None and done.task not in self._warned
         ):  # thousands have mostly the same reason, and all are counted and kept
             self._warned.add(done.task)
-            _log.warning("a message of task %r was refused: %s (others of it only count)", done.task, reason)
+            _log.warning("a message of task %r was refused: %s (further ones are only counted)", done.task, reason)
         self._records.tasks[done.task].dead_letters += 1
         self._on_event(DeadLetterEvent(time.time(), done.task, done.rejected.position, reason))
 
