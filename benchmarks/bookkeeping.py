@@ -2,8 +2,7 @@
 
 The plain loop keeps nothing and shows nothing. Both make the same learner from the same settings and evaluate the same
 tasks at the same moments; the data is loaded once, before. Every round does all variants in turn, in one process, every
-other round backwards; ratios are those of the medians, by the clock and in processor time, which a busy machine
-disturbs less.
+other round backwards. Ratios compare medians, by the clock and in processor time, which a busy machine disturbs less.
 
     python benchmarks/bookkeeping.py [--rounds 15] [--benchmark ps-emnist --data-dir DIR] [--set name=value …]
 """

@@ -6,8 +6,8 @@ is read. The memory is large enough for every sample, so the checkpoint says whi
 
 - Every batch was learned once, also those whose publisher was killed while it waited for the answer, and which the next
   process published again under the same number.
-- Where the order of batches is determined (``together``), weights, optimizer, memory and random state equal those of
-  a service that learned the same batches undisturbed, bit for bit.
+- Where the order of batches is determined (``together``), weights, optimizer, memory and random state are
+  bit for bit what a service has that learned the same batches undisturbed.
 - A grid that is killed meanwhile, or whose workers are, ends with the results and metrics of an undisturbed one.
 
 Everything runs on loopback, in a temporary folder and on one core. The disk is a tmpfs, which needs root; without, the
@@ -466,22 +466,26 @@ class Record:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for name in KILLED:
-            yield f"SIGKILLs of {name}", f"{self.done[f'{name} killed']:,}"
-        yield "times the disk was full", f"{self.done['disks filled']:,}"
-        yield "floods; connections in them", f"{self.done['floods']:,}; {self.done['connections']:,}"
-        asked = f"{self.done['answered']:,} of {self.done['asked']:,}"
-        yield "answers of /healthz within floods; the slowest", f"{asked}; {self.slowest_answer:.1f} s"
+            yield f"{name} killed by SIGKILL", f"{self.done[f'{name} killed']:,}"
+        yield "times that the disk was filled", f"{self.done['disks filled']:,}"
+        yield "  service starts that failed because it was full", f"{self.done['services refused']:,}"
+        yield "floods of connections", f"{self.done['floods']:,}"
+        yield "  connections opened", f"{self.done['connections']:,}"
+        yield (
+            "  requests to /healthz meanwhile, answered with 200",
+            f"{self.done['answered']:,} of {self.done['asked']:,}",
+        )
+        yield "  slowest answer", f"{self.slowest_answer:.1f} s"
         yield "rounds", f"{self.done['rounds']:,}"
         yield "batches published", f"{self.done['batches published']:,}"
-        yield "  of them published again, as the publisher was killed", f"{self.done['sent again']:,}"
+        yield "  published a second time because the publisher was killed", f"{self.done['sent again']:,}"
         yield "batches learned", f"{self.done['batches learned']:,}"
-        yield "lost", f"{self.done['lost']:,}"
-        yield "twice", f"{self.done['twice']:,}"
-        yield "refused (dead letters), late", f"{self.done['refused']:,}"
+        yield "batches lost", f"{self.done['lost']:,}"
+        yield "batches learned twice", f"{self.done['twice']:,}"
+        yield "batches refused or late", f"{self.done['refused']:,}"
         equal = f"{self.done['equal']:,} of {self.done['compared']:,}"
-        yield "services bit for bit equal to undisturbed ones", equal
+        yield "services equal to an undisturbed one, bit for bit", equal
         yield "runs of grids equal to undisturbed ones", f"{self.done['runs equal']:,} of {self.done['runs']:,}"
-        yield "services that did not start on a full disk", f"{self.done['services refused']:,}"
         yield "problems", f"{len(self.problems):,}"
 
     def write(self, path: Path | None) -> None:

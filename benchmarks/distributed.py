@@ -1,7 +1,7 @@
 """What several ranks send and how long their steps take: bytes measured on the loopback device, against the formula.
 
 Every rank has one thread, and all are on this machine. ResNet-18 is trained with SORO on T tasks.
-Bytes are those that the kernel counts on ``lo``, headers included: with gloo all go there, beside those of other
+Bytes are counted by the kernel on ``lo``, headers included. With gloo all traffic goes there; so do the bytes of other
 programs. The formula is (R−1)/R · (T/P + 1) · n numbers of 4 bytes for each of R ranks in P task groups.
 
     python benchmarks/distributed.py [--rounds 3] [--steps 5] [--tasks 4] [--batch 16]

@@ -33,7 +33,7 @@ CLASSES, STEPS = 10, 10
 
 
 def step_of(method: type[Method], tasks: int, size: int, side: int) -> Step:
-    """Return a step on so many tasks, and as many samples of memory as of a task."""
+    """Return a step on `tasks` tasks of `size` samples, and `size` samples of memory."""
     torch.manual_seed(0)
     network = Backbone(Normalise([0.5] * 3, [0.25] * 3), ResNet18(batch_norm_momentum=0.01))
     network.to(GPU, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -28,7 +28,7 @@ INFINIBAND = 50e9
 LATENCY = 30e-6
 """Seconds of a collective beside its bytes, assumed."""
 COLLECTIVES = 5
-"""Those of a step: the check of the batches, rows for slices, the Gramian, the update, heads."""
+"""Collective operations of a step: the check of the batches, rows for slices, the Gramian, the update, heads."""
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 TASKS = (4, 16, 64)
 

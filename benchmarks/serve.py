@@ -169,7 +169,7 @@ def running(folder: Path, backbone: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 class Feeder:
-    """Publishes batches of all sources in turn, so many rounds a second, in threads."""
+    """Publishes batches of all sources in turn, `pace` rounds a second, in threads."""
 
     def __init__(self, folder: Path, backbone: str, sources: int, pace: float) -> None:
         self._stop = threading.Event()

@@ -37,7 +37,7 @@ Work = Callable[[], object]
 
 
 def step_of(network: str, sources: int, method: str, **options: object) -> Work:
-    """Return a step of a learner on batches of sources, the sizes of which add up to those in `sources.py`."""
+    """Return a step of a learner on one batch per source; together they have as many samples as in `sources.py`."""
     import torch
 
     from sources import CLASSES, NETWORKS

@@ -49,9 +49,7 @@ def train(method: Method) -> spcl.Learner:
 
 
 if __name__ == "__main__":
-    check_method(
-        Balanced, scaling=0
-    )  # settings, resuming, faults, engines; its weights do not depend on a common scale
+    check_method(Balanced, scaling=0)  # scaling all gradients leaves the weights as they are
     x = torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
     for method in (ER(), Balanced(power=0.9)):
         accuracy = train(method).evaluate([(x, (x[:, 0] > 0).long())], task="side")

@@ -18,7 +18,7 @@ settings.load_profile("reproducible")
 STATE = ("_factories", "_others")
 """The attributes in which registries hold what plug-ins add."""
 
-spcl._util.registry.load_installed()  # our own plug-in belongs to the package; tests forget those of others
+spcl._util.registry.load_installed()  # our own plug-in belongs to the package; tests forget other plug-ins
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels then run on the CPU

@@ -42,7 +42,7 @@ def batch(seed: int, classes: int = 3, soft: bool = False) -> tuple[Tensor, Tens
 
 
 def learner_with(loss: Any, scenario: Any, method: Any = None, **options: Any) -> Learner:
-    """Three classifiers, of which the second has the loss."""
+    """Three classifiers; the second has the loss."""
     learner = Learner(network(), method or ER(), optimizer=SGD, scenario=scenario, **options)
     learner.add_task("before", classes=2)
     learner.add_task("task", classes=3, loss=loss)

@@ -5,6 +5,7 @@ import py_compile
 import re
 import runpy
 from hashlib import sha256
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import cache_from_source
 from pathlib import Path
 from py_compile import PycInvalidationMode
@@ -319,6 +320,17 @@ def test_compiled_code_beside_the_modules_that_a_plugin_imports_does_not_run(tmp
     load_plugins([str(folder / "importing.py")])
     assert "importing" in BACKBONES
     assert not mark.exists()
+
+
+def test_sources_beside_a_plugin_are_preferred_to_compiled_modules(tmp_path: Path) -> None:
+    (tmp_path / "helpers_with_twins").mkdir()
+    for name in ("helper_with_twin", "helpers_with_twins/__init__", "helpers_with_twins/inner"):
+        (tmp_path / f"{name}.py").write_text("")
+        (tmp_path / f"{name}{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library, so that to load it is an error")
+    imports = "import helper_with_twin, helpers_with_twins.inner\n"
+    (tmp_path / "with_twins.py").write_text(imports + RECORDED.format(name="with twins"))
+    load_plugins([str(tmp_path / "with_twins.py")])
+    assert "with twins" in BACKBONES
 
 
 def test_a_program_beside_a_plugin_runs_as_before(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Schedules against those of PyTorch, and what they refuse."""
+"""Schedules against PyTorch's, and what they refuse."""
 
 import warnings
 from collections.abc import Callable

@@ -14,6 +14,7 @@ from spcl._util.registry import Named
 from spcl.errors import SpclError
 
 __all__ = [
+    "CHANGEABLE",
     "FILE",
     "LAYOUT",
     "LEARNER",
@@ -53,6 +54,9 @@ LOADING = "loading"
 
 LAYOUT = "layout"
 """Tag of options that decide, besides the samples, whether they can be laid out in time."""
+
+CHANGEABLE = "changeable"
+"""Tag of settings that a service may start with while its state has others."""
 
 FILE = "file"
 """Tag of options that name a file or folder."""

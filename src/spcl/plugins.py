@@ -10,7 +10,7 @@ needs nothing else; functions and classes of other kinds have a decorator:
 ... def thin_mlp(inputs, width=8):
 ...     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(inputs.shape), width), nn.ReLU())
 
-An installed package adds its plug-ins by entry points of the group ``spcl.plugins``, each of which names a module.
+An installed package adds its plug-ins by entry points of the group ``spcl.plugins``; each names a module.
 """
 
 import hashlib
@@ -211,11 +211,11 @@ _BESIDE: set[str] = set()
 
 
 def _plain_finder(path: str) -> FileFinder:
-    """Return what finds modules beside plug-in files, and in packages there, by their sources alone."""
+    """Return what finds modules beside plug-in files, and in packages there: by their sources, where there are any."""
     nearest = max((each for each in sys.path if Path(path).is_relative_to(each)), key=len, default="")
     if nearest not in _BESIDE or not Path(path).is_dir():  # a program beside a plug-in file is run as a file
         raise ImportError
-    return FileFinder(path, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_PlainLoader, SOURCE_SUFFIXES))
+    return FileFinder(path, (_PlainLoader, SOURCE_SUFFIXES), (ExtensionFileLoader, EXTENSION_SUFFIXES))
 
 
 class _SourceFinder(MetaPathFinder):

@@ -26,7 +26,7 @@ def gradients(tasks: int, seed: int, length: int = 7) -> Tensor:
 
 
 def adjusted(G: Tensor, **options: float) -> Tensor:
-    """Return Ĝ itself: the G M of which the solution gives the Gramian."""
+    """Return Ĝ = G M itself; the solution holds only its Gramian."""
     U, _, Vh = torch.linalg.svd(G, full_matrices=False)
     solution = solve_condition(G.T @ G, **options)
     eigenvalues, V = torch.linalg.eigh(solution.adjusted)

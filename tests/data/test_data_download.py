@@ -100,6 +100,11 @@ def test_whole_file_is_downloaded(server: Server, target: Path, ranges: bool) ->
     assert server.requested == ["/file from 0"]
 
 
+def test_file_without_a_known_checksum_is_downloaded(server: Server, target: Path) -> None:
+    download(server.url, target, None)
+    assert_complete(target)
+
+
 def test_interrupted_download_resumes(server: Server, target: Path) -> None:
     server.breaks = 2
     download(server.url, target, SHA256)

@@ -9,9 +9,11 @@ from typer.testing import CliRunner, Result
 
 from data_files import (
     cifar100_binary_files,
+    clinc_files,
     small_cifar100,
     small_emnist,
     tiny_imagenet_files,
+    wisdm_files,
     write_files,
     write_tar,
     write_zip,
@@ -19,8 +21,9 @@ from data_files import (
 from spcl.cli.listing import data as app
 from spcl.data import DATA_NAMES, check_data, get_data, list_data, load_data
 from spcl.data.cache import file_sha256
-from spcl.data.catalogue import DATA_SETS, PUBLISHED, Published
+from spcl.data.catalogue import DATA_SETS, PUBLISHED, SOURCE_SETS, Published, find_data_set
 from spcl.errors import DataError
+from spcl.runs import load_benchmark
 
 PUBLISHED_ONES = tuple(name for name in DATA_NAMES if name != "ps-glyphs")
 
@@ -88,12 +91,12 @@ def test_missing_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", PUBLISHED_ONES)
 def test_missing_files_are_reported_with_instructions(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as caught:
-        load_data(name, tmp_path)
+        load_benchmark(name, str(tmp_path))
     message = str(caught.value)
-    archive = DATA_SETS[name].archive
     assert f"spcl data get {name}" in message
-    assert PUBLISHED[Path(archive).name].url in message
-    assert str(tmp_path / archive) in message
+    for file in find_data_set(name).files:
+        assert PUBLISHED[Path(file).name].url in message
+        assert str(tmp_path / file) in message
 
 
 def test_unknown_names_are_reported_with_a_suggestion() -> None:
@@ -101,15 +104,21 @@ def test_unknown_names_are_reported_with_a_suggestion() -> None:
         load_data("ps-cifar-100")
     with pytest.raises(DataError, match="choose one of ps-glyphs"):
         load_data("xyz")
+    with pytest.raises(DataError, match="beijing-air has several sources; load it with load_beijing_air"):
+        load_data("beijing-air")
 
 
 def test_catalogue_is_consistent() -> None:
-    for data_set in DATA_SETS.values():
-        assert Path(data_set.archive).name in PUBLISHED
-        assert data_set.archive in [layout.path for layout in data_set.layouts]
-    archives = {Path(layout.path).name for data_set in DATA_SETS.values() for layout in data_set.layouts if layout.top}
-    assert archives == PUBLISHED.keys()
-    assert all(len(published.sha256) == 64 and published.url.startswith("https://") for published in PUBLISHED.values())
+    sets = [find_data_set(name) for name in PUBLISHED_ONES]
+    for data_set in sets:
+        assert {Path(file).name for file in data_set.files} <= PUBLISHED.keys()
+        read = {layout.path for layout in data_set.layouts}
+        assert {file if Path(file).suffix != ".json" else str(Path(file).parent) for file in data_set.files} <= read
+    archives = {Path(layout.path).name for data_set in sets for layout in data_set.layouts if layout.top}
+    assert archives | {"data_full.json", "domains.json"} == PUBLISHED.keys()
+    assert all(len(published.sha256 or "x" * 64) == 64 for published in PUBLISHED.values())
+    assert all(published.url.startswith("https://") for published in PUBLISHED.values())
+    assert all("cite" in data_set.terms for data_set in SOURCE_SETS.values())
 
 
 # list and check
@@ -224,9 +233,40 @@ def test_get_keeps_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_get_without_network_gives_instructions(tmp_path: Path, name: str) -> None:
     result = run("get", name, "--data-dir", tmp_path / "new")
     assert isinstance(result.exception, DataError)
-    archive = DATA_SETS[name].archive
-    assert PUBLISHED[Path(archive).name].url in str(result.exception)
-    assert f"save it as {tmp_path / 'new' / archive}" in str(result.exception)
+    file = find_data_set(name).files[0]
+    assert PUBLISHED[Path(file).name].url in str(result.exception)
+    assert f"save it as {tmp_path / 'new' / file}" in str(result.exception)
+    if name in SOURCE_SETS:
+        assert f"{name}: {PUBLISHED[Path(file).name].url}" in result.stdout
+        assert SOURCE_SETS[name].terms in result.stdout
+
+
+def test_get_returns_what_is_unpacked_already(tmp_path: Path) -> None:
+    write_files(tmp_path / "wisdm-dataset", wisdm_files({1600: "AAAA"}))
+    result = run("get", "wisdm", "--data-dir", tmp_path)
+    assert str(tmp_path / "wisdm-dataset") in result.stdout
+
+
+def test_get_downloads_all_files_of_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = clinc_files({}, {})
+    write_files(tmp_path / "clinc150", files)
+    for name in files:
+        original = Published("https://127.0.0.1:9/", file_sha256(tmp_path / "clinc150" / name))
+        monkeypatch.setitem(PUBLISHED, name, original)
+    assert get_data("clinc150", tmp_path) == tmp_path / "clinc150"
+    (tmp_path / "clinc150" / "domains.json").write_text("{ }")
+    with pytest.raises(DataError, match=r"domains.json is not the publisher's file"):
+        get_data("clinc150", tmp_path)
+
+
+def test_list_counts_samples_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spcl.data.catalogue.DATA_NAMES", ("wisdm", "clinc150"))
+    write_files(tmp_path / "wisdm-dataset", wisdm_files({1600: "AAAABBBB", 1602: "AAAA"}))
+    (stock, _) = list_data(tmp_path)
+    assert (stock.train, stock.test, stock.classes, stock.sources, stock.complete) == (9, 3, 2, 2, False)
+    lines = run("list", "--data-dir", tmp_path).stdout.splitlines()
+    assert any("part, 9 + 3 samples of 2 sources, 2 classes" in line for line in lines)
+    assert any("not here" in line for line in lines)
 
 
 def test_get_of_the_generated_set_is_an_error() -> None:

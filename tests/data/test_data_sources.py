@@ -24,6 +24,7 @@ from spcl.data import (
 )
 from spcl.errors import DataError, SpclError
 from spcl.runs import execute, load_benchmark, resolve_settings
+from spcl.runs.build import make_backbone, make_problem
 from spcl.runs.records import fingerprint
 
 RNG = np.random.default_rng(0)
@@ -212,6 +213,99 @@ def test_presets_fit_the_kinds_of_samples() -> None:
     assert preset_for("text", from_arrays(TOKENS, TOKENS[:, 0] % 4)).backbone == "text"
     masked = from_sources({"text": ({"input_ids": TOKENS}, TOKENS[:, 0] % 4)})
     assert preset_for("text", masked).backbone == "text"
+
+
+# -- sources that share a task
+
+
+def wearer(name: str, **fields: Any) -> SourceSamples:
+    x, y = torch.rand(6, 3), torch.arange(6) % 2
+    return SourceSamples(name, "classification", x, y, x[:2], y[:2], ("still", "moving"), **fields)
+
+
+def station(name: str, **fields: Any) -> SourceSamples:
+    x, y = torch.rand(6, 3), torch.rand(6)
+    return SourceSamples(name, "regression", x, y, x[:2], y[:2], **fields)
+
+
+def test_sources_of_one_task_are_counted_as_one_set_of_classes() -> None:
+    data = SourceData("watches", (wearer("a", task="activity"), wearer("b", task="activity", unseen=True), wearer("c")))
+    assert data.classes == 4
+    assert [source.task_name for source in data.sources] == ["activity", "activity", "c"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ((wearer("a", task="x"), station("b", task="x")), "'a' and 'b' answer the task 'x', but differ in"),
+        ((station("a", task="x", scale=2.0), station("b", task="x")), "'a' and 'b' answer the task 'x', but differ in"),
+        ((wearer("a"), wearer("b", task="a", unseen=False), wearer("c", unseen=True)), "task 'c' are unseen"),
+    ],
+    ids=["kinds", "scales", "unseen"],
+)
+def test_sources_that_cannot_share_a_task_are_refused(sources: tuple[SourceSamples, ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        SourceData("watches", sources)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task": ""}, "has no name"),
+        ({"scale": 0.0}, "a regression needs a number > 0"),
+        ({"scale": float("nan")}, "a regression needs a number > 0"),
+        ({"train_times": torch.arange(6)}, "together, or neither"),
+        ({"train_times": torch.arange(5), "test_times": torch.arange(2)}, r"one for each of 6 samples, .*\(5,\)"),
+        ({"train_times": torch.arange(6.0), "test_times": torch.arange(2)}, "must be a vector of int64"),
+        ({"train_times": torch.arange(6).flip(0), "test_times": torch.arange(2)}, "train: times decrease"),
+    ],
+)
+def test_wrong_fields_of_a_source_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        station("a", **fields)
+
+
+def test_holding_out_keeps_times_beside_their_samples() -> None:
+    x = torch.arange(20.0)[:, None]
+    times = torch.arange(20) * 3
+    source = SourceSamples("a", "regression", x, x, x, x, scale=5.0, train_times=times, test_times=times)
+    held = hold_out(SourceData("air", (source,)), 0.25).sources[0]
+    assert held.scale == 5.0
+    assert held.test_times is not None
+    assert held.train_times is not None
+    for inputs, when in ((held.train_x, held.train_times), (held.test_x, held.test_times)):
+        assert torch.equal(inputs[:, 0].long() * 3, when)
+    assert len(held.test_times) == 5
+
+
+def test_the_fingerprint_knows_tasks_and_unseen_sources() -> None:
+    torch.manual_seed(0)
+    one = wearer("a", task="activity")
+    others = [replace(one, task=None), replace(one, task="other")]
+    assert len({fingerprint(SourceData("watches", (each,))) for each in (one, *others)}) == 3
+
+
+def test_runs_refuse_sources_that_share_a_task() -> None:
+    data = SourceData("watches", (wearer("a", task="activity"), wearer("b", task="activity")))
+    with pytest.raises(DataError, match="sources of watches share a task"):
+        make_problem(resolve_settings({"method": "er"}, data=data), torch.device("cpu"), data)
+
+
+def test_a_network_standardises_by_the_training_samples_of_trained_sources() -> None:
+    one, other, unseen = (torch.randn(20, 6, 3) * scale for scale in (1.0, 50.0, 1e6))
+    y = torch.arange(20) % 2
+    sources = [
+        SourceSamples(name, "classification", x, y, x, y, ("a", "b"), task="t", unseen=name == "unseen")
+        for name, x in (("one", one), ("other", other), ("unseen", unseen))
+    ]
+    data = SourceData("walks", tuple(sources))
+    both = torch.cat([one, other]).flatten(0, 1)
+    for backbone in ("conv1d", {"name": "mlp", "standardise": True}):
+        settings = resolve_settings({"backbone": backbone}, data=data)
+        network = make_backbone(settings, data, torch.device("cpu"))
+        torch.testing.assert_close(network[0](both).std(dim=0), torch.ones(3))
+        settings = resolve_settings({"backbone": backbone, "normalise": False}, data=data)
+        assert torch.equal(make_backbone(settings, data, torch.device("cpu"))[0](both), both)
 
 
 # -- loading by name

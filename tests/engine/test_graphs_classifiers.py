@@ -178,7 +178,7 @@ def test_losses_of_static_samples_are_those_of_every_sample_alone(
 ) -> None:
     """Each group has a size, a task, and if replayed stored logits: all of the task's, or of the first classes so far.
 
-    Offsets, which there may be class-incrementally, are those of new samples.
+    Class-incrementally there may be offsets, which belong to new samples.
     """
     generator = torch.Generator().manual_seed(seed)
     random = partial(torch.randn, generator=generator, dtype=torch.float64)

@@ -542,7 +542,7 @@ def batches_of_all() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def passes_of(method: str, memory: bool, measured: bool) -> tuple[Learner, list[str]]:
-    """Return a learner after two steps and the passes through its backbone in the second, of which replay is part."""
+    """Return a learner after two steps and the passes through its backbone in the second, replay included."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
     learner = Learner(
@@ -599,7 +599,7 @@ def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
     samples = classifiers()
     features = torch.randn(6 * TASKS, 5, requires_grad=True)
     replayed = [deepcopy(group.task.head) for group in samples]
-    for group in samples:  # gradients of replayed samples, to which those of the stack are added
+    for group in samples:  # gradients of replayed samples; the stack adds its own
         group.task.head.weight.grad = torch.ones(4, 5)
     stack = ClassifierStack(samples, features.device, (HeadGradients(), HeadGradients()))
     losses = stack.forward(features)

@@ -150,7 +150,7 @@ def test_dropout_is_that_of_one_forward_pass() -> None:
 
 
 class Pieces(nn.Module):
-    """Samples of two shapes through shared layers, of which one is used by one shape alone."""
+    """Samples of two shapes through shared layers; one layer is used by one shape alone."""
 
     def __init__(self) -> None:
         super().__init__()

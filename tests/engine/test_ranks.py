@@ -96,7 +96,7 @@ def test_ranks_train_other_heads_and_types_as_one_process(
 @pytest.mark.parametrize("split", ["tasks", "data"])
 def test_ranks_stay_equal_in_bfloat16(ranks: Ranks, split: str) -> None:
     found = ranks.call(_ranks.trained_in_bfloat16, 3, split)
-    compare(found, found[0])  # sums of three digits differ from those of one process
+    compare(found, found[0])  # sums in numbers of three digits differ from the sums of one process
 
 
 def test_ranks_stay_equal_with_dropout(ranks: Ranks) -> None:

@@ -272,6 +272,27 @@ def test_sources_that_are_no_stream_are_refused(stream: Any, found: str) -> None
         new_learner().fit(stream)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epochs": 3}, r"fit has no option 'epochs', and a source of type int cannot be saved .*; choose one of"),
+        ({"checkpoints": "c"}, r"fit has no option 'checkpoints', .*; did you mean 'checkpoint'\?"),
+        ({"backbone": nn.Linear(1, 1)}, r"a source cannot be saved as 'backbone'"),
+    ],
+)
+def test_options_that_there_are_not_are_refused_before_anything_is_learned(given: Any, message: str) -> None:
+    learner = new_learner()
+    with pytest.raises(SpclError, match=message):
+        learner.fit(parallel(), **given)
+    assert learner.steps == 0
+
+
+def test_what_has_no_state_cannot_be_saved_with_a_learner(tmp_path: Path) -> None:
+    with pytest.raises(SpclError, match=r"save has no option 'kep', .*; did you mean 'keep'\?"):
+        new_learner().save(tmp_path / "c", kep=3)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 # -- one fit per checkpoint
 
 HOLD = """

@@ -290,7 +290,7 @@ def test_frozen_parts_are_captured_as_the_eager_engine_trains_them(method: str) 
         backbone = TinyResNet().cuda()
         learner = Learner(backbone, make_method(method), optimizer=optimizer, memory=memory, capture=capture)
         learner.add_task("a", classes=3)
-        learner.add_task("b", head=head(1), loss=cross_entropy)  # other weights than those of "a": rank 2
+        learner.add_task("b", head=head(1), loss=cross_entropy)  # weights of another shape than in "a"
         for step in range(32):
             if step == 8:
                 learner.freeze("stem.*")

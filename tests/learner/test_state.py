@@ -370,6 +370,34 @@ def test_an_optimiser_never_gets_state_of_another_size(content: dict[str, Any]) 
                 Learner.load(state, backbone=network())
 
 
+@pytest.mark.parametrize(
+    ("place", "wrong", "words"),
+    [
+        (("groups",), None, "groups of the optimiser is None in the checkpoint"),
+        (("groups",), [], "the optimiser has no groups"),
+        (("groups", 0), 7, r"groups of the optimiser is \[7"),
+        (("groups", 0, "params"), "text", "params of a group of the optimiser is 'text'"),
+        (("groups", 0, "params", 0), {}, r"params of a group of the optimiser is \[{}"),
+        (("groups", 0, "lr"), None, "lr of a group of the optimiser is None"),
+        (("groups", 0, "weight_decay"), "text", "weight_decay of a group of the optimiser is 'text'"),
+        (("groups", 0, "betas"), {}, "betas of a group of the optimiser is {}"),
+        (("groups", 0, "maximize"), 7, "maximize of a group of the optimiser is 7"),
+        (("groups", 1, "tasks"), 7, "tasks of a group of the optimiser is 7"),
+        (("groups", 1, "tasks", 0), "c", "the head of task 'c', which the learner has not"),
+        (("state",), [], r"state of the optimiser is \[\]"),
+        (("state", "0"), None, "state of parameter 0 is None"),
+        (("class",), 7, "class of the optimiser is 7"),
+        (("defaults",), 7, "defaults of the optimiser is 7"),
+        (("defaults", "eps"), "text", "eps of the optimiser's defaults is 'text'"),
+    ],
+)
+def test_wrong_content_of_an_optimiser_is_named(
+    content: dict[str, Any], place: tuple[Any, ...], wrong: object, words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        Learner.load(changed(content, ("optimizer", *place), wrong), backbone=network())
+
+
 @pytest.mark.parametrize("place", [("learner", "feature_dim"), ("tasks", 0, "classes")])
 def test_a_checkpoint_that_asks_for_a_giant_head_is_refused(content: dict[str, Any], place: tuple[Any, ...]) -> None:
     with pytest.raises(CheckpointError, match="but its head has"):

@@ -150,7 +150,7 @@ def test_a_reservoir_counts_for_all_tasks_that_it_replays() -> None:
 
 
 def averaged(losses: list[float], decay: float) -> float:
-    """Return the weighted mean of losses, the first of which stands for all before it."""
+    """Return the weighted mean of losses; the first loss stands for all before it."""
     weights = (1.0 - decay) * decay ** np.arange(len(losses))[::-1]
     return float(weights @ losses + decay ** len(losses) * losses[0])
 

@@ -50,8 +50,8 @@ def test_stored_logits_are_trained_on_the_samples_whose_labels_are(scenario: Sce
 
 
 @scenarios
-@pytest.mark.parametrize("name", ["er", "mdmtr"])  # whose training compares a task's classes, or those of all tasks
-def test_logits_stored_at_the_end_of_a_task_are_those_that_training_compares(name: str, scenario: Scenario) -> None:
+@pytest.mark.parametrize("name", ["er", "mdmtr"])  # whose training compares a task's or all classes
+def test_logits_stored_at_the_end_of_a_task_are_what_training_compares(name: str, scenario: Scenario) -> None:
     method = make_method(name, replay_loss="logits")
     learner = Learner(torch.nn.Linear(4, 3), method, memory=BalancedCoreset(20), scenario=scenario)
     for task in ("a", "b"):

@@ -1,13 +1,31 @@
 """Backbones: shapes, sizes, initialisation; transformers for text."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models import MLP, Backbone, Normalise, ResNet18, ResNet34, SmallCNN, TextTransformer, VisionTransformer
+from spcl.learner import Learner
+from spcl.methods import SORO
+from spcl.models import (
+    BACKBONES,
+    MLP,
+    Backbone,
+    InputSpec,
+    Ngrams,
+    Normalise,
+    ResNet18,
+    ResNet34,
+    SeriesCNN,
+    SeriesGRU,
+    SmallCNN,
+    Standardise,
+    TextTransformer,
+    VisionTransformer,
+)
 
 
 def parameters(model: nn.Module) -> int:
@@ -91,6 +109,10 @@ def test_images_that_are_no_multiple_of_the_patch_are_refused() -> None:
         (ResNet34(channels=1), (1, 28, 28)),
         (VisionTransformer(depth=2), (3, 32, 32)),
         (VisionTransformer(1, (28, 20), depth=1, width=32, heads=2), (1, 28, 20)),
+        (SeriesCNN(3), (200, 3)),
+        (SeriesCNN(5, width=7), (3, 5)),
+        (SeriesCNN(2), (1, 2)),
+        (SeriesGRU(3, width=9), (24, 3)),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
@@ -254,3 +276,62 @@ def test_texts_that_are_too_long_are_refused(text_model: TextTransformer) -> Non
         text_model(torch.ones(1, 11, dtype=torch.int64))
     with pytest.raises(SpclError, match="the width a multiple of the heads"):
         TextTransformer(20, 10, width=10, heads=4)
+
+
+# -- real sources: standardised features, series, short texts
+
+
+def test_standardised_features_have_mean_0_and_deviation_1() -> None:
+    x = torch.randn(300, 7, 3) * torch.tensor([1.0, 500.0, 0.0]) + torch.tensor([0.0, 1e4, 3.0])
+    layer = Standardise(3)
+    assert torch.equal(layer(x), x)
+    layer.fit(x)
+    y = layer(x).flatten(0, 1)
+    torch.testing.assert_close(y.mean(dim=0), torch.zeros(3), atol=1e-2, rtol=0)
+    torch.testing.assert_close(y.std(dim=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-2, rtol=0)
+    copy = Standardise(3)
+    copy.load_state_dict(layer.state_dict())
+    assert torch.equal(copy(x), layer(x))
+    for wrong in (x[:, :, :2], x[:1, :1]):
+        with pytest.raises(SpclError, match="give at least two samples of the network's inputs"):
+            layer.fit(wrong)
+
+
+def test_words_in_another_order_are_other_pairs_and_padding_is_nothing() -> None:
+    model = Ngrams()
+    texts = torch.tensor([[5, 6, 7, 0], [7, 6, 5, 0], [0, 0, 0, 0]])
+    features = model(texts)
+    assert not torch.allclose(features[0], features[1])
+    assert torch.equal(features[2], torch.zeros(128))
+    torch.testing.assert_close(model(texts[:2, :3]), features[:2])
+    torch.testing.assert_close(model({"input_ids": texts.int()}), features)
+
+
+TOKENS, SERIES = torch.randint(1, 99, (8, 5)), torch.randn(8, 12, 3)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "x", "reason"),
+    [
+        ("conv1d", SERIES, None),
+        ("ngrams", TOKENS, None),
+        ({"name": "mlp", "standardise": True}, SERIES, None),
+        ("gru", SERIES, "the parameter '1.gru.weight_ih_l0' is used by gru"),
+    ],
+    ids=["conv1d", "ngrams", "mlp", "gru"],
+)
+def test_which_networks_of_real_sources_share_a_pass(backbone: Any, x: Tensor, reason: str | None) -> None:
+    learner = Learner(BACKBONES.make(backbone, InputSpec.of(x)), SORO())
+    for name in "ab":
+        learner.add_task(name, classes=2)
+    learner.step({name: (x, torch.arange(8) % 2) for name in "ab"})
+    assert learner.fallback_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("name", "x"),
+    [("conv1d", TOKENS), ("conv1d", torch.rand(8, 3)), ("gru", torch.rand(8, 3, 4, 4)), ("ngrams", SERIES)],
+)
+def test_networks_of_real_sources_refuse_other_samples(name: str, x: Tensor) -> None:
+    with pytest.raises(SpclError, match=f"backbone '{name}' needs .*, but the samples are"):
+        BACKBONES.make(name, InputSpec.of(x))

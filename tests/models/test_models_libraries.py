@@ -1,5 +1,6 @@
 """Backbones of timm and of Hugging Face Transformers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,12 @@ def test_a_folder_of_a_model_runs_no_code_and_is_read_without_pickles(
         BACKBONES.make(setting | {"trust_remote_code": True}, inputs)
     assert not mark.exists()
     BACKBONES.make({"name": "transformers:bert", **TINY}, inputs).model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    for part in ({"attn_implementation": "somebody/kernels"}, {"text_config": {"attn_implementation": {"": "a/b"}}}):
+        (folder / "config.json").write_text(json.dumps(config | part))
+        with pytest.raises(SpclError, match="runs no code of others, as its attn_implementation"):
+            BACKBONES.make(setting, inputs)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").rename(tmp_path / "model.safetensors")
     torch.save(load_file(tmp_path / "model.safetensors"), folder / "pytorch_model.bin")
     with pytest.raises(SpclError, match=r"no file named model\.safetensors"):

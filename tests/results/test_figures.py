@@ -340,7 +340,7 @@ def test_its_commands_are_understood(name: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_commands_are_of_the_papers_benchmarks_with_its_preset() -> None:
-    """Those of Figures 2, 4, 5, 7 and 8; the learning process is that of two benchmarks."""
+    """The commands of Figures 2, 4, 5, 7 and 8; the learning process needs runs of two benchmarks."""
     for name in ("learning-process", "gradients", "convolutions", "hyperparameters", "rehearsal"):
         assert {grid.preset for grid in FIGURES[name].grids} == {"paper"}
         assert {grid.benchmark for grid in FIGURES[name].grids} <= {"ps-cifar100", "ps-tiny-imagenet"}

@@ -33,7 +33,7 @@ def test_runs_of_another_problem_are_left_out_and_variants_are_refused(tmp_path:
         draw_figure(FIGURES["overview"], read_runs(tmp_path))
     write_paper_runs(tmp_path / "a")
     write_paper_runs(tmp_path / "b", batch_size=8)
-    write_paper_runs(tmp_path / "other", method="emgd", validation=0.2)  # of which the paper has no value anyway
+    write_paper_runs(tmp_path / "other", method="emgd", validation=0.2)  # the paper has no value of it anyway
     drawing = draw_figure(FIGURES["overview"], read_runs(tmp_path / "a", tmp_path / "other"))
     assert [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()] == ["SORO"]
     with pytest.raises(MissingRunsError, match="soro has variants on ps-emnist with preset default"):

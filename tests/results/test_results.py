@@ -101,8 +101,8 @@ def test_the_figures_are_those_of_the_records(unpacked: Path, tmp_path: Path, na
         assert_same_drawing(drawn(committed.stem, runs, tmp_path), committed)
 
 
-def test_the_overview_is_that_of_the_records(unpacked: Path, tmp_path: Path) -> None:
-    """``spcl figure overview --runs …`` for every folder but those of held-out data and of variants."""
+def test_the_overview_is_drawn_from_the_records(unpacked: Path, tmp_path: Path) -> None:
+    """``spcl figure overview --runs …`` for every folder except held-out data and variants."""
     runs = read_runs(*(unpacked / name for name in FOLDERS if not name.endswith(VARIANTS)))
     assert_same_drawing(drawn("overview", runs, tmp_path), RESULTS / "overview.svg")
 

@@ -1,4 +1,4 @@
-"""The grids of results/reproduce.py are those of the records: they plan runs with the same settings."""
+"""The grids of results/reproduce.py plan runs with the settings of the records."""
 
 import json
 import runpy
@@ -89,7 +89,7 @@ def completed(recorded: str) -> str:
 
 
 def series(folder: Path) -> str:
-    """Return the folder of a grid, which is above those of scenarios."""
+    """Return the folder of a grid, which is above the folders of scenarios."""
     return "/".join(folder.parts[: min(folder.parts.index(name) for name in ("task", "class") if name in folder.parts)])
 
 

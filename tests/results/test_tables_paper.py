@@ -20,7 +20,7 @@ EMNIST = {
 
 
 def write_paper_runs(folder: Path, configs: int = 9, method: str = "soro", **settings: object) -> None:
-    """Runs as those of the paper but for some settings; every result has five tasks."""
+    """Runs like the paper's but for some settings; every result has five tasks."""
     write_grid(folder, {method: lambda c, s: 80.0 + c + s}, configs, seeds=1, **EMNIST | settings)
     for path in folder.rglob("result.json"):
         content = json.loads(path.read_text())

@@ -14,7 +14,7 @@ PLUS = {"preset": "plus"}
 
 
 def changed_by_plus(benchmark: str, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the run and those of the method that the preset changes."""
+    """Return the settings that the preset changes, of the run and of the method."""
     plain, plus = (
         resolve_settings({"benchmark": benchmark, "method": method, "scenario": "class"}, more).model_dump()
         for more in ({}, PLUS)

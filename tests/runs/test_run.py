@@ -348,7 +348,7 @@ def start_child(*arguments: object) -> subprocess.Popen[str]:
 
 
 def wait_for_steps(out: Path, count: int, child: subprocess.Popen[str]) -> None:
-    """Wait until the run has saved something after so many lines, or has ended."""
+    """Wait until the run has saved something after `count` lines, or has ended."""
     deadline = time.monotonic() + 60
     metrics = out / "metrics.jsonl"
     while time.monotonic() < deadline and child.poll() is None:

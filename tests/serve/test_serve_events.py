@@ -13,7 +13,7 @@ POINTS = 16
 
 
 def steps(count: int, seed: int = 0) -> list[StepEvent]:
-    """Steps of three tasks, of which some take part in each, at irregular times."""
+    """Steps at irregular times; some of three tasks take part in each."""
     draw = random.Random(seed)
     time, made = 1000.0, []
     for number in range(count):

@@ -237,7 +237,7 @@ def main() -> int:
         redis_kills = given.kills // KILLS_PER_REDIS_KILL
         print(f"{given.kills} SIGKILLs of the service, {redis_kills} of Redis, seed {given.seed}:")
         print(f"{len(TASKS)} tasks of {rounds} batches, {time.monotonic() - begin:.0f} s;", end=" ")
-        print(f"{steps} steps, of which {steps - rounds} were not in a checkpoint when the service was killed")
+        print(f"{steps} steps; {steps - rounds} were not in a checkpoint when the service was killed")
         return report(rounds, states, json.loads((folder / "first").read_text()))
 
 

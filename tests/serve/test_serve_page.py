@@ -28,7 +28,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def start(folder: Path, **http: object) -> tuple[Server, threading.Thread, str]:
-    """A service that has learned a few batches of two tasks, of which one has ended."""
+    """A service that has learned a few batches of two tasks; one task has ended."""
     server = Server(http_settings(folder, **http))
     publisher = Publisher(FolderHub(folder / "hub"))
     publisher.start("camera", classes=[HOSTILE, "dog"])

@@ -1,6 +1,7 @@
 """Services begin and end: by signals, beside others on the same port and state, as demo, command and unit."""
 
 import configparser
+import logging
 import os
 import re
 import runpy
@@ -85,7 +86,10 @@ def test_a_port_that_is_taken_is_named(server: tuple[Server, str], tmp_path: Pat
         Server(http_settings(tmp_path, port=port)).run()
 
 
-def test_a_standby_takes_over_port_and_state_and_can_be_stopped_before(tmp_path: Path) -> None:
+def test_a_standby_takes_over_port_and_state_and_can_be_stopped_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spcl")
     first = Server(http_settings(tmp_path))
     thread, address = run_in_thread(first)
     client = Client(address)
@@ -96,6 +100,8 @@ def test_a_standby_takes_over_port_and_state_and_can_be_stopped_before(tmp_path:
     waiting = [threading.Thread(target=each.run, daemon=True) for each in (second, third)]
     for each in waiting:
         each.start()
+    told = f"stands by, as port {urlsplit(address).port} of 127.0.0.1 is in use"
+    assert client.wait(lambda: caplog.messages.count(told) == 2)
     third.stop()
     waiting[1].join(60)
     assert not waiting[1].is_alive()
@@ -103,6 +109,8 @@ def test_a_standby_takes_over_port_and_state_and_can_be_stopped_before(tmp_path:
     thread.join(60)
     assert client.wait(lambda: second.service.status().tasks)
     assert client.task("camera")
+    assert caplog.messages.count(told) == 2
+    assert caplog.messages.count(f"takes over the state {tmp_path / 'state'}") == 1
     second.stop()
     waiting[0].join(60)
     assert not waiting[0].is_alive()
@@ -232,7 +240,7 @@ def test_the_log_of_the_command_tells_what_happened_with_time_and_level(tmp_path
     publisher.start("camera", classes=2)
     publisher.publish("camera", X, torch.arange(6) % 2)
     publisher.publish("camera", X[:, :2], torch.arange(6) % 2)
-    (tmp_path / "hub" / "tasks" / "no\x1b[2Jname").mkdir()
+    (tmp_path / "hub" / "tasks" / "no\x1b[2J\n2026-01-01 00:00:00,000 ERROR forged").mkdir()
     command = [sys.executable, "-m", "spcl", "serve", str(config), "--standby"]
     log = tmp_path / "log"
 

@@ -402,6 +402,24 @@ def test_what_cannot_be_put_away_is_reported_and_stops_nothing(make: Callable[..
     assert ["it could not be kept" in letter.reason for letter in letters] == [False, True]
 
 
+def test_only_the_first_message_of_a_task_that_cannot_be_kept_is_logged(
+    make: Callable[..., ServeSettings], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(str(make().state.parent)) / "hub"
+    source = {"name": "folder", "path": str(folder)}
+    hub = HUBS.make(source)
+    publish(hub, "a", 1)
+    (folder / "dead-letters").mkdir()
+    (folder / "dead-letters/a").write_text("where a folder should be")
+    for _ in range(20):
+        hub.append("a", b"junk")
+    with caplog.at_level("WARNING"), running(make(source=source)) as (service, _):
+        until(lambda: knows(service, "a") and task(service).dead_letters == 20)
+    (record,) = [each for each in caplog.records if "task 'a'" in each.getMessage()]
+    assert record.levelname == "ERROR"
+    assert "it could not be kept" in record.getMessage()
+
+
 # -- tasks
 
 
@@ -726,7 +744,7 @@ class Training:
         self._step = 0
 
     def measured(self, moments: int, pause: float) -> list[StepEvent]:
-        """Train so many moments with pauses between them; return the steps with κ."""
+        """Train `moments` moments with pauses between them; return the steps with κ."""
         begin = len(self._events)
         for _ in range(moments):
             self.clock.now += pause

@@ -43,7 +43,7 @@ from spcl.serve.events import Totals
 from spcl.serve.service import Snapshot
 from spcl.serve.session import TaskStateError
 from spcl.serve.state import StateInUseError, held_state, read_model
-from spcl.sources import FolderHub
+from spcl.sources import FolderHub, Publisher
 
 
 @pytest.fixture
@@ -394,6 +394,56 @@ def test_a_task_that_started_with_names_that_are_refused_today_is_loaded(
     with running(settings) as (service, _):
         publish(hub, "a", 2, announce=False)
         until(lambda: knows(service, "a") and task(service).batches == 4)
+
+
+SERVICE, STREAM = ("sources", "service"), ("sources", "stream")
+WRONG = {
+    "no tasks": ((*SERVICE, "tasks"), None, "tasks of the service is None"),
+    "a task is a number": ((*SERVICE, "tasks"), [7], r"tasks of the service is \[7\]"),
+    "a nameless task": ((*SERVICE, "tasks", 0, "name"), 7, "name of a task of the service is 7"),
+    "a task twice": ((*SERVICE, "tasks", 0, "name"), "b", "task 'b' is twice"),
+    "another task": ((*SERVICE, "tasks", 1, "name"), "c", "the stream has a task 'b' that the service has not"),
+    "samples": ((*SERVICE, "tasks", 0, "samples"), [], r"samples of a task of the service is \[\]"),
+    "batches": ((*SERVICE, "tasks", 0, "batches"), -1, "is -1 in the checkpoint, not a whole number from 0"),
+    "finished": ((*SERVICE, "tasks", 0, "finished"), torch.zeros(3, 2), "finished of a task of the service is tensor"),
+    "kind": ((*SERVICE, "tasks", 0, "schema", "kind"), "guess", "task 'a' is a 'guess'"),
+    "no kind": ((*SERVICE, "tasks", 0, "schema", "kind"), [[1]], r"kind of the schema of task 'a' is \[\[1\]\]"),
+    "no schema": ((*SERVICE, "tasks", 0, "schema"), None, "the service has no schema of task 'a'"),
+    "classes": ((*SERVICE, "tasks", 0, "schema", "classes"), 3, "has 3 classes in the service, but 2 classes"),
+    "a giant head": ((*SERVICE, "tasks", 2, "schema", "classes"), 10**9, "a head of 9 parameters"),
+    "request": ((*SERVICE, "request"), True, "request of the service is True"),
+    "settings": ((*SERVICE, "learner"), None, "learner of the service is None"),
+    "step": ((*STREAM, "step"), "text", "step of the stream is 'text'"),
+    "delivered": ((*STREAM, "delivered", "a"), {}, "delivered of the stream is {'a': {}"),
+    "ended": ((*STREAM, "ended"), [-1], "the stream has a task -1"),
+    "positions": ((*STREAM, "positions", "a"), 7, "positions of the stream is {'a': 7"),
+    "ends": ((*STREAM, "ends"), [], r"ends of the stream is \[\]"),
+    "no stream": (STREAM, "text", "stream of the sources is 'text'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_content_with_a_right_checksum_is_refused_by_name(
+    hub: ListHub, make: Callable[..., ServeSettings], case: str
+) -> None:
+    publish(hub, "a", 1)
+    publish(hub, "b", 1).end("b")
+    publisher = Publisher(hub)
+    publisher.start("speed", kind="regression", classes=1)
+    publisher.publish("speed", torch.rand(2, 3), torch.rand(2, 1))
+    with running(settings := make()) as (service, _):
+        until(lambda: service.status().samples == 6 and task(service, "b").state == "finished")
+    (*place, key), wrong, words = WRONG[case]
+    part = content = saved(settings)
+    for each in place:
+        part = part[each]
+    part[key] = wrong
+    write_checkpoint(settings.state / "learner.safetensors", content)
+    with pytest.raises(CheckpointError, match=words), running(settings):
+        pass
+    if "service" in place:
+        with pytest.raises(CheckpointError, match=words):
+            read_model(settings.state)
 
 
 # -- the model, for other programs

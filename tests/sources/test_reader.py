@@ -183,7 +183,7 @@ class HangingHub(ListHub):
 
 @pytest.mark.timeout(60)
 def test_a_hub_that_hangs_is_reported_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spcl.streams.reading.HANGING_SECONDS", 0.2)
+    monkeypatch.setattr("spcl.streams.live.HANGING_SECONDS", 0.2)
     hanging, good = HangingHub(), ListHub()
     outages: list[tuple[str, Exception | None]] = []
     sources = {

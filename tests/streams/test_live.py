@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from spcl.errors import DataError, SpclError, TaskError
+from spcl.errors import CheckpointError, DataError, SpclError, TaskError
 from spcl.streams import Failure, LiveStream, Moment
 
 LONG = 10.0  # seconds until a test times out; passing tests take less
@@ -475,6 +475,29 @@ def test_started_task_ends_though_its_source_is_exhausted() -> None:
         wait_until(lambda: not any(thread.is_alive() for thread in stream._threads))
         stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []})
         assert [(moment.step, moment.ended) for moment in stream] == [(5, ("a",))]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "text"},
+        {"step": -1},
+        {"delivered": {"a": None}},
+        {"delivered": ["a"]},
+        {"ended": "a"},
+        {"ended": [7]},
+        {"positions": {"a": 7}},
+        {"ends": None},
+    ],
+)
+def test_a_state_of_wrong_content_is_refused_and_changes_nothing(wrong: dict[str, Any]) -> None:
+    with LiveStream({"a": counting(2)}, patience=LONG) as stream:
+        before = stream.state_dict()
+        (name,) = wrong
+        with pytest.raises(CheckpointError, match=f"{name} of the stream is .* in the checkpoint, not"):
+            stream.load_state_dict({"step": 5, "delivered": {"a": 3}, "ended": []} | wrong)
+        assert stream.state_dict() == before
+        assert numbers(list(stream), "a") == [0, 1]
 
 
 def test_started_task_may_be_added_after_loading() -> None:

@@ -289,6 +289,12 @@ def test_position_of_another_stream_is_refused(state: dict[str, int]) -> None:
     assert stream.state_dict() == {"position": 0, "moments": 14}
 
 
+@pytest.mark.parametrize("position", [3.0, None, True, "3"])
+def test_a_position_that_is_no_number_is_refused(position: object) -> None:
+    with pytest.raises(CheckpointError, match=f"position of the stream is {position!r} in the checkpoint"):
+        small_stream().load_state_dict({"position": position, "moments": 14})
+
+
 # -- epochs, and tasks with samples of their own
 
 

@@ -80,7 +80,7 @@ def undisturbed(path: Path) -> None:
 
 
 def killed(path: Path, after: int, delay: float) -> None:
-    """Kill it so many checkpoints and seconds after it began."""
+    """Kill it after `after` checkpoints and `delay` more seconds."""
     child, reader = fork(path)
     for _ in range(after):
         assert os.read(reader, 1), "the run ended before it was killed often enough"

@@ -206,7 +206,7 @@ def resumed(world: World | None, path: Path, pause: int, batch_norm: bool = True
 def with_bad_batches(
     world: World | None, bad: bool, sample: int | None = None, batch_norm: bool = True, **options: Any
 ) -> tuple[list[Any], list[str]]:
-    """Return tensors and skipped tasks of a learner to which a task is given of which samples are not finite."""
+    """Return tensors and skipped tasks of a learner that gets a task with non-finite samples."""
     learner = train(new_learner(world, "soro", "task", batch_norm=batch_norm, **options), 0, 4)
     batches = {task: batch(task, 4) for task in ("a", "b")}
     if bad:
@@ -249,7 +249,7 @@ class Moment:
 
 
 def fitted(world: World | None, path: Path, bad: str) -> tuple[str, list[Any]]:
-    """Return the error of fitting moments, one of which has a bad batch or none of that task, and the tensors."""
+    """Return the error of fitting moments where one batch is bad or missing, and the tensors."""
     learner = new_learner(world, "soro", "task")
     learner.add_task("a", classes=CLASSES["a"])
     learner.add_task("b", classes=CLASSES["b"])

@@ -120,7 +120,7 @@ def with_samples_of_two_kinds(world: World) -> None:
 
 
 def fitted(world: World, path: Path) -> int:
-    """Return how many checkpoints a rank has taken part in, of which only the first one is due at each step."""
+    """Return how many checkpoints a rank has taken part in; only the first rank has one due at each step."""
     learner = new_learner(world, "er", "task", batch_norm=False, prepare=shard)
     moments = [SimpleNamespace(batches={"a": batch("a", step)}, started=["a"], ended=[]) for step in range(3)]
     saved: list[int] = []

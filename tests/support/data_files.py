@@ -2,10 +2,13 @@
 
 import gzip
 import io
+import json
 import pickle
 import struct
 import tarfile
 import zipfile
+from collections.abc import Container
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +146,68 @@ def tiny_imagenet_files() -> dict[str, bytes]:
     for i, wnid in enumerate(("n03", "n01", "n02")):
         files[f"val/images/val_{i}.JPEG"] = jpeg(colours[wnid])
     return files
+
+
+# -- real sources
+
+ARFF_FEATURES = ("X0", "YAVG", "ZMFCC12", "RESULTANT")
+
+
+def arff(person: int, letters: str, *, first: float = 0.0) -> str:
+    """A file of WISDM with a window for each activity; its features count on from ``first``."""
+    header = ["@relation person_activities_labeled", "", '@attribute "ACTIVITY" { A, B, C }']
+    header += [f'@attribute "{feature}" numeric' for feature in ARFF_FEATURES]
+    header += [f'@attribute "class" {{ {person} }}', "", "@data"]
+    rows = [
+        f"{letter},{first + number},-1.5e-3,0,{first + number / 8:.6g},{person}"
+        for number, letter in enumerate(letters)
+    ]
+    return "\n".join([*header, *rows]) + "\n"
+
+
+def wisdm_files(persons: dict[int, str], device: str = "watch", sensor: str = "accel") -> dict[str, bytes]:
+    """Files of features for several persons, given the activities of their windows."""
+    return {
+        f"arff_files/{device}/{sensor}/data_{person}_{sensor}_{device}.arff": arff(
+            person, letters, first=1000.0 * (person - 1599)
+        ).encode()
+        for person, letters in persons.items()
+    }
+
+
+def raw_samples(person: int, parts: list[tuple[str, int, int]]) -> str:
+    """Raw samples of WISDM: (activity, time of the first in samples, number) of every part."""
+    return "".join(
+        f"{person},{letter},{50_000_000 * (start + number)},{number}.5,-{number},0.25;\n"
+        for letter, start, count in parts
+        for number in range(count)
+    )
+
+
+AIR_HEADER = (
+    '"No","year","month","day","hour","PM2.5","PM10","SO2","NO2","CO","O3","TEMP","PRES","DEWP","RAIN","wd","WSPM",'
+    '"station"'
+)
+
+
+def air_line(number: int, station: str, pm: object) -> str:
+    """A line of the Beijing data: the hour of this number, whose PM10 is the number."""
+    when = datetime(2013, 3, 1) + timedelta(hours=number)
+    clock = f"{when.year},{when.month},{when.day},{when.hour}"
+    return f'{number + 1},{clock},{pm},{number},7,7,300,77,-0.7,1023,-18.8,0,"NNW",4.4,"{station}"'
+
+
+def air_lines(station: str, missing: Container[int] = (), count: int = 35_064) -> list[str]:
+    """The lines of a station, header first; PM2.5 is the number of the hour modulo 500."""
+    lines = [air_line(number, station, "NA" if number in missing else number % 500) for number in range(count)]
+    return [AIR_HEADER, *lines]
+
+
+def air_files(stations: dict[str, list[str]]) -> dict[str, bytes]:
+    return {
+        f"PRSA_Data_{station}_20130301-20170228.csv": "\n".join(lines).encode() for station, lines in stations.items()
+    }
+
+
+def clinc_files(queries: dict[str, object], domains: dict[str, object]) -> dict[str, bytes]:
+    return {"data_full.json": json.dumps(queries, indent=1).encode(), "domains.json": json.dumps(domains).encode()}

@@ -42,8 +42,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "resnet34": {"width": 4},
     "vit": {"width": 12, "depth": 1},
     "text": {"width": 8, "depth": 1},
+    "ngrams": {"rows": 7, "width": 8},
+    "conv1d": {"width": 8},
+    "gru": {"width": 8},
 }
 """Options that reach more of the code, or make a network small."""
+
+GENERATOR = torch.Generator().manual_seed(0)
+TOKENS, SERIES = torch.randint(1, 9, (8, 5), generator=GENERATOR), torch.randn(8, 11, 3, generator=GENERATOR)
+SAMPLES = {"text": TOKENS, "ngrams": TOKENS, "conv1d": SERIES, "gru": SERIES}
+"""What networks take that do not take images."""
 
 KINDS = {"mse": "regression", "l1": "regression", "huber": "regression", "binary-cross-entropy": "multilabel"}
 
@@ -65,8 +73,7 @@ def test_memories(name: str) -> None:
 
 @pytest.mark.parametrize("name", ours(BACKBONES))
 def test_backbones(name: str) -> None:
-    tokens = torch.randint(1, 9, (8, 5), generator=torch.Generator().manual_seed(0)) if name == "text" else None
-    check_backbone(partial(BACKBONES[name], **OPTIONS.get(name, {})), tokens)
+    check_backbone(partial(BACKBONES[name], **OPTIONS.get(name, {})), SAMPLES.get(name))
 
 
 @pytest.mark.parametrize("name", ours(LOSSES))

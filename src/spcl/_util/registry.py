@@ -237,7 +237,7 @@ def add_plugin(module: ModuleType) -> None:
 
 
 def load_installed() -> None:
-    """Import our own plug-ins and those of installed packages, once; one that cannot be used is named in a warning.
+    """Import our own plug-ins and the plug-ins of installed packages, once; warn about one that cannot be used.
 
     A registry does so when it is listed, or has nothing of a name.
     """

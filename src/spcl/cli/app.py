@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("run", "Train on live sources without end, answer predictions over HTTP, and show it all on a page."),
     "timeline": ("protocol", "Draw when each task of a configuration trains, and when memory starts."),
     "methods": ("listing", "List the methods: what they do, where they come from, and what a step costs."),
-    "settings": ("listing", "List every setting with its meaning, values and default, or those of a method."),
+    "settings": ("listing", "List every setting of a run, or of a method, with its meaning, values and default."),
     "data": ("listing", "List, download and check data sets."),
 }
 """The commands: the module of the function, or of the Typer application, of this name, and the summary."""

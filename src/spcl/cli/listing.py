@@ -80,7 +80,7 @@ def settings(
         Literal["terminal", "markdown"], typer.Option("--format", help="terminal, or markdown: a page of all settings.")
     ] = "terminal",
 ) -> None:
-    """List every setting with its meaning, values and default, or those of a method."""
+    """List every setting of a run, or of a method, with its meaning, values and default."""
     from spcl.runs.settings import method_settings, named_settings, run_settings, settings_page
 
     load_plugin_flags(plugin)
@@ -133,8 +133,11 @@ def get(
 ) -> None:
     """Download data sets from their publishers; an interrupted download continues where it stopped."""
     from spcl.data import get_data
+    from spcl.data.catalogue import SOURCE_SETS, addresses
 
     for name in names:
+        if name in SOURCE_SETS:
+            typer.echo(f"{name}: {', '.join(addresses(name))}\n{SOURCE_SETS[name].terms}")
         typer.echo(f"{name}: {get_data(name, data_dir)}")
 
 
@@ -162,7 +165,9 @@ def _print_statuses(statuses: "Iterable[DatasetStatus]") -> None:
     indent = " " * width
     console = PlainConsole()
     for status in statuses:
-        counts = f"{status.train:,} + {status.test:,} images, {status.classes} classes" if status.train else ""
+        kind = f"samples of {status.sources} sources" if status.sources else "images"
+        classes = f", {status.classes} classes" if status.classes else ""
+        counts = f"{status.train:,} + {status.test:,} {kind}{classes}" if status.train else ""
         console.print(f"{status.name:{width}}{', '.join(filter(None, [_state(status), counts]))}", soft_wrap=True)
         if status.path:
             console.print(f"{indent}{status.path}", soft_wrap=True)

@@ -10,7 +10,10 @@ from spcl.data.catalogue import (
     check_data,
     get_data,
     list_data,
+    load_beijing_air,
+    load_clinc150,
     load_data,
+    load_wisdm,
     preset_for,
 )
 from spcl.data.custom import from_arrays, from_dataset, from_folder, from_npz, from_sources
@@ -61,7 +64,10 @@ __all__ = [
     "hold_out",
     "in_paradigm",
     "list_data",
+    "load_beijing_air",
+    "load_clinc150",
     "load_data",
     "load_protocol",
+    "load_wisdm",
     "preset_for",
 ]

@@ -74,8 +74,8 @@ RANGE_NOT_SATISFIABLE, TOO_MANY_REQUESTS = 416, 429
 NETWORK_ERRORS = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
-def download(url: str, target: Path, sha256: str) -> None:
-    """Download `url` to `target`, which is created only when the file is complete and its checksum correct.
+def download(url: str, target: Path, sha256: str | None) -> None:
+    """Download `url` to `target`, which is created only when the file is complete and its checksum, if known, correct.
 
     Until then the bytes are in ``<target>.part``; an interrupted download resumes there, in this call or a later one.
     """
@@ -83,7 +83,7 @@ def download(url: str, target: Path, sha256: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _fetch_with_retries(url, part, target)
-        if (found := file_sha256(part)) != sha256:
+        if sha256 is not None and (found := file_sha256(part)) != sha256:
             part.unlink()
             raise DataError(f"{url}: expected a file with SHA-256 {sha256}, found {found}; {_by_hand(target)}")
         part.replace(target)

@@ -1,16 +1,19 @@
 """The benchmarks: their publishers' files, readers and presets, and their status on this machine."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from spcl._util.registry import Named, Registry
 from spcl._util.validation import setting
 from spcl.batches import Inputs, leaves
+from spcl.data.beijing_air import read_beijing_air
 from spcl.data.cache import cache_dir, cached, data_dirs, download, download_dir, file_sha256
+from spcl.data.clinc150 import read_clinc150
 from spcl.data.glyphs import load_glyphs
 from spcl.data.readers import (
     read_cifar10_binary,
@@ -21,12 +24,15 @@ from spcl.data.readers import (
     read_tiny_imagenet,
 )
 from spcl.data.reading import Archive, fingerprint, open_archive
-from spcl.data.samples import TOKEN_TYPES, ImageData, SourceData
+from spcl.data.samples import DATA, TOKEN_TYPES, ImageData, SourceData
+from spcl.data.wisdm import read_wisdm
 from spcl.errors import DataError, MissingDataError, did_you_mean
-from spcl.options import LAYOUT, LEARNER
+from spcl.options import CHANGEABLE, LAYOUT, LEARNER
 
 EMBEDDED = "ps-glyphs"
 CIFAR_SITE = "https://www.cs.toronto.edu/~kriz"
+UCI_SITE = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+CLINC_SITE = "https://raw.githubusercontent.com/clinc/oos-eval/828f8093932c8fe6ca7936c3d2e52903b1c523de/data"
 EMNIST_MARKER = "emnist-byclass-train-images-idx3-ubyte.gz"
 
 
@@ -35,10 +41,10 @@ EMNIST_MARKER = "emnist-byclass-train-images-idx3-ubyte.gz"
 
 @dataclass(frozen=True)
 class Published:
-    """The address and checksum of a publisher's file."""
+    """The address and checksum of a publisher's file; None where no checksum is known."""
 
     url: str
-    sha256: str
+    sha256: str | None
 
 
 PUBLISHED = {
@@ -66,50 +72,75 @@ PUBLISHED = {
         "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     ),
+    "wisdm-dataset.zip": Published(f"{UCI_SITE}/00507/wisdm-dataset.zip", None),
+    "PRSA2017_Data_20130301-20170228.zip": Published(f"{UCI_SITE}/00501/PRSA2017_Data_20130301-20170228.zip", None),
+    "data_full.json": Published(
+        f"{CLINC_SITE}/data_full.json",
+        "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+    ),
+    "domains.json": Published(
+        f"{CLINC_SITE}/domains.json",
+        "b947b579d3b8e74b06f93b01083d8efaff2888b43a3e362533bd88a6e1211b3a",
+    ),
 }
-"""The publishers' archives by file name."""
+"""The publishers' files by name."""
+
+Data = TypeVar("Data", ImageData, SourceData)
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Generic[Data]):
     """One arrangement of a data set's files in a data folder.
 
     Attributes:
         path: An archive, or a folder recognised by its file `marker`.
         read: The reader of the files.
         top: The folder inside the archive.
-        marker: A file that the folder must contain.
+        marker: A file that the folder must contain; empty for a folder that must contain any file of the pattern.
         pattern: Selects the set's files in a folder that may hold others.
     """
 
     path: str
-    read: Callable[[Archive, str], ImageData]
+    read: Callable[[Archive, str], Data]
     top: str = ""
     marker: str = ""
     pattern: str = "**/*"
 
     def is_in(self, folder: Path) -> bool:
         """Return whether the data folder holds the set in this layout."""
-        return (folder / self.path / self.marker).is_file()
+        path = folder / self.path
+        return (path / self.marker).is_file() or (not self.marker and any(path.glob(self.pattern)))
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """A published data set: its layouts, the archive to download, and the number of images when complete."""
+class DataSet(Generic[Data]):
+    """A published data set.
+
+    Attributes:
+        title: Its name.
+        train: The number of training images when complete; 0 for a set of several sources.
+        test: Likewise the number of test images.
+        files: The files to download.
+        layouts: The arrangements of its files that can be read.
+        sources: The number of sources when complete; 0 for a set of images.
+        terms: Its licence, and what to cite.
+    """
 
     title: str
     train: int
     test: int
-    archive: str
-    layouts: tuple[Layout, ...]
+    files: tuple[str, ...]
+    layouts: tuple[Layout[Data], ...]
+    sources: int = 0
+    terms: str = ""
 
 
-DATA_SETS = {
+DATA_SETS: dict[str, DataSet[ImageData]] = {
     "ps-emnist": DataSet(
         "EMNIST ByClass",
         697_932,
         116_323,
-        "emnist/gzip.zip",
+        ("emnist/gzip.zip",),
         (
             *(
                 Layout(path, read_emnist, marker=EMNIST_MARKER, pattern="emnist-byclass-*.gz")
@@ -122,7 +153,7 @@ DATA_SETS = {
         "CIFAR-100",
         50_000,
         10_000,
-        "cifar-100-binary.tar.gz",
+        ("cifar-100-binary.tar.gz",),
         (
             Layout("cifar-100-binary", read_cifar100_binary, marker="train.bin"),
             Layout("cifar-100-binary.tar.gz", read_cifar100_binary, top="cifar-100-binary"),
@@ -134,7 +165,7 @@ DATA_SETS = {
         "CIFAR-10",
         50_000,
         10_000,
-        "cifar-10-binary.tar.gz",
+        ("cifar-10-binary.tar.gz",),
         (
             Layout("cifar-10-batches-bin", read_cifar10_binary, marker="test_batch.bin"),
             Layout("cifar-10-binary.tar.gz", read_cifar10_binary, top="cifar-10-batches-bin"),
@@ -146,17 +177,57 @@ DATA_SETS = {
         "Tiny-ImageNet-200",
         100_000,
         10_000,
-        "tiny-imagenet-200.zip",
+        ("tiny-imagenet-200.zip",),
         (
             Layout("tiny-imagenet-200", read_tiny_imagenet, marker="wnids.txt"),
             Layout("tiny-imagenet-200.zip", read_tiny_imagenet, top="tiny-imagenet-200"),
         ),
     ),
 }
-"""The published data sets by name."""
+"""The published data sets of images by name."""
 
-DATA_NAMES = (EMBEDDED, *DATA_SETS)
-"""All names that `load_data` accepts."""
+SOURCE_SETS: dict[str, DataSet[SourceData]] = {
+    "wisdm": DataSet(
+        "WISDM (UCI 507)",
+        0,
+        0,
+        ("wisdm-dataset.zip",),
+        (
+            Layout("wisdm-dataset", read_wisdm, pattern="**/data_*_*_*.*"),
+            Layout("wisdm-dataset.zip", read_wisdm, top="wisdm-dataset"),
+        ),
+        sources=51,
+        terms="CC BY 4.0; cite Weiss, Yoneda, Hayajneh: Smartphone and Smartwatch-Based Biometrics Using Activities of "
+        "Daily Living, IEEE Access 7, 2019",
+    ),
+    "beijing-air": DataSet(
+        "Beijing multi-site air quality (UCI 501)",
+        0,
+        0,
+        ("PRSA2017_Data_20130301-20170228.zip",),
+        (
+            Layout("PRSA_Data_20130301-20170228", read_beijing_air, pattern="PRSA_Data_*.csv"),
+            Layout("PRSA2017_Data_20130301-20170228.zip", read_beijing_air, top="PRSA_Data_20130301-20170228"),
+        ),
+        sources=12,
+        terms="CC BY 4.0; cite Zhang, Guo, Dong, He, Xu, Chen: Cautionary tales on air-quality improvement in Beijing, "
+        "Proceedings of the Royal Society A 473, 2017",
+    ),
+    "clinc150": DataSet(
+        "CLINC150",
+        0,
+        0,
+        ("clinc150/data_full.json", "clinc150/domains.json"),
+        (Layout("clinc150", read_clinc150, marker="data_full.json", pattern="*.json"),),
+        sources=10,
+        terms="CC BY 3.0; cite Larson et al.: An Evaluation Dataset for Intent Classification and Out-of-Scope "
+        "Prediction, EMNLP-IJCNLP 2019",
+    ),
+}
+"""The published data sets of several sources by name."""
+
+DATA_NAMES = (EMBEDDED, *DATA_SETS, *SOURCE_SETS)
+"""The names of our data sets."""
 
 
 def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = False) -> ImageData:
@@ -171,40 +242,130 @@ def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = Fa
     """
     if name == EMBEDDED:
         return load_glyphs(name, renew=renew)
-    data_set = find_data_set(name)
-    located = locate(name, data_dir)
-    if located is None:
-        folders = ", ".join(str(folder) for folder in data_dirs(data_dir))
-        raise MissingDataError(f"{data_set.title} is in none of {folders}; {how_to_get(name, data_dir)}")
-    path, layout = located
+    if name in SOURCE_SETS:
+        raise DataError(f"{name} has several sources; load it with load_{name.replace('-', '_')}")
+    layout, path = _located(name, _find(name, DATA_SETS), data_dir)
     identity = [layout.path, fingerprint(path, layout.pattern)]
     return cached(
         name, identity, lambda: layout.read(open_archive(path, layout.top, layout.pattern), name), renew=renew
     )
 
 
-def find_data_set(name: str) -> DataSet:
+@DATA.register("wisdm")
+def load_wisdm(
+    devices: Sequence[str] = ("watch",),
+    sensors: Sequence[str] = ("accel",),
+    raw: bool = False,
+    unseen: float = 0.28,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> SourceData:
+    """Load WISDM: persons who wear a phone and a watch, and one task, which of 18 activities they are doing.
+
+    A source is what one sensor of one device recorded of one person, such as ``watch-accel-1600``. Its samples are
+    windows of ten seconds; of every activity the last quarter is the test, because neighbouring windows are alike.
+    Repeated windows are left out, also the published files of the phone's accelerometer that repeat another person's.
+
+    Args:
+        devices: ``"phone"``, ``"watch"`` or both.
+        sensors: ``"accel"``, ``"gyro"`` or both.
+        raw: 200 samples × 3 axes instead of the publisher's 91 features.
+        unseen: The fraction of persons that are held out, never trained.
+        seed: Chooses these persons.
+        data_dir: A folder with ``wisdm-dataset`` or ``wisdm-dataset.zip``.
+    """
+    read = partial(read_wisdm, devices=devices, sensors=sensors, raw=raw, unseen=unseen, seed=seed)
+    return _load_sources("wisdm", read, data_dir)
+
+
+@DATA.register("beijing-air")
+def load_beijing_air(every: int = 1, data_dir: str | Path | None = None) -> SourceData:
+    """Load air quality of stations in Beijing and one task, to forecast PM2.5 six hours ahead.
+
+    A sample is the last 24 hours × 15 columns: six pollutants and the weather in the publisher's units, and the time of
+    the day. Targets are in units of 100 µg/m³. Missing values are the last ones known, but after six hours without
+    PM2.5 a station counts as out, and has no samples: a gap in its times, which are hours since March 1, 2013. The last
+    fifth of the clock is the test.
+
+    Args:
+        every: Hours from a forecast to the next.
+        data_dir: A folder with ``PRSA_Data_20130301-20170228`` or ``PRSA2017_Data_20130301-20170228.zip``.
+    """
+    return _load_sources("beijing-air", partial(read_beijing_air, every=every), data_dir)
+
+
+@DATA.register("clinc150")
+def load_clinc150(vocabulary: int = 8192, length: int = 24, data_dir: str | Path | None = None) -> SourceData:
+    """Load CLINC150: what people ask an assistant, of ten domains, each a task of 15 intents.
+
+    A sample is a token for each of the first words, a checksum of the word, so that words need not be known beforehand;
+    zeros fill up. The published queries for validation and those out of scope are not used.
+
+    Args:
+        vocabulary: One more than the largest token.
+        length: Number of tokens.
+        data_dir: A folder with ``clinc150/data_full.json`` and ``clinc150/domains.json``.
+    """
+    return _load_sources("clinc150", partial(read_clinc150, vocabulary=vocabulary, length=length), data_dir)
+
+
+def _load_sources(name: str, read: Callable[[Archive, str], SourceData], data_dir: str | Path | None) -> SourceData:
+    layout, path = _located(name, SOURCE_SETS[name], data_dir)
+    return read(open_archive(path, layout.top, layout.pattern), name)
+
+
+def find_data_set(name: str) -> DataSet[ImageData] | DataSet[SourceData]:
     """Return the published data set of that name."""
-    if name in DATA_SETS:
-        return DATA_SETS[name]
+    return SOURCE_SETS[name] if name in SOURCE_SETS else _find(name, DATA_SETS)
+
+
+def _find(name: str, sets: Mapping[str, DataSet[ImageData]]) -> DataSet[ImageData]:
+    if name in sets:
+        return sets[name]
     raise DataError(f"unknown data set {name!r}; {did_you_mean(name, DATA_NAMES)}")
 
 
-def locate(name: str, data_dir: str | Path | None = None) -> tuple[Path, Layout] | None:
-    """Return the path and layout of the set's files in the first folder that has them, or None."""
-    for folder in data_dirs(data_dir):
-        for layout in find_data_set(name).layouts:
+def locate(name: str, data_dir: str | Path | None = None) -> Path | None:
+    """Return the path of the set's files in the first folder that has them, or None."""
+    folders = data_dirs(data_dir)
+    if name in SOURCE_SETS:
+        found = _layout_in(SOURCE_SETS[name], folders)
+        return None if found is None else found[1]
+    images = _layout_in(_find(name, DATA_SETS), folders)
+    return None if images is None else images[1]
+
+
+def _located(name: str, data_set: DataSet[Data], data_dir: str | Path | None) -> tuple[Layout[Data], Path]:
+    """Return the layout and path of the set's files, or raise an error that tells how to get them."""
+    folders = data_dirs(data_dir)
+    found = _layout_in(data_set, folders)
+    if found is None:
+        searched = ", ".join(map(str, folders))
+        raise MissingDataError(f"{data_set.title} is in none of {searched}; {how_to_get(name, data_dir)}")
+    return found
+
+
+def _layout_in(data_set: DataSet[Data], folders: Iterable[Path]) -> tuple[Layout[Data], Path] | None:
+    for folder in folders:
+        for layout in data_set.layouts:
             if layout.is_in(folder):
-                return folder / layout.path, layout
+                return layout, folder / layout.path
     return None
+
+
+def addresses(name: str) -> list[str]:
+    """Return the addresses of the set's files."""
+    return [PUBLISHED[Path(file).name].url for file in find_data_set(name).files]
 
 
 def how_to_get(name: str, data_dir: str | Path | None = None) -> str:
     """Return instructions for getting the set's files, with and without network."""
-    archive = find_data_set(name).archive
-    published = PUBLISHED[Path(archive).name]
-    target = download_dir(data_dir) / archive
-    return f"run `spcl data get {name}`, or download {published.url} on another machine and save it as {target}"
+    targets = (download_dir(data_dir) / file for file in find_data_set(name).files)
+    saved = (
+        f"{address} on another machine and save it as {target}"
+        for address, target in zip(addresses(name), targets, strict=True)
+    )
+    return f"run `spcl data get {name}`, or download {', and '.join(saved)}"
 
 
 # -- the data sets on this machine
@@ -217,12 +378,13 @@ class DatasetStatus:
     Attributes:
         name: The data set's name.
         path: Its folder or archive, None if it is missing.
-        train: Number of training images.
-        test: Number of test images.
+        train: Number of training samples.
+        test: Number of test samples.
         classes: Number of classes.
-        complete: Whether the numbers of images are those published.
+        complete: Whether the number of images, or of sources, is the published one.
         original: Whether the archive has the publisher's checksum; None if not compared or none is published.
         problem: How to get a missing data set, or what is wrong with it; None if it can be used.
+        sources: Number of sources; 0 for a set of images.
     """
 
     name: str
@@ -233,6 +395,7 @@ class DatasetStatus:
     complete: bool = False
     original: bool | None = None
     problem: str | None = None
+    sources: int = 0
 
 
 def list_data(data_dir: str | Path | None = None) -> list[DatasetStatus]:
@@ -246,7 +409,9 @@ def check_data(names: Iterable[str] = DATA_NAMES, data_dir: str | Path | None = 
 
 
 def get_data(name: str, data_dir: str | Path | None = None) -> Path:
-    """Download a set's archive unless it exists, and return its path.
+    """Download a set's files unless they are there, and return the path of the file, or of the folder of several.
+
+    An unpacked archive in the folder of downloads counts as well.
 
     >>> get_data("ps-glyphs")
     Traceback (most recent call last):
@@ -254,14 +419,18 @@ def get_data(name: str, data_dir: str | Path | None = None) -> Path:
     """
     if name == EMBEDDED:
         raise DataError(f"{EMBEDDED} is generated on this machine; there is nothing to download")
-    archive = find_data_set(name).archive
-    published = PUBLISHED[Path(archive).name]
-    target = download_dir(data_dir) / archive
-    if not target.exists():
-        download(published.url, target, published.sha256)
-    elif not _is_original(target):
-        raise DataError(f"{target} is not the publisher's file (its SHA-256 differs); move it away and try again")
-    return target
+    folder, data_set = download_dir(data_dir), find_data_set(name)
+    targets = [folder / file for file in data_set.files]
+    unpacked = [folder / layout.path for layout in data_set.layouts if layout.is_in(folder)]
+    if unpacked and not any(target.exists() for target in targets):
+        return unpacked[0]
+    for target in targets:
+        published = PUBLISHED[target.name]
+        if not target.exists():
+            download(published.url, target, published.sha256)
+        elif _is_original(target) is False:
+            raise DataError(f"{target} is not the publisher's file (its SHA-256 differs); move it away and try again")
+    return targets[0] if len(targets) == 1 else targets[0].parent
 
 
 def _status(name: str, data_dir: str | Path | None, verify: bool) -> DatasetStatus:
@@ -270,35 +439,40 @@ def _status(name: str, data_dir: str | Path | None, verify: bool) -> DatasetStat
         return DatasetStatus(name, None, problem=how_to_get(name, data_dir))
     original = _is_original(path) if verify else None
     try:
-        data = load_data(name, data_dir, renew=verify)
+        data = DATA.make(name, data_dir=data_dir) if name in SOURCE_SETS else load_data(name, data_dir, renew=verify)
     except DataError as error:
         return DatasetStatus(name, path, original=original, problem=str(error))
     complete = _is_complete(name, data)
     altered = (
         "as many images as published, but the archive's checksum differs" if complete and original is False else None
     )
-    return DatasetStatus(name, path, len(data.train_x), len(data.test_x), data.classes, complete, original, altered)
+    counts = data.train_samples, data.test_samples, data.classes
+    return DatasetStatus(name, path, *counts, complete, original, altered, _number_of_sources(data))
 
 
 def _path(name: str, data_dir: str | Path | None) -> Path | None:
     if name == EMBEDDED:
         return cache_dir()
-    located = locate(name, data_dir)
-    return None if located is None else located[0]
+    return locate(name, data_dir)
 
 
-def _is_complete(name: str, data: ImageData) -> bool:
+def _is_complete(name: str, data: ImageData | SourceData) -> bool:
     if name == EMBEDDED:
         return True
     published = find_data_set(name)
-    return (len(data.train_x), len(data.test_x)) == (published.train, published.test)
+    if isinstance(data, SourceData):
+        return _number_of_sources(data) == published.sources
+    return (data.train_samples, data.test_samples) == (published.train, published.test)
+
+
+def _number_of_sources(data: ImageData | SourceData) -> int:
+    return len(data.sources) if isinstance(data, SourceData) else 0
 
 
 def _is_original(path: Path) -> bool | None:
     """Return whether the file has the publisher's checksum; None for folders and files without a published one."""
-    if not path.is_file() or path.name not in PUBLISHED:
-        return None
-    return file_sha256(path) == PUBLISHED[path.name].sha256
+    expected = PUBLISHED[path.name].sha256 if path.is_file() and path.name in PUBLISHED else None
+    return None if expected is None else file_sha256(path) == expected
 
 
 # -- presets
@@ -326,9 +500,9 @@ class Preset(BaseModel):
 
     tasks: int = setting(5, "number of tasks that the classes are split into", LAYOUT, ge=1)
     batch_size: int = setting(128, "samples of a task per step", LAYOUT, ge=1)
-    memory_budget: int = setting(0, "samples kept for replay in all; 0 disables replay", LEARNER, ge=0)
+    memory_budget: int = setting(0, "samples kept for replay in all; 0 disables replay", LEARNER, CHANGEABLE, ge=0)
     backbone: Named = setting("cnn", "shared network: its name, and its own options", LEARNER)
-    learning_rate: float = setting(1e-3, "learning rate of the optimiser", LEARNER, gt=0.0)
+    learning_rate: float = setting(1e-3, "learning rate of the optimiser", LEARNER, CHANGEABLE, gt=0.0)
     batch_norm_momentum: float = setting(
         0.1, "momentum of batch-norm's running averages, in PyTorch's convention", LEARNER, gt=0.0, le=1.0
     )

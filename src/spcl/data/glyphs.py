@@ -52,8 +52,9 @@ def make_glyphs(per_class: int, seed: int) -> tuple[Tensor, Tensor]:
     blurs = rng.uniform(*BLUR, len(labels)) * OVERSAMPLING
     maps = _affine_maps(rng, len(labels))
     images = np.empty((len(labels), SIDE, SIDE), np.float32)
-    for i in track(range(len(labels)), "drawing ps-glyphs", len(labels)):
-        images[i] = _distort(templates[labels[i]][strokes[i]], maps[i], blurs[i])
+    for label in track(range(len(CHARACTERS)), "drawing ps-glyphs", len(CHARACTERS)):
+        for i in range(label * per_class, (label + 1) * per_class):
+            images[i] = _distort(templates[label][strokes[i]], maps[i], blurs[i])
     return torch.from_numpy(_expose(rng, images)[:, None]), torch.from_numpy(labels)
 
 

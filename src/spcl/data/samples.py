@@ -1,5 +1,6 @@
-"""What a data set holds: samples of classes that are split into tasks, or samples of several sources, each a task."""
+"""What a data set holds: samples of classes that are split into tasks, or samples of several sources."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import get_args, overload
@@ -110,13 +111,13 @@ def check_labels(what: str, y: Tensor, samples: int, classes: int) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SourceSamples:
-    """Training and test samples of one task.
+    """Training and test samples of one source.
 
     Inputs are uint8 images N×C×H×W, floating-point features of any shape, integer token sequences N×L, or a dict or
     tuple of tensors with one first dimension, such as tokens with a mask.
 
     Args:
-        name: The task's name.
+        name: The source's name.
         kind: ``"classification"``, ``"regression"`` or ``"multilabel"``.
         train_x: Inputs.
         train_y: Classification: int64 labels 0..classes-1, or floating-point probabilities N×classes (soft labels).
@@ -125,6 +126,13 @@ class SourceSamples:
         test_x: Inputs of the same type and shape as ``train_x``.
         test_y: Targets of the same form as ``train_y``; for a classification always labels.
         class_names: Names of the classes or outputs; needed for a classification.
+        task: The question that the source answers, by name; several sources may answer the same. By default the source
+            is a task of its own.
+        unseen: Whether the source is held out: never trained, only evaluated on its test samples.
+        scale: For a regression, what an error of 1 is in the target's unit.
+        train_times: When the training samples were taken, as int64 ticks of a clock that all sources share, in order;
+            None where there is no common clock.
+        test_times: Likewise of the test samples; needed with ``train_times``.
 
     >>> x = torch.zeros(6, 4)
     >>> SourceSamples("speed", "regression", x, torch.rand(6), x[:2], torch.rand(2))
@@ -138,6 +146,11 @@ class SourceSamples:
     test_x: Inputs
     test_y: Tensor
     class_names: tuple[str, ...] = ()
+    task: str | None = None
+    unseen: bool = False
+    scale: float = 1.0
+    train_times: Tensor | None = None
+    test_times: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -154,6 +167,20 @@ class SourceSamples:
             )
         if self.kind != "classification":
             self._check_outputs()
+        if self.task == "":
+            raise DataError(f"{self.name}: the task that the source answers has no name; give one, or None")
+        if self.scale != 1.0 and not (self.kind == "regression" and 0.0 < self.scale < math.inf):
+            raise DataError(f"{self.name}: scale is {self.scale} for a {self.kind}; a regression needs a number > 0")
+        if (self.train_times is None) != (self.test_times is None):
+            raise DataError(f"{self.name}: give the times of training and test samples together, or neither")
+        for split, times, y in (("train", self.train_times, self.train_y), ("test", self.test_times, self.test_y)):
+            if times is not None:
+                _check_times(f"{self.name}, {split}", times, len(y))
+
+    @property
+    def task_name(self) -> str:
+        """The name of the task that the source answers."""
+        return self.name if self.task is None else self.task
 
     def _check_outputs(self) -> None:
         outputs, tested = self.train_y.shape[1], self.test_y.shape[1]
@@ -191,7 +218,10 @@ class SourceSamples:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SourceData:
-    """A data set whose sources are the tasks; their samples may differ in kind and shape.
+    """A data set of several sources, whose samples may differ in kind and shape.
+
+    A source is a task of its own, or answers a task that it shares with others; then they have the same kind, outputs
+    and scale, and at least one of them is trained.
 
     >>> x = torch.zeros(6, 4)
     >>> speed = SourceSamples("speed", "regression", x, torch.rand(6), x[:2], torch.rand(2))
@@ -211,6 +241,22 @@ class SourceData:
         for name in names:
             if names.count(name) > 1:
                 raise DataError(f"{self.name}: {names.count(name)} sources are named {name!r}; rename all but one")
+        self._check_tasks()
+
+    def _check_tasks(self) -> None:
+        tasks: dict[str, list[SourceSamples]] = {}
+        for source in self.sources:
+            tasks.setdefault(source.task_name, []).append(source)
+        for task, (first, *others) in tasks.items():
+            for other in others:
+                asked = [(each.kind, each.outputs, each.class_names, each.scale) for each in (first, other)]
+                if asked[0] != asked[1]:
+                    raise DataError(
+                        f"{self.name}: sources {first.name!r} and {other.name!r} answer the task {task!r}, but "
+                        f"differ in kind, classes, outputs or scale; give them the same, or tasks of their own"
+                    )
+            if all(source.unseen for source in (first, *others)):
+                raise DataError(f"{self.name}: all sources of the task {task!r} are unseen; train at least one")
 
     @property
     def train_samples(self) -> int:
@@ -224,8 +270,8 @@ class SourceData:
 
     @property
     def classes(self) -> int:
-        """Number of classes of all classifications together."""
-        return sum(source.classes or 0 for source in self.sources)
+        """Number of classes of all tasks together."""
+        return sum({source.task_name: source.classes or 0 for source in self.sources}.values())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -293,6 +339,16 @@ def _check_targets(what: str, kind: Kind, y: Tensor, samples: int, classes: int,
     return targets.float()
 
 
+def _check_times(what: str, times: Tensor, samples: int) -> None:
+    if times.dtype != torch.int64 or times.shape != (samples,):
+        raise DataError(
+            f"{what}: times must be a vector of int64, one for each of {samples} samples, "
+            f"found {times.dtype} of shape {tuple(times.shape)}"
+        )
+    if bool((times[1:] < times[:-1]).any()):
+        raise DataError(f"{what}: times decrease; sort the samples by time")
+
+
 # -- holding out a part of the samples
 
 Indices = NDArray[np.int64]
@@ -328,6 +384,8 @@ def _held_out_source(source: SourceSamples, fraction: float) -> SourceSamples:
         train_y=y[~held],
         test_x=map_leaves(lambda part: part[held], source.train_x),
         test_y=(labels if source.kind == "classification" else y)[held],
+        train_times=None if source.train_times is None else source.train_times[~held],
+        test_times=None if source.train_times is None else source.train_times[held],
     )
 
 

@@ -121,7 +121,7 @@ class EagerEngine(Engine):
         return self._backward_apart(batches, transform if one_pass is None else None)
 
     def augmented(self, batches: Sequence[StepBatch], transform: Transform, replays_too: bool) -> list[StepBatch]:
-        """Return the batches with augmented inputs: the tasks' together, those of every replay batch by themselves."""
+        """Return the batches with augmented inputs: the tasks' together, every replay batch by itself."""
         tasks = [batch for batch in batches if batch.draw is None]
         inputs = self._augment(transform, [batch.samples[0].x for batch in tasks]) if tasks else []
         done = [replace(batch, samples=with_inputs(batch.samples, [x])) for batch, x in zip(tasks, inputs, strict=True)]

@@ -453,7 +453,8 @@ def _norms(tensors: Sequence[Tensor]) -> list[float]:
 
 OWN = ("spcl.models.", "spcl.encoders")
 CONTAINERS = {nn.Sequential, nn.ModuleList, nn.Identity}
-LAYERS = {nn.Linear, nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}
+LAYERS = {nn.Linear, nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d}
+LAYERS |= {nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}
 NORMALISATIONS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm}
 ACTIVATIONS = {nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Dropout2d}
 KNOWN = CONTAINERS | LAYERS | NORMALISATIONS | ACTIVATIONS

@@ -313,7 +313,7 @@ class HeadGradients:
         return self._stacked
 
     def assign(self) -> None:
-        """Add the gradients to those of the parameters."""
+        """Add the gradients to the ``.grad`` of the parameters."""
         for parameter, gradient in zip(self._parameters, self._views, strict=True):
             if parameter.grad is None:
                 parameter.grad = gradient

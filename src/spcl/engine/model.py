@@ -96,8 +96,8 @@ class SharedModel:
     common. Their gradients, one per source, are weighed. What a single source reaches, its own encoder, has the plain
     gradient of that source and of its samples in memory, like the head of a task.
 
-    Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets those of every
-    classifier that was added so far, side by side in that order; with ``joint_logits`` so it does in training also
+    Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets the logits of every
+    classifier added so far, side by side in that order; with ``joint_logits`` so it does in training also
     task-incrementally. In the class-incremental loss of new samples, the classes of finished tasks count by
     ``finished_weight``. Domain-incrementally there is one task, whose sources are the domains.
 
@@ -441,7 +441,7 @@ class SharedModel:
         return Output(group.task, self._head_output(group.task, features), y, slice(0, None), stored)
 
     def _classifier_output(self, group: Samples, logits: Tensor, offsets: Tensor | None = None) -> Output:
-        """Return the output of a classifier, with targets that fit the logits: its own or those of all classes."""
+        """Return the output of a classifier, with targets that fit its logits: of its own classes or of all."""
         task, (y, stored) = group.task, self._targets(group)
         classes = task.classes or 0
         offset = task.offset if self.has_joint_logits else 0
@@ -482,7 +482,7 @@ class SharedModel:
 
 
 def _device_and_dtype(backbone: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return where, and in which type, a backbone computes: those of its first trainable tensor, or of any."""
+    """Return the device and type of a backbone's first trainable tensor, or of its first tensor if none is trained."""
     tensors = [tensor for tensor in (*backbone.parameters(), *backbone.buffers()) if tensor.is_floating_point()]
     first = next((tensor for tensor in tensors if tensor.requires_grad), tensors[0] if tensors else torch.empty(0))
     return first.device, first.dtype
@@ -645,7 +645,7 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def copy(self) -> None:
-        """Copy the buffers, those of one type with one kernel launch."""
+        """Copy the buffers, with one kernel launch for each type."""
         for copies, buffers in self._copies:
             torch._foreach_copy_(copies, buffers)
 

@@ -59,7 +59,7 @@ class ReductionPlan:
     def make(
         cls, names: Sequence[str], reduction: Reduction, *, separate: bool, weights: Sequence[float] = ()
     ) -> "ReductionPlan":
-        """Return the plan of a reduction; those of recent steps are kept.
+        """Return the plan of a reduction; the plans of recent steps are kept.
 
         Args:
             names: the gradients: tasks, then memory.
@@ -209,8 +209,8 @@ class GradientMatrix:
         """Start a step: its gradients are accumulated anew, as the plan says.
 
         With ``factored``, gradients of linear layers may be kept as factors instead, where that is faster; only
-        :meth:`columns` and :meth:`combine` then give what they stand for. With ``rows`` only so many rows are held, and
-        what is beyond them is freed.
+        :meth:`columns` and :meth:`combine` then give what they stand for. With ``rows`` only the first `rows`
+        rows are held, and the memory of further rows is freed.
         """
         self.plan = plan
         self.keeps_factors = factored and plan.is_separate and not penalty
@@ -223,7 +223,7 @@ class GradientMatrix:
             self.health = self.health.new_empty(self._with_spare(len(plan.names)), HEALTH)
 
     def hold(self, rows: int) -> None:
-        """Hold at least so many rows from now on; what they held is lost where there were fewer."""
+        """Grow the buffer to at least `rows` rows; growing discards their contents."""
         if rows > self._held:
             self._held = rows
             self._reserve(rows, exactly=True)

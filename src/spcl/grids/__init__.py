@@ -1,6 +1,6 @@
 """Many runs: planned as a grid or proposed by a tuner, and made by worker processes or on a Ray cluster."""
 
-from spcl.grids.base import GridState, GridView, JobMessage, Pool, Running
+from spcl.grids.base import JobMessage, Pool
 from spcl.grids.local import WorkerPool, threads_per_job
 from spcl.grids.plan import (
     Job,
@@ -15,7 +15,7 @@ from spcl.grids.plan import (
 from spcl.grids.ray import RayPool
 from spcl.grids.scheduler import run_grid, run_jobs
 from spcl.grids.tuning import Dimension, Trial, Tuning, parse_search, tune
-from spcl.grids.view import LiveGridView, PlainGridView, SilentGridView
+from spcl.grids.view import GridState, GridView, LiveGridView, PlainGridView, Running, SilentGridView
 
 __all__ = [
     "Dimension",

@@ -1,6 +1,5 @@
-"""What a grid, the pool that makes its runs and the view that shows them say to each other."""
+"""What a grid and the pool that makes its runs say to each other."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -11,10 +10,10 @@ from spcl.grids.plan import Job
 class JobMessage:
     """A message about a job: ``step``, ``done``, ``busy``, ``interrupted``, ``failed`` or ``lost``.
 
-    The values of ``step`` are the fields of :class:`Running`; of ``done`` ``summary`` and ``skipped``, see
-    :meth:`GridView.finished`; of ``failed`` the arguments of :func:`failure`. A run is ``busy`` while another process
-    makes it, and ``lost``, for a ``reason``, when the machine that made it is gone: the run did not fail, and is made
-    again.
+    The values of ``step`` are the fields of :class:`~spcl.grids.Running`; of ``done`` ``summary`` and ``skipped``, see
+    :meth:`~spcl.grids.GridView.finished`; of ``failed`` the arguments of :func:`failure`. A run is ``busy`` while
+    another process makes it, and ``lost``, for a ``reason``, when the machine that made it is gone: the run did not
+    fail, and is made again.
     """
 
     job: Job
@@ -61,65 +60,4 @@ class Pool(Protocol):
 
     def close(self) -> None:
         """Let every run save itself, and wait for it."""
-        ...
-
-
-@dataclass
-class Running:
-    """The progress of one run: its step, the number of steps once known, and the cluster node that makes it."""
-
-    step: int = 0
-    steps: int | None = None
-    node: str | None = None
-
-
-@dataclass
-class GridState:
-    """The progress of a grid.
-
-    Attributes:
-        total: the number of jobs.
-        done: the number of complete jobs.
-        done_before: the number of jobs that were complete at the start.
-        running: the progress of the jobs that run now, by name.
-        busy: the names of jobs that another process runs.
-        failed: the names of jobs that failed, and why.
-        out_of_memory: whether a job failed because memory was exhausted, as far as known.
-        started: when the grid started, by the monotonic clock.
-    """
-
-    total: int
-    done: int = 0
-    done_before: int = 0
-    running: dict[str, Running] = field(default_factory=dict)
-    busy: set[str] = field(default_factory=set)
-    failed: dict[str, str] = field(default_factory=dict)
-    out_of_memory: bool = False
-    started: float = field(default_factory=time.monotonic)
-
-    def seconds_left(self) -> float | None:
-        """Estimate the remaining time from the pace so far; None while nothing has been done."""
-        begun = sum(running.step / running.steps for running in self.running.values() if running.steps)
-        made = self.done - self.done_before + begun
-        left = self.total - len(self.failed) - self.done - begun
-        return (time.monotonic() - self.started) / made * left if made else None
-
-
-class GridView(Protocol):
-    """Receives the progress events of a grid."""
-
-    def tick(self, state: GridState) -> None:
-        """Update the view, a few times a second."""
-        ...
-
-    def finished(self, job: Job, state: GridState, summary: str, skipped: int) -> None:
-        """Show a complete run: its A and F as text, and how often a task was skipped for non-finite values."""
-        ...
-
-    def failed(self, job: Job, state: GridState, reason: str, again: bool) -> None:
-        """Show a failed run; ``again`` says whether it will be retried."""
-        ...
-
-    def lost(self, job: Job, state: GridState, reason: str, begun: bool) -> None:
-        """Show a run that was lost with its machine; ``begun`` says whether a checkpoint is left to resume from."""
         ...

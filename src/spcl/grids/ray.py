@@ -291,7 +291,7 @@ class _RayRun:
 
     Attributes:
         job: the run.
-        number: tells the messages of this run from those of other runs.
+        number: tells the messages of this run from messages of other runs.
         needs: what the cluster reserves for the run.
         tasks: Ray's references to its tasks, the first rank first.
         group: the placement group of several ranks.

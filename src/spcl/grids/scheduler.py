@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from spcl._util.files import write_json
-from spcl.grids.base import GridState, GridView, JobMessage, Pool, Running
+from spcl.grids.base import JobMessage, Pool
 from spcl.grids.local import WorkerPool
 from spcl.grids.plan import Job, check_jobs
-from spcl.grids.view import SilentGridView
+from spcl.grids.view import GridState, GridView, Running, SilentGridView
 from spcl.runs import RunFolder
 
 FAILURE = "failure.json"

@@ -14,9 +14,10 @@ import numpy as np
 
 from spcl._util.files import read_json, write_json, write_text
 from spcl.errors import SpclError, install_command
-from spcl.grids.base import GridView, Pool
+from spcl.grids.base import Pool
 from spcl.grids.plan import Job, check_job_data, plan_grid
 from spcl.grids.scheduler import run_jobs
+from spcl.grids.view import GridView
 from spcl.runs import FolderError, RunFolder, RunResult
 from spcl.runs.settings import BOOKKEEPING, merge_settings, nested_settings, parse_value
 

@@ -210,7 +210,7 @@ class Order:
     """A run to make on a node.
 
     Attributes:
-        number: tells the messages of this run from those of other runs.
+        number: tells the messages of this run from messages of other runs.
         settings: the settings of the run, as plain data.
         out: the folder of the run.
         marker: the name of a file in the folder, by which a node knows that it shares the folder.

@@ -214,7 +214,7 @@ class Fit:
         return found if ranks.gather_objects([*found]) == [[*found]] * ranks.size else {}
 
     def _is_any(self, condition: bool) -> bool:
-        """Return whether the condition holds on any rank, all of which save together."""
+        """Return whether the condition holds on any rank: all ranks save together."""
         ranks = self._learner.distributed
         return condition if ranks is None else ranks.any(condition)
 

@@ -515,6 +515,7 @@ class Learner:
                 exists.
             sources: schedules and whatever else is to be saved along, as with :meth:`save`.
         """
+        states.check_sources(self.fit, type(self).load, sources)
         Fit(
             self,
             checkpoint=checkpoint,
@@ -698,7 +699,7 @@ class Learner:
             keep: how many checkpoints to keep, the newest included.
             sources: streams, schedules and whatever else has ``state_dict()``, saved under these names.
         """
-        states.check_source_names(type(self).load, sources)
+        states.check_sources(self.save, type(self).load, sources)
         writes = self.distributed is None or self.distributed.is_first
         with self._calls.changing("save"):
             self._take_in_new_parameters()

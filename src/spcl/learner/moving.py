@@ -71,7 +71,7 @@ def _moved_average(average: WeightAverage, parts: SavedParts, saved: dict[str, A
 
 
 def _converted_signature(text: str, before: torch.dtype, after: torch.dtype) -> str:
-    """Return the description of samples of which one type is converted.
+    """Return the description of samples after tensors of type `before` are converted to `after`.
 
     >>> _converted_signature("{tokens: int64[4], x: float32[2]}", torch.float32, torch.float64)
     '{tokens: int64[4], x: float64[2]}'

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from numbers import Real
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from spcl._util.validation import DICTS, check_content
 from spcl.engine.ranks.sharded import sharded_like
 from spcl.errors import CheckpointError, SpclError, did_you_mean
 from spcl.tasks import Task, TaskSource
@@ -204,14 +206,13 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 def saved_optimizer(saved: Mapping[str, Any]) -> MakeOptimizer:
     """Return a factory of the saved optimiser class with its defaults."""
+    check_content("the optimiser", saved, {"class": str, "defaults": dict})
     kind = getattr(torch.optim, saved["class"], None)
     if kind is None:
         raise CheckpointError(f"the optimiser {saved['class']!r} is not one of torch.optim; pass optimizer=")
     known = inspect.signature(kind).parameters
     defaults = {name: value for name, value in _tuples(saved["defaults"]).items() if name in known}
-    for name, value in defaults.items():
-        if isinstance(known[name].default, bool) and not isinstance(value, bool):
-            raise CheckpointError(f"the optimiser's {name} is {value!r}, not true or false; use another checkpoint")
+    _check_options("the optimiser's defaults", defaults, {name: each.default for name, each in known.items()})
     return lambda parameters: kind(parameters, **defaults)
 
 
@@ -222,13 +223,18 @@ def restore_optimizer(
     sources: Mapping[str, TaskSource],
 ) -> None:
     """Restore the state of every parameter; heads and encoders join the optimiser in the order they were made."""
+    _check_optimizer(saved, optimizer.defaults)
     if type(optimizer).__name__ != saved["class"]:
         raise CheckpointError(
             f"the checkpoint was made with {saved['class']}, but the optimiser is {type(optimizer).__name__}"
         )
     for entry in saved["groups"][-1].get("tasks", []):  # an optimiser put in later may name none
         if isinstance(entry, str):
+            if entry not in tasks:
+                raise CheckpointError(f"the optimiser has the head of task {entry!r:.80}, which the learner has not")
             add_head(optimizer, tasks[entry])
+        elif len(entry) != 2 or entry[1] not in sources or sources[entry[1]].encoder is None:
+            raise CheckpointError(f"the optimiser has the encoder of {entry!r:.80}, which the learner has not")
         else:
             add_encoder(optimizer, sources[entry[1]])
     groups = [
@@ -248,6 +254,33 @@ def restore_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for group in optimizer.param_groups:
         _check_group(optimizer, group)
+
+
+def _check_optimizer(saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise an error unless a saved optimiser has the right types, and its options the types of these defaults."""
+    check_content("the optimiser", saved, {"state": dict, "groups": DICTS})
+    for index, entry in saved["state"].items():
+        check_content(f"the optimiser's state of parameter {index}", entry, {})
+    if not saved["groups"]:
+        raise CheckpointError("the optimiser has no groups in the checkpoint; use another checkpoint")
+    for group in saved["groups"]:
+        known = {"params": list[int], "tasks": list[str | list[str]]}
+        check_content("a group of the optimiser", group, {name: known[name] for name in known if name in group})
+        _check_options("a group of the optimiser", group, defaults)
+
+
+def _check_options(part: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise an error unless options are numbers, flags or tuples of numbers where their defaults are."""
+    number = Real | Tensor
+    for name, default in defaults.items():
+        if name not in options:
+            continue
+        if isinstance(default, bool):
+            check_content(part, options, {name: bool})
+        elif isinstance(default, Real):
+            check_content(part, options, {name: number})
+        elif isinstance(default, tuple) and all(isinstance(each, Real) for each in default):
+            check_content(part, options, {name: list[number]})
 
 
 def _check_group(optimizer: Optimizer, group: Mapping[str, Any]) -> None:

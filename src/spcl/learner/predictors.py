@@ -44,7 +44,7 @@ class ClassPredictor(ABC):
 
     @abstractmethod
     def new_head(self, head: nn.Module, features: int, classes: int) -> nn.Module | None:
-        """Return a head of which :meth:`fit` sets the values, given the trained one; None to predict by that."""
+        """Return a head whose values :meth:`fit` sets, given the trained head; None to predict by the trained head."""
 
     def fit(self, heads: Mapping[str, nn.Module], stored: Mapping[str, StoredFeatures], joint: bool) -> None:
         """Set the values of new heads.
@@ -240,7 +240,7 @@ class BalancedHeads(ClassPredictor):
     .. math:: \min \tfrac1C \sum_c \mathbb E_{x \in c}[-\log p_c(x)]
 
     Every class counts alike, whatever the number of its samples. Class-incrementally, p is the softmax over the classes
-    of all tasks that have samples in memory, else over those of the sample's task.
+    of all tasks that have samples in memory, else over the classes of the sample's task.
     """
 
     steps: int = 50

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 import spcl.memory
+from spcl._util.validation import DICTS, check_content
 from spcl.batches import describe
 from spcl.checkpoint import write_checkpoint
 from spcl.encoders import ENCODERS
@@ -20,7 +21,7 @@ from spcl.engine.base import Engine, Stateful
 from spcl.engine.model import SharedModel
 from spcl.engine.ranks.sharded import sharded_like, whole
 from spcl.engine.update import WeightAverage
-from spcl.errors import CheckpointError, SpclError
+from spcl.errors import CheckpointError, SpclError, did_you_mean
 from spcl.learner.checks import check_method, classifier_task, start_in_memory
 from spcl.learner.parameters import (
     MakeOptimizer,
@@ -269,45 +270,48 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
             raise CheckpointError(f"the checkpoint holds no source {name!r}; it has {sorted(saved)}")
 
 
-WHOLE, FLAG, TEXT, NONE = int, bool, str, type(None)
-CONTENT: Mapping[str, Mapping[str, tuple[type, ...]]] = {
-    "learner": {"steps": (WHOLE,), "feature_dim": (WHOLE, NONE)},
-    "tasks": {
-        "name": (TEXT,),
-        "classes": (WHOLE, NONE),
-        "finished": (FLAG,),
-        "signature": (list, tuple, NONE),
-        "left_out": (WHOLE,),
-        "left_out_in_a_row": (WHOLE,),
-        "head": (Mapping, NONE),
-    },
-    "task_sources": {
-        "name": (TEXT,),
-        "task": (TEXT,),
-        "finished": (FLAG,),
-        "implied": (FLAG,),
-        "signature": (list, tuple, NONE),
-        "skipped": (WHOLE,),
-        "skipped_in_a_row": (WHOLE,),
-        "encoder_name": (TEXT, NONE),
-        "encoder_of": (TEXT, NONE),
-        "encoder": (Mapping, NONE),
-    },
+PARTS: Mapping[str, Any] = {
+    "learner": dict,
+    "tasks": DICTS,
+    "task_sources": DICTS,
+    "backbone": dict,
+    "method": dict,
+    "optimizer": dict,
+    "memory": dict | None,
+    "random": dict,
+    "sources": dict,
 }
-"""The types of what a checkpoint says of the learner and of every task, for which nothing else checks them."""
+LEARNER_CONTENT: Mapping[str, Any] = {"steps": int, "feature_dim": int | None}
+TASK_CONTENT: Mapping[str, Any] = {
+    "name": str,
+    "classes": int | None,
+    "finished": bool,
+    "signature": list[str] | None,
+    "left_out": int,
+    "left_out_in_a_row": int,
+    "head": dict | None,
+}
+SOURCE_CONTENT: Mapping[str, Any] = {
+    "name": str,
+    "task": str,
+    "finished": bool,
+    "implied": bool,
+    "signature": list[str] | None,
+    "skipped": int,
+    "skipped_in_a_row": int,
+    "encoder_name": str | None,
+    "encoder_of": str | None,
+    "encoder": dict | None,
+}
 
 
 def _check_content(state: Mapping[str, Any]) -> None:
     """Raise an error unless the plain data of a checkpoint has the right types, and heads the sizes that it says."""
-    described = [("learner", state["learner"]), *(("tasks", task) for task in state["tasks"])]
-    described += [("task_sources", source) for source in state.get("task_sources", [])]
-    for part, content in described:
-        for name, types in CONTENT[part].items():
-            if not isinstance(content[name], types):
-                raise CheckpointError(
-                    f"{name} of {part} is {content[name]!r:.80} in the checkpoint; use another checkpoint"
-                )
-    _check_sources(state)
+    check_content("the state", state, {name: kind for name, kind in PARTS.items() if name in state})
+    check_content("the learner", state["learner"], LEARNER_CONTENT)
+    for number, task in enumerate(state["tasks"]):
+        check_content(f"task {task.get('name', number)!r:.80}", task, TASK_CONTENT)
+    _check_task_sources(state)
     try:
         LearnerOptions(**restored_options(state["learner"]))
     except SpclError as error:
@@ -315,8 +319,10 @@ def _check_content(state: Mapping[str, Any]) -> None:
     features = state["learner"]["feature_dim"]
     for task in state["tasks"]:
         signature = task["signature"] or ("", "")
-        if len(signature) != 2 or not all(isinstance(each, str) for each in signature):
-            raise CheckpointError(f"the signature of task {task['name']!r} is damaged; use another checkpoint")
+        if len(signature) != 2:
+            raise CheckpointError(
+                f"the signature of task {task['name']!r} is {signature!r:.80}; use another checkpoint"
+            )
         numbers = sum(each.numel() for each in (task["head"] or {}).values())
         if task["classes"] is not None and features is not None and max(task["classes"], features) > numbers:
             raise CheckpointError(
@@ -328,10 +334,11 @@ def _check_content(state: Mapping[str, Any]) -> None:
             raise CheckpointError(f"the average of the {name} has {updates!r:.80} updates; use another checkpoint")
 
 
-def _check_sources(state: Mapping[str, Any]) -> None:
+def _check_task_sources(state: Mapping[str, Any]) -> None:
     """Raise an error unless sources have the tasks and encoders of the checkpoint."""
     tasks, known = {task["name"] for task in state["tasks"]}, dict[str, Any]()
-    for source in state.get("task_sources", []):
+    for number, source in enumerate(state.get("task_sources", [])):
+        check_content(f"source {source.get('name', number)!r:.80}", source, SOURCE_CONTENT)
         name, owner, signature = source["name"], source["encoder_of"], source["signature"] or ("", "")
         known[name] = source
         if source["task"] not in tasks or (owner is not None and (owner not in known or not known[owner]["encoder"])):
@@ -339,18 +346,32 @@ def _check_sources(state: Mapping[str, Any]) -> None:
                 f"source {name!r} has the task {source['task']!r} and the encoder of {owner!r}, but the checkpoint "
                 f"does not; use another checkpoint"
             )
-        if len(signature) != 2 or not all(isinstance(each, str) for each in signature):
-            raise CheckpointError(f"the signature of source {name!r} is damaged; use another checkpoint")
+        if len(signature) != 2:
+            raise CheckpointError(f"the signature of source {name!r} is {signature!r:.80}; use another checkpoint")
 
 
-def check_source_names(load: Callable[..., object], names: Iterable[str]) -> None:
-    """Refuse to save sources under names that are arguments of ``load``."""
-    parameters = inspect.signature(load).parameters.values()
-    reserved = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
-    reserved -= {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them in any case
-    for name in names:
+def check_sources(call: Callable[..., object], load: Callable[..., object], sources: Mapping[str, Stateful]) -> None:
+    """Refuse sources without a state, such as misspelt options, and sources named like an argument of ``load``.
+
+    Args:
+        call: the method that sources were given to by name, beside its own options.
+        load: the method that restores them by name.
+        sources: what was given.
+    """
+    reserved = _keywords(load) - {"schedule"}  # PyTorch's schedules may be saved so: load cannot restore them anyway
+    for name, source in sources.items():
+        if not all(callable(getattr(source, each, None)) for each in ("state_dict", "load_state_dict")):
+            raise SpclError(
+                f"{call.__name__} has no option {name!r}, and a source of type {type(source).__name__} cannot be saved "
+                f"along, as it has no state_dict and load_state_dict; {did_you_mean(name, sorted(_keywords(call)))}"
+            )
         if name in reserved:
             raise SpclError(f"a source cannot be saved as {name!r}, because load({name}=…) is the learner's own")
+
+
+def _keywords(function: Callable[..., object]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 class SavedParts(NamedTuple):

@@ -1,12 +1,13 @@
-"""What backbones share: the samples they are built for, the conversion of bytes, and initial weights."""
+"""What backbones share: the samples they are built for, their names, the conversion of bytes, and initial weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from spcl._util.registry import Registry
 from spcl.errors import SpclError
 
 
@@ -20,8 +21,8 @@ class InputSpec:
             normalised to floats before they reach the backbone.
         vocabulary: for tokens, one more than the largest in the training data.
         parts: the inputs of every part, by name or position, where samples are dicts or tuples of tensors.
-        sources: the inputs of every source, in order, for a backbone of several sources; the other attributes are those
-            of the first source, with the largest vocabulary of all.
+        sources: the inputs of every source, in order, for a backbone of several sources; the other attributes describe
+            the first source, except for the vocabulary, which is the largest of all.
 
     >>> InputSpec.of(torch.zeros(10, 3, 32, 32)).shape
     (3, 32, 32)
@@ -91,6 +92,30 @@ class InputSpec:
         return f"{str(self.dtype).removeprefix('torch.')} {'×'.join(map(str, self.shape))}"
 
 
+# -- backbones by name
+
+
+BACKBONES: Registry[Callable[..., nn.Module]] = Registry(
+    "backbone", nn.Module, positional=1, keywords=("batch_norm_momentum",)
+)
+"""Functions ``make(inputs, **options)`` of a network; ``inputs`` is an :class:`InputSpec`.
+
+The network returns features of shape (batch, features), and has their number as the attribute ``feature_dim`` if it can
+be known before the first batch.
+
+>>> from spcl.models import BACKBONES
+>>> BACKBONES.make({"name": "mlp", "hidden": [32, 16]}, InputSpec((28, 28), torch.float32)).feature_dim
+16
+"""
+
+
+def image_shape(name: str, inputs: InputSpec) -> tuple[int, ...]:
+    """Return channels, height and width of the samples, or raise an error if they are no images."""
+    if len(inputs.shape) != 3 or inputs.parts is not None:
+        raise SpclError(f"backbone {name!r} needs images, channels × height × width, but the samples are {inputs}")
+    return inputs.shape
+
+
 # -- parts around a network
 
 
@@ -134,6 +159,52 @@ class Normalise(nn.Module):
         return (x.to(torch.float32) / 255 - self.mean.view(shape)) / self.std.view(shape)
 
 
+class Standardise(nn.Module):
+    """Standardisation `(x - mean) / std` of every feature, the last dimension of a sample.
+
+    Mean and std are those of the samples last given to :meth:`fit`, 0 and 1 before. They do not change in training, so
+    that every engine computes the same, and a checkpoint keeps them. A run fits them to its training samples; in a
+    loop or service of your own, fit them to the first batch.
+
+    Args:
+        features: Their number.
+
+    >>> standardise = Standardise(2)
+    >>> standardise.fit(torch.tensor([[1.0, 300.0], [3.0, 500.0], [5.0, 700.0]]))
+    >>> standardise(torch.tensor([[5.0, 500.0]]))
+    tensor([[1., 0.]])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("std", torch.ones(features))
+
+    def fit(self, x: Tensor) -> None:
+        """Set mean and std to those of a batch; the std of a constant feature becomes 1."""
+        values = x.detach().to(self.mean.device, torch.float64).flatten(0, -2)
+        if len(values) < 2 or values.shape[1] != len(self.mean):
+            raise SpclError(
+                f"cannot standardise {len(self.mean)} features by {len(values)} of {values.shape[-1]} features; give "
+                f"at least two samples of the network's inputs"
+            )
+        std, mean = torch.std_mean(values, dim=0)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 1e-6 * mean.abs().clamp(min=1e-6), std, 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardise a batch."""
+        return (x - self.mean) / self.std
+
+
+def standardised(inputs: InputSpec, network: nn.Module) -> nn.Module:
+    """Put a module before a network that standardises its inputs."""
+    return Backbone(Standardise(inputs.shape[-1]), network)
+
+
 # -- initial weights
 
 
@@ -154,7 +225,7 @@ def initialise_he(module: nn.Module) -> None:
     (1.0, 0.0)
     """
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -171,7 +242,7 @@ def initialise_glorot(module: nn.Module) -> None:
     (0.1, 0.0)
     """
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear):
             nn.init.xavier_uniform_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

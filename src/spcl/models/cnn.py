@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models.backbone import Initialisation, initialise
+from spcl.models.backbone import BACKBONES, Initialisation, InputSpec, image_shape, initialise
 
 
 class SmallCNN(nn.Module):
@@ -45,3 +45,10 @@ class SmallCNN(nn.Module):
         """Return the features of a batch of images."""
         features: Tensor = self.dense(self.convolutions(x))
         return features
+
+
+@BACKBONES.register("cnn")
+def cnn(inputs: InputSpec, init: Initialisation = "he") -> nn.Module:
+    """Three convolutions and a linear layer; the network of Toy-CIFAR-10."""
+    channels, *size = image_shape("cnn", inputs)
+    return SmallCNN(channels, (size[0], size[1]), init)

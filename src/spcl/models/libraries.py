@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from spcl.errors import SpclError, did_you_mean, install_command
-from spcl.models.backbone import InputSpec
-from spcl.models.registry import BACKBONES
+from spcl.models.backbone import BACKBONES, InputSpec
 
 
 @BACKBONES.register("timm:")
@@ -58,11 +57,12 @@ def transformers_backbone(
     if "trust_remote_code" in options:
         raise SpclError(f"transformers:{model} runs no code of others, as trust_remote_code would; {OWN_CODE}")
     try:
-        from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
+        from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
     except ImportError as error:
         raise SpclError(f"transformers:{model} needs it ({error}); run: {install_command('transformers')}") from error
     try:
         if pretrained:
+            _check_kernels(model, PretrainedConfig.get_config_dict(model)[0])
             plain = AutoConfig.from_pretrained(model, trust_remote_code=False)
         elif model in CONFIG_MAPPING:
             plain = AutoConfig.for_model(model)
@@ -149,6 +149,20 @@ def _check_nested(config: Any) -> None:
         if str(part.get("model_type")).startswith("timm_"):
             options = part.get("model_args") or {}
             _check_timm(str(part.get("architecture") or part.get("backbone")), options)
+
+
+KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+"""What of a configuration may name a repository, whose kernels the library ``kernels`` would download and run."""
+
+
+def _check_kernels(model: str, config: Any) -> None:
+    """Refuse a configuration that names code of others."""
+    for part in _parts(config):
+        for name in KERNELS:
+            if any("/" in str(each) for each in _values(part.get(name))):
+                raise SpclError(
+                    f"transformers:{model} runs no code of others, as its {name} = {part[name]!r:.80} would; {OWN_CODE}"
+                )
 
 
 def _parts(value: Any) -> Iterator[Mapping[str, Any]]:

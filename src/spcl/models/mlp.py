@@ -1,11 +1,12 @@
 """A multi-layer perceptron, the backbone of PS-EMNIST."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
-from spcl.models.backbone import Initialisation, initialise
+from spcl.models.backbone import BACKBONES, Initialisation, InputSpec, initialise, standardised
 
 
 class MLP(nn.Module):
@@ -30,3 +31,15 @@ class MLP(nn.Module):
         """Return the features of a batch."""
         features: Tensor = self.layers(x)
         return features
+
+
+@BACKBONES.register("mlp")
+def mlp(
+    inputs: InputSpec, hidden: Sequence[int] = (128, 64), init: Initialisation = "he", standardise: bool = False
+) -> nn.Module:
+    """Fully connected layers, for samples of any shape; the network of PS-EMNIST.
+
+    With ``standardise``, floating-point features are standardised first, see :class:`spcl.models.Standardise`.
+    """
+    network = MLP(math.prod(inputs.shape), hidden, init)
+    return standardised(inputs, network) if standardise and inputs.dtype.is_floating_point else network

@@ -8,7 +8,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from spcl.errors import SpclError
-from spcl.models.backbone import Initialisation, initialise, initialise_he
+from spcl.models.backbone import (
+    BACKBONES,
+    Initialisation,
+    InputSpec,
+    image_shape,
+    initialise,
+    initialise_he,
+)
 
 
 class ResNet18(nn.Module):
@@ -109,3 +116,29 @@ class _Block(nn.Module):
         residual: Tensor = self.residual(x)
         shortcut: Tensor = self.shortcut(x)
         return (residual + shortcut).relu()
+
+
+@BACKBONES.register("resnet18")
+def resnet18(
+    inputs: InputSpec,
+    batch_norm_momentum: float = 0.1,
+    norm_eps: float = 1e-5,
+    stem_init: Initialisation = "he",
+    residual_relu: bool = False,
+    width: int = 64,
+) -> nn.Module:
+    """ResNet-18 for small images; the network of PS-CIFAR-100 and PS-ImageNet-TINY."""
+    return ResNet18(
+        image_shape("resnet18", inputs)[0],
+        batch_norm_momentum,
+        norm_eps=norm_eps,
+        stem_init=stem_init,
+        residual_relu=residual_relu,
+        width=width,
+    )
+
+
+@BACKBONES.register("resnet34")
+def resnet34(inputs: InputSpec, batch_norm_momentum: float = 0.1, width: int = 64) -> nn.Module:
+    """ResNet-34 for small images."""
+    return ResNet34(image_shape("resnet34", inputs)[0], batch_norm_momentum, width=width)

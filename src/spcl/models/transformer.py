@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from spcl.errors import SpclError
+from spcl.models.backbone import BACKBONES, InputSpec, image_shape
 
 
 class TransformerBlock(nn.Module):
@@ -155,3 +156,19 @@ class TextTransformer(nn.Module):
         weights = mask.unsqueeze(2).to(hidden.dtype)
         features: Tensor = (self.norm(hidden) * weights).sum(dim=1) / weights.sum(dim=1)
         return features
+
+
+@BACKBONES.register("vit")
+def vit(inputs: InputSpec, patch: int = 4, width: int = 192, depth: int = 6, heads: int = 3) -> nn.Module:
+    """Vision transformer for small images."""
+    channels, *size = image_shape("vit", inputs)
+    return VisionTransformer(channels, (size[0], size[1]), patch=patch, width=width, depth=depth, heads=heads)
+
+
+@BACKBONES.register("text")
+def text(inputs: InputSpec, width: int = 64, depth: int = 2, heads: int = 4) -> nn.Module:
+    """Transformer for token sequences, or for ``input_ids`` with an ``attention_mask``."""
+    tokens = inputs if inputs.parts is None else inputs.parts.get("input_ids", inputs)
+    if tokens.vocabulary is None or len(tokens.shape) != 1:
+        raise SpclError(f"backbone 'text' needs token sequences of integers, but the samples are {inputs}")
+    return TextTransformer(tokens.vocabulary, tokens.shape[0], width=width, depth=depth, heads=heads)

@@ -548,14 +548,14 @@ def _base_method(run: CompleteRun) -> str:
 
 
 def two_task_runs(runs: Sequence[CompleteRun]) -> list[CompleteRun]:
-    """Return the runs of two tasks of which the second joins while the first trains."""
+    """Return the runs of two tasks whose second task joins while the first trains."""
     found = []
     for run in runs:
         timeline = run.result.timeline
         if len(timeline) == 2 and 0 < timeline[1][0] < timeline[0][1]:
             found.append(run)
     if not found:
-        raise MissingRunsError(f"none of {len(runs)} complete runs has two tasks of which the second joins later")
+        raise MissingRunsError(f"none of {len(runs)} complete runs has two tasks whose second joins later")
     return found
 
 
@@ -616,7 +616,7 @@ def _pair(runs: Sequence[CompleteRun]) -> tuple[CompleteRun, CompleteRun]:
     """Return two runs with the same setup, without and with SPCL."""
     evaluated = evaluated_over_time(two_task_runs(runs))
     if not evaluated:
-        raise MissingRunsError("those of two tasks were evaluated only when a task ended")
+        raise MissingRunsError("runs of two tasks were evaluated only when a task ended")
     for group in group_by(evaluated, setup_key).values():
         plain = [run for run in group if run.method == WITHOUT_SPCL and not run.settings["method"]["alpha"]]
         stable = [run for name in OURS for run in group if run.method == name]

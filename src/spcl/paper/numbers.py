@@ -10,7 +10,7 @@ from spcl.data.catalogue import PRESETS
 from spcl.paper.presets import PAPER, released
 from spcl.results import Published, PublishedResult, published
 from spcl.results.names import display_name, format_ranges, format_value, joined
-from spcl.results.records import CompleteRun, RunRecord, complete_runs
+from spcl.results.records import REQUIRED, CompleteRun, RunRecord, complete_runs
 from spcl.runs.settings import BOOKKEEPING, RunSettings
 
 CONFIGURATIONS = tuple(range(9))
@@ -21,13 +21,7 @@ TASKS_IN_TEXT = {"ps-cifar100": 20, "ps-tiny-imagenet": 20}
 
 WITHOUT_BATCH_NORM = frozenset({"mlp"})
 
-NOT_COMPARED = frozenset(
-    {
-        *("benchmark", "preset", "scenario", "method", "config", "seed", "tasks"),
-        *("protocol", "protocol_seed", "fit", "paradigm", "validation"),
-        "precision",
-    }
-)
+NOT_COMPARED = REQUIRED | {"tasks", "protocol", "protocol_seed", "fit", "validation", "precision"}
 """Settings that are not compared by value, or, as the precision, not stated by the paper."""
 
 

@@ -93,7 +93,7 @@ class FigureSpec:
         caption: its description, in a sentence or two.
         needs: the runs it is drawn from.
         grids: commands that make such runs.
-        draw: function from runs, of which it draws the complete ones, to a figure and the end of its caption; raises
+        draw: function from runs to a figure and the end of its caption. It draws the complete runs, and raises a
             `MissingRunsError` that says what is missing.
     """
 
@@ -287,7 +287,7 @@ def panel_title(axes: Axes, number: int, title: str) -> None:
 def panel_grid(
     count: int, most_columns: int, row_height: float, extra_height: float = 0.0, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``count`` panels in rows; ``options`` are those of Matplotlib's ``subplots``."""
+    """Return a figure of ``count`` panels in rows; ``options`` go to Matplotlib's ``subplots``."""
     columns = min(most_columns, count)
     rows = -(-count // columns)
     size = (WIDTH if columns > 1 else 0.7 * WIDTH, rows * row_height + extra_height)

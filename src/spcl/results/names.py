@@ -75,7 +75,7 @@ class PublishedResult:
 
 
 class Published(ABC):
-    """The results of a publication, which tables show beside those of runs.
+    """The results of a publication, which tables show beside the results of runs.
 
     Attributes:
         methods: the methods of its tables, in their order.

@@ -13,14 +13,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from spcl._util.validation import tagged
 from spcl.data.catalogue import PRESETS
 from spcl.errors import SpclError, did_you_mean
 from spcl.methods.registry import usual_replay_loss
+from spcl.options import PLANNED
 from spcl.results.names import format_value
 from spcl.runs import RunFolder
 from spcl.runs.records import RunResult
 from spcl.runs.settings import (
     NAMED,
+    RunSettings,
     decisive_settings,
     flat_settings,
     merge_settings,
@@ -32,7 +35,10 @@ from spcl.runs.settings import (
 ARCHIVE = "records.tar.gz"
 """The name of an archive of run folders."""
 
-REQUIRED = frozenset({"benchmark", "config", "method", "paradigm", "preset", "scenario", "seed"})
+PLANNED_SETTINGS = frozenset(tagged(RunSettings, PLANNED))
+"""Settings that a grid varies, besides the method."""
+
+REQUIRED = frozenset({"benchmark", "method", "paradigm", "preset"}) | PLANNED_SETTINGS
 """Settings without which a record cannot be used."""
 
 Settings = Mapping[str, Any]
@@ -257,13 +263,13 @@ def _target(archive: Path) -> Path:
 
 # -- variants
 
-IDENTITY = frozenset({"benchmark", "scenario", "method.name", "config", "seed"})
+IDENTITY = frozenset({"benchmark", "method.name"}) | PLANNED_SETTINGS
 """Settings that every table and figure shows by itself."""
 
 USUAL_VALUES = {"paradigm": "parallel", "validation": 0.0}
 """Settings that belong to the variant exactly where they have another value than this."""
 
-REPEATED = frozenset({"config", "seed"})
+REPEATED = PLANNED_SETTINGS - {"scenario"}
 """Settings whose values are repetitions of one variant."""
 
 
@@ -310,7 +316,7 @@ def _usual_values(runs: Sequence[Settings], key: Callable[[Settings], object]) -
 
 
 def _usual(members: Sequence[Settings]) -> dict[str, Any]:
-    """Return the settings that all members have, but not all with the same value, each with that of most variants.
+    """Return the settings that all members have, but in which they differ, each with the value of most variants.
 
     A value that no run has stands for several that are equally frequent, so that every run names its own.
     """

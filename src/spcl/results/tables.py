@@ -150,7 +150,7 @@ class ResultTable:
 
     @property
     def skips_note(self) -> str:
-        """In how many runs of which methods tasks were skipped; empty if in none.
+        """Say in how many runs of each method tasks were skipped; empty if in none.
 
         >>> cell = Cell(Measure(70.0, 1.5), Measure(-2.0, 0.5), runs=3, missing=0, runs_with_skips=2)
         >>> ResultTable("task", ("toy",), (Row("er", "er", "SCL"),), {("er", "toy"): cell}, "seeds").skips_note
@@ -612,7 +612,7 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
     if any(cell.anytime for cell in table.cells.values()):
         sentences.append(f"Any time A is the mean over the run of the mean {table.measure} of the tasks seen so far.")
     if any(cell.paper and cell.accuracy.std is not None for cell in table.cells.values()):
-        sentences.append("Deviations divide by n - 1; those of the paper by n, which makes them smaller.")
+        sentences.append("Deviations divide by n - 1; the paper divides by n, which makes its deviations smaller.")
     sentences += map(escape, table.remarks)
     if table.against:
         sentences += significance_notes(table, escape(display_name(table.against)))

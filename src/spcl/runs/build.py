@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spcl._util.registry import named_options
-from spcl.batches import Inputs, map_leaves
+from spcl.batches import Inputs, map_leaves, number_of_samples
 from spcl.data import DATA, DATA_NAMES, PRESETS, ImageData, SourceData, from_folder, from_npz, load_data
 from spcl.data.protocol import (
     LABEL_SETS,
@@ -36,7 +36,7 @@ from spcl.losses import LOSSES, Loss
 from spcl.memory import MEMORIES, Memory
 from spcl.methods import make_method
 from spcl.methods.base import MEMORY
-from spcl.models import BACKBONES, Backbone, InputSpec, Normalise
+from spcl.models import BACKBONES, Backbone, InputSpec, Normalise, Standardise
 from spcl.optimizers import OPTIMIZERS
 from spcl.options import OPTIONS
 from spcl.runs.settings import RunSettings
@@ -214,6 +214,8 @@ def _lay_out_sources(settings: RunSettings, data: SourceData, device: torch.devi
 
 def _check_sources(settings: RunSettings, data: SourceData) -> None:
     """Refuse settings that do not fit data whose sources are the tasks."""
+    if any(source.unseen or source.task_name != source.name for source in data.sources):
+        raise DataError(f"sources of {data.name} share a task, which runs cannot train yet; use its samples in Python")
     if settings.protocol is not None:
         raise DataError(
             f"each source of {data.name} is a task, so that the protocol {settings.protocol} does not apply; "
@@ -326,7 +328,7 @@ def _is_path(benchmark: str) -> bool:
 def _load_named(name: str, data_dir: str | None, options: dict[str, Any]) -> ImageData | SourceData:
     """Make a plug-in's data set."""
     if name not in DATA:
-        hint = did_you_mean(name, [*DATA_NAMES, *DATA])
+        hint = did_you_mean(name, [*dict.fromkeys([*DATA_NAMES, *DATA])])
         raise DataError(f"unknown data set {name!r}, and there is no such file or folder in {Path.cwd()}; {hint}")
     data = DATA.make({"name": name, **options}, data_dir=data_dir)
     if not isinstance(data, ImageData | SourceData):
@@ -405,6 +407,8 @@ def make_backbone(
     inputs = replace(reduce(or_, kinds), sources=tuple(kinds) if len(kinds) > 1 else ())
     momentum = settings.batch_norm_momentum
     backbone: nn.Module = BACKBONES.make(settings.backbone, inputs, batch_norm_momentum=momentum).to(device)
+    if settings.normalise and isinstance(data, ImageData | SourceData):
+        _fit_standardisation(backbone, data)
     for parameter in matching(backbone, settings.frozen) if settings.frozen else ():
         parameter.requires_grad_(False)
     if device.type == "cuda":
@@ -421,6 +425,17 @@ def make_backbone(
     sample = torch.cat([x[::every] for x in images]).to(device)
     std, mean = torch.std_mean(sample.float() / 255, dim=[0, 2, 3])
     return Backbone(Normalise(mean.tolist(), std.clamp(min=1e-3).tolist()).to(device), backbone)
+
+
+def _fit_standardisation(backbone: nn.Module, data: ImageData | SourceData) -> None:
+    """Fit modules that standardise the inputs to (a part of) the training samples, without sources held out."""
+    sources = data.sources if isinstance(data, SourceData) else [data]
+    samples = [each.train_x for each in sources if not getattr(each, "unseen", False)]
+    every = max(1, sum(map(number_of_samples, samples)) // SAMPLES_FOR_NORMALISATION)
+    for module in backbone.modules():
+        if isinstance(module, Standardise):
+            fitting = [x for x in samples if isinstance(x, Tensor) and x.shape[-1] == len(module.mean)]
+            module.fit(torch.cat([x[::every].flatten(0, -2) for x in fitting]))
 
 
 def _check_takes(backbone: nn.Module, settings: RunSettings, data: SourceData, device: torch.device) -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from spcl._util.registry import named_options
-from spcl._util.validation import validated
+from spcl._util.validation import tagged, validated
 from spcl.data import PRESET_SETTINGS, PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method, recorded_settings
+from spcl.options import FILE
 from spcl.plugins import load_plugins, load_recorded_plugins
 from spcl.runs.build import check_data, check_device, is_named_data, load_benchmark, make_optimizer
 from spcl.runs.records import FolderError, RunFolder
@@ -57,7 +58,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
-MOVABLE = ("plugins", "benchmark", "data_dir", "protocol")
+MOVABLE = ("plugins", *tagged(RunSettings, FILE))
 """Settings that may be given again where a run was recorded on another machine."""
 
 

@@ -514,6 +514,8 @@ def fingerprint(data: ImageData | SourceData) -> str:
     for part in data.sources if isinstance(data, SourceData) else [data]:
         if isinstance(part, SourceSamples):
             checksum = zlib.crc32(f"{part.name} {part.kind} {part.class_names}".encode(), checksum)
+            if part.task is not None or part.unseen:
+                checksum = zlib.crc32(f"{part.task} {part.unseen}".encode(), checksum)
         for x, y in ((part.train_x, part.train_y), (part.test_x, part.test_y)):
             checksum = _samples_checksum(x, y, checksum)
     return f"{checksum:08x}"

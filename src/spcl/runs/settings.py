@@ -25,7 +25,7 @@ from spcl.methods import recorded_settings
 from spcl.methods.registry import method_class
 from spcl.models import BACKBONES
 from spcl.optimizers import OPTIMIZERS
-from spcl.options import FILE, LAYOUT, LEARNER, LOADING, OPTIONS, PLANNED, RECORD, SPEED, LearnerOptions
+from spcl.options import CHANGEABLE, FILE, LAYOUT, LEARNER, LOADING, OPTIONS, PLANNED, RECORD, SPEED, LearnerOptions
 from spcl.plugins import Plugin
 from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS
@@ -50,7 +50,9 @@ LISTED: dict[str, Registry[Any]] = {"augment": TRANSFORMS, "trackers": TRACKERS}
 class _ProblemSettings(BaseModel):
     """Problem: data, method, label set and timeline."""
 
-    plugins: tuple[Plugin, ...] = setting((), "Python files or modules that add methods, backbones and more", LEARNER)
+    plugins: tuple[Plugin, ...] = setting(
+        (), "Python files or modules that add methods, backbones and more", LEARNER, CHANGEABLE
+    )
     benchmark: str = setting(
         "ps-glyphs", "a known benchmark, a path to your data, or a plug-in's data set", LOADING, FILE
     )
@@ -65,7 +67,7 @@ class _ProblemSettings(BaseModel):
         "default; plus: more samples of memory, updates, augmentation and averaged weights; paper: batch-norm's "
         "momentum as published; released: all that the published code does",
     )
-    method: dict[str, Any] = setting({"name": "soro"}, "its name, and its own settings", LEARNER)
+    method: dict[str, Any] = setting({"name": "soro"}, "its name, and its own settings", LEARNER, CHANGEABLE)
     config: int = setting(0, "which label set and timeline: 3 × label set + timeline", PLANNED, LAYOUT, ge=0)
     protocol: str | None = setting(None, "a protocol file; drawn by protocol_seed if not given", LAYOUT, FILE)
     protocol_seed: int = setting(0, "of the label sets and timelines", LAYOUT, ge=0)
@@ -112,7 +114,9 @@ class _PartSettings(BaseModel):
     regression_loss: Named = setting("mse", "of regression tasks", LEARNER)
     multilabel_loss: Named = setting("binary-cross-entropy", "of multi-label tasks", LEARNER)
     normalise: bool = setting(
-        True, "standardise images by mean and deviation of the training data; if not, they are in 0…1"
+        True,
+        "standardise images by mean and deviation of the training data, else they are in 0…1; likewise the "
+        "inputs of networks that can standardise them",
     )
     augment: tuple[Named, ...] = setting((), "random transforms of new and of replayed samples, in order", LEARNER)
     memory: Named = setting(

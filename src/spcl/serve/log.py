@@ -16,7 +16,10 @@ _log = logging.getLogger(__name__)
 
 
 class _Formatter(logging.Formatter):
-    """Formats records without control characters: names and reasons come from strangers."""
+    """Formats records without control characters: names and reasons come from strangers, who could forge a line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return printable(super().formatMessage(record).replace("\n", " "))
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), keep="\n")

@@ -73,6 +73,7 @@ class Server:
                 if not self._standby or error.errno != errno.EADDRINUSE:
                     reason = error.strerror or str(error)
                     raise SpclError(f"the service cannot listen on {host}, port {port}: {reason}") from None
+            self.service.stand_by(f"port {port} of {host} is in use")
             time.sleep(RETRY_SECONDS)
         return None
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -78,11 +79,13 @@ class Service:
         Raises:
             StateInUseError: if another service uses the state, unless this one is a standby.
         """
-        with held_state(self._settings.state, self._stand_by if self._standby else None) as held, closing(self._hub):
+        state = self._settings.state
+        wait = partial(self.stand_by, f"another service uses the state {state}") if self._standby else None
+        with held_state(state, wait) as held, closing(self._hub):
             if not held:
                 return
             if self._has_stood_by:
-                _log.info("takes over the state %s", self._settings.state)
+                _log.info("takes over the state %s", state)
             session = self._session = Session(self._settings, self._hub, self._on_event, lambda: self._stopping)
             gc.freeze()  # what exists now stays: to search it for garbage again and again takes 0.3 s each time
             try:
@@ -91,6 +94,13 @@ class Service:
             finally:
                 session.close()
                 gc.unfreeze()
+
+    def stand_by(self, reason: str) -> bool:
+        """Log, once, that this service waits for another one; return whether to wait longer."""
+        if not self._has_stood_by:
+            _log.info("stands by, as %s", reason)
+            self._has_stood_by = True
+        return not self._stopping
 
     def stop(self) -> None:
         """Let :meth:`run` save and return; may be called from any thread and from signal handlers."""
@@ -153,13 +163,6 @@ class Service:
             if self._status is None or time.monotonic() > self._status_at + max_age:
                 self._status, self._status_at = self._session.status(), time.monotonic()
             return self._status
-
-    def _stand_by(self) -> bool:
-        """Return whether to wait longer for the service that uses the state."""
-        if not self._has_stood_by:
-            _log.info("stands by, as another service uses the state %s", self._settings.state)
-            self._has_stood_by = True
-        return not self._stopping
 
     def _running(self) -> Session:
         if self._session is None:

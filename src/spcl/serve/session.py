@@ -132,6 +132,7 @@ class Session:
         self._look_for_requests: Literal["now", "later", "no"] = "now"
         self._letters = self._letter_bytes = 0  # messages that are being put away
         self._warned: set[str] = set()  # tasks whose first refused message is logged
+        self._lost: set[str] = set()  # tasks whose first message that could not be kept is logged
         self._trims: dict[str, str] = {}
         self._ended_in_hub: set[str] = set()
         self._memory_size = (0, 0)
@@ -478,8 +479,14 @@ class Session:
         reason = done.rejected.reason
         if done.error is not None:
             reason = f"{reason} (it could not be kept: {done.error})"
-            _log.error("message %s of task %r: %s", done.rejected.position, done.task, reason)
-        if done.task not in self._warned:  # thousands have mostly the same reason, and all are counted and kept
+        if done.error is not None and done.task not in self._lost:  # on a full disk it may be all of them
+            self._lost.add(done.task)
+            _log.error(
+                "a message of task %r was refused: %s (others that cannot be kept only count)", done.task, reason
+            )
+        elif (
+            done.error is None and done.task not in self._warned
+        ):  # thousands have mostly the same reason, and all are counted and kept
             self._warned.add(done.task)
             _log.warning("a message of task %r was refused: %s (others of it only count)", done.task, reason)
         self._records.tasks[done.task].dead_letters += 1

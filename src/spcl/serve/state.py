@@ -5,16 +5,16 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
 from spcl._util.files import locked, read_json, user_errors, write_json
-from spcl._util.validation import tagged
+from spcl._util.validation import DICTS, check_content, tagged
 from spcl.checkpoint import checked_content, has_checkpoint, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
 from spcl.learner import Learner
@@ -22,7 +22,7 @@ from spcl.learner.state import TRAINING
 from spcl.memory import Memory
 from spcl.methods import Method, recorded_settings
 from spcl.models import InputSpec
-from spcl.options import LEARNER, SPEED
+from spcl.options import CHANGEABLE, LEARNER, SPEED
 from spcl.plugins import load_recorded_plugins
 from spcl.runs import RunSettings, resolve_settings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
@@ -31,7 +31,7 @@ from spcl.serve.settings import InputSettings
 from spcl.sources import Data, Entry, FolderHub, check_task_name
 from spcl.sources.wire import MAX_BYTES, task_from_json, task_to_json
 from spcl.streams import LiveStream
-from spcl.tasks import TaskDescription
+from spcl.tasks import Kind, TaskDescription
 
 CHECKPOINT = "learner.safetensors"
 
@@ -194,6 +194,14 @@ class TaskRecord:
         return vars(self) | {"schema": schema}
 
 
+TASK_CONTENT: Mapping[str, Any] = {
+    "name": str,
+    "schema": dict | None,
+    "finished": bool,
+    **dict.fromkeys(("batches", "samples", "skipped", "dead_letters", "late"), int),
+}
+
+
 @dataclass
 class Records:
     """All tasks by name, and how far requests are carried out.
@@ -217,7 +225,12 @@ class Records:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
+        check_content("the service", state, {"tasks": DICTS, "request": str | None, "learner": dict})
+        check_content("the settings of the learner", state["learner"], {"method": dict})
         for saved in state["tasks"]:
+            check_content("a task of the service", saved, TASK_CONTENT)
+            if saved["name"] in self.tasks:
+                raise CheckpointError(f"task {saved['name']!r} is twice in the checkpoint; use another checkpoint")
             self.tasks[saved["name"]] = TaskRecord(**saved | {"schema": _restored(saved["name"], saved["schema"])})
         self.request = state["request"]
         self.learner = state["learner"]
@@ -228,7 +241,12 @@ def _restored(name: str, values: dict[str, Any] | None) -> TaskDescription | Non
     """Return the schema of a checkpoint without checks: what was valid when the task started stays so."""
     if values is None:
         return None
+    check_content(f"the schema of task {name!r}", values, {"kind": str, "classes": int | list[str]})
     kind, classes = values["kind"], values["classes"]
+    if kind not in get_args(Kind) or not classes:
+        raise CheckpointError(
+            f"task {name!r} is a {kind!r:.80} with {classes!r:.80} classes in the checkpoint; use another checkpoint"
+        )
     if isinstance(classes, int):
         return TaskDescription(name, kind, classes)
     return TaskDescription(name, kind, len(classes), class_names=tuple(classes))
@@ -245,7 +263,7 @@ def new_learner(settings: RunSettings, inputs: InputSettings, records: Records) 
     return Learner(**parts, **learner_options(settings))
 
 
-CHANGEABLE = ("learning_rate", "memory_budget", "method", "plugins")
+CHANGEABLE_SETTINGS = tagged(RunSettings, CHANGEABLE)
 """The settings of the learner that a service may start with while its state has others."""
 
 
@@ -261,7 +279,7 @@ def load_learner(
 ) -> Loaded:
     """Return the learner of the newest checkpoint that is valid, and restore records and stream with it.
 
-    Changes of the settings that are ``CHANGEABLE`` are made; others are refused.
+    Changes of the settings in ``CHANGEABLE_SETTINGS`` are made; others are refused.
     """
     state = _read_state(path, records)
     with checked_content(path):
@@ -300,7 +318,34 @@ def _read_state(path: Path, records: Records) -> dict[str, Any]:
         if "service" not in state.get("sources", {}):
             raise CheckpointError(f"{path} is no checkpoint of a service; choose another state folder")
         records.load_state_dict(state["sources"]["service"])
+        _check_tasks(state, records)
     return state
+
+
+def _check_tasks(state: Mapping[str, Any], records: Records) -> None:
+    """Raise an error unless the service has a record of every task of the learner and of the stream, which fits it."""
+    check_content("the state", state, {"tasks": DICTS})
+    check_content("the sources", state["sources"], {"stream": dict})
+    stream = state["sources"]["stream"]
+    check_content("the stream", stream, {"delivered": dict, "ended": list})
+    for name in (*stream["delivered"], *stream["ended"]):
+        if name not in records.tasks:
+            raise CheckpointError(
+                f"the stream has a task {name!r:.80} that the service has not; use another checkpoint"
+            )
+    for entry in state["tasks"]:
+        check_content("a task of the learner", entry, {"name": str, "classes": int | None, "head": dict | None})
+        record = records.tasks.get(entry["name"])
+        schema = None if record is None else record.schema
+        if schema is None:
+            raise CheckpointError(f"the service has no schema of task {entry['name']!r:.80}; use another checkpoint")
+        classes = schema.classes if schema.kind == "classification" else None
+        numbers = sum(each.numel() for each in (entry["head"] or {}).values())
+        if classes != entry["classes"] or (classes is None and schema.classes > numbers):
+            raise CheckpointError(
+                f"task {schema.name!r} has {schema} in the service, but {entry['classes']} classes and a head of "
+                f"{numbers} parameters in the learner; use another checkpoint"
+            )
 
 
 def _identity(settings: RunSettings) -> dict[str, Any]:
@@ -319,8 +364,9 @@ def _recorded(learner: dict[str, Any]) -> dict[str, Any]:
 def _check_changes(path: Path, changed: Iterable[str], before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise if a setting has changed that decides what the learner is."""
     for name in sorted(changed):
-        if name not in CHANGEABLE or (name == "memory_budget" and not (before[name] and now[name])):
-            advice = "a memory is neither added nor removed" if name in CHANGEABLE else "it decides what the learner is"
+        changeable = name in CHANGEABLE_SETTINGS
+        if not changeable or (name == "memory_budget" and not (before[name] and now[name])):
+            advice = "a memory is neither added nor removed" if changeable else "it decides what the learner is"
             raise CheckpointError(
                 f"the learner in {path} has {name} = {before[name]!r}, and the settings say {now[name]!r} ({advice}); "
                 f"{PUT_BACK}"

@@ -4,7 +4,7 @@ A moment is one step of parallel learning: a batch of every task that has data. 
 data set whose tasks overlap in time; `LiveStream` yields the moments of sources that run concurrently.
 """
 
-from spcl.streams.live import LiveStream
+from spcl.streams.live import Failure, LiveStream
 from spcl.streams.parallel import (
     LabelSet,
     Moment,
@@ -17,7 +17,6 @@ from spcl.streams.parallel import (
     split_by_task,
     task_durations,
 )
-from spcl.streams.reading import Failure
 
 __all__ = [
     "Failure",

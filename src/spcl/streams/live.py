@@ -1,23 +1,55 @@
-"""A stream over sources that run concurrently, each at its own speed."""
+"""A stream over sources that run concurrently, each at its own speed.
+
+First the stream itself, then the queues and the threads that fill them, then sources that are read several times.
+"""
 
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self, cast
 
-from spcl.batches import Batch
-from spcl.errors import SpclError, TaskError
-from spcl.sources import Message, Rejected, Source, as_source
-from spcl.streams.epochs import EpochSource
-from spcl.streams.parallel import Moment
-from spcl.streams.reading import HANGING_SECONDS, Failure, Queue, Readers
+import torch
+from torch.utils.data import DataLoader, RandomSampler
 
+from spcl._util.validation import check_content
+from spcl.batches import Batch, as_batch
+from spcl.errors import DataError, SpclError, TaskError
+from spcl.sources import (
+    Found,
+    Hub,
+    HubError,
+    HubReader,
+    HubSource,
+    IterableSource,
+    Message,
+    Rejected,
+    Source,
+    as_source,
+)
+from spcl.sources.base import check_sizes
+from spcl.sources.reader import WAIT_SECONDS
+from spcl.streams.parallel import Moment
+
+SHORTEST_PAUSE = 0.002
+HANGING_SECONDS = 30.0  # after which a hub that does not answer is reported
+_END = object()
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The last exception of a source, its time (`time.time()`), and the number of exceptions so far."""
+
+    exception: BaseException
+    time: float
+    count: int
 
 
 def log_failure(name: str, failure: Failure) -> None:
@@ -99,14 +131,14 @@ class LiveStream:
         self.epochs = epochs
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
-        self._sources: dict[str, Queue] = {}
+        self._sources: dict[str, _Queue] = {}
         self._progress = _Progress()
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
         self._unreported: deque[tuple[str, Failure]] = deque()
         self._threads: list[threading.Thread] = []
         self._step = 0
         self._closed = False
-        self._readers = Readers(capacity, self._stop_reading)
+        self._readers = _Readers(capacity, self._stop_reading)
         self._changed = self._readers.changed  # its lock guards all of the above
         self.last_seen = self._readers.last_seen
         checked = {name: self._as_source(name, source) for name, source in (sources or {}).items()}
@@ -230,6 +262,9 @@ class LiveStream:
 
         Tasks that had started are not listed in `started` again, and sources of tasks that had ended are removed.
         """
+        check_content("the stream", state, {"step": int, "delivered": dict[str, int], "ended": list[str]})
+        for name in state.keys() & {"positions", "ends"}:
+            check_content("the stream", state, {name: dict[str, str]})
         with self._changed:
             self._step, self.delivered = state["step"], dict(state["delivered"])
             self._progress.load_state_dict(state)
@@ -259,9 +294,9 @@ class LiveStream:
             source.commit(position)
 
     def _as_source(self, name: str, given: Iterable[Any] | Source) -> Source:
-        return as_source(given) if self.epochs == 1 else EpochSource(name, given, self.epochs)
+        return as_source(given) if self.epochs == 1 else _EpochSource(name, given, self.epochs)
 
-    def _find(self, name: str) -> Queue:
+    def _find(self, name: str) -> "_Queue":
         if name not in self._sources:
             raise TaskError(f"there is no source {name!r} that has not ended; the sources are {list(self._sources)}")
         return self._sources[name]
@@ -270,15 +305,15 @@ class LiveStream:
         if self._closed:
             raise SpclError(f"the stream is closed, so source {name!r} cannot be added; create a new LiveStream")
 
-    def _new_queue(self, name: str, source: Source) -> Queue:
-        queue = Queue(name, source, name in self.delivered, self._readers)
+    def _new_queue(self, name: str, source: Source) -> "_Queue":
+        queue = _Queue(name, source, name in self.delivered, self._readers)
         self._keep(self._readers.start(queue, self._progress.positions.get(name)))
         return queue
 
     def _keep(self, thread: threading.Thread) -> None:
         self._threads = [*{each for each in self._threads if each.is_alive()} | {thread}]
 
-    def _stop_reading(self, queue: Queue, error: BaseException | None) -> None:
+    def _stop_reading(self, queue: "_Queue", error: BaseException | None) -> None:
         with self._changed:
             queue.reading, queue.awaited_since = False, None
             if error is not None and not queue.stopped:
@@ -361,17 +396,31 @@ class LiveStream:
         self._step += 1
         return Moment(self._step - 1, batches, started, ended)
 
-    def _take(self, queue: Queue) -> Batch:
+    def _take(self, queue: "_Queue") -> Batch:
         message = cast(Message, queue.take())
         if queue.can_be_read_again:
             self._progress.positions[queue.name] = message.position
         return message.batch
 
-    def _end(self, queue: Queue) -> None:
+    def _end(self, queue: "_Queue") -> None:
         """Remove the source; the next moment lists it in `ended` if one has listed it in `started`."""
         del self._sources[queue.name]
         self._progress.end(queue)
         self._ended[queue.name] = not queue.started
+
+
+def _check_arguments(sources: object, capacity: object, patience: object, on_failure: object, epochs: object) -> None:
+    """Refuse arguments that a live stream cannot use."""
+    if not isinstance(sources, Mapping | None):
+        raise SpclError(f"sources is a {type(sources).__name__}; give a dict of iterables by name")
+    if not isinstance(capacity, int) or capacity < 1:
+        raise SpclError(f"capacity is {capacity!r}; give an integer number of batches, at least 1")
+    if patience is not None and not (isinstance(patience, int | float) and 0 <= patience <= threading.TIMEOUT_MAX):
+        raise SpclError(f"patience is {patience!r}; give a number of seconds, or None to wait without limit")
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
+        raise SpclError(f"epochs is {epochs!r}; give a positive whole number")
+    if not callable(on_failure):
+        raise SpclError(f"on_failure is {on_failure!r}; give a function of the source's name and its Failure")
 
 
 class _Progress:
@@ -388,14 +437,14 @@ class _Progress:
         self._saved: dict[str, str] = {}  # the positions in the last checkpoint
         self._ended: dict[str, Source] = {}  # sources that were not told yet that all can be forgotten
 
-    def end(self, queue: Queue) -> None:
+    def end(self, queue: "_Queue") -> None:
         """Note how far a source was read that has ended; of one that was stopped, how far it was delivered."""
         position = self.positions.get(queue.name) if queue.stopped else queue.after
         if queue.can_be_read_again and position is not None:
             self.ends[queue.name] = position
             self._ended[queue.name] = queue.source
 
-    def forgettable(self, queues: Mapping[str, Queue], ended: Collection[str]) -> list[tuple[Source, str]]:
+    def forgettable(self, queues: "Mapping[str, _Queue]", ended: Collection[str]) -> list[tuple[Source, str]]:
         """Return the sources, and up to where each may forget its messages, after a checkpoint.
 
         Args:
@@ -418,7 +467,7 @@ class _Progress:
         self.ends |= state.get("ends", {})
         self._saved = self._in_checkpoint(state["ended"])
 
-    def restore_end(self, queue: Queue) -> None:
+    def restore_end(self, queue: "_Queue") -> None:
         """Let a source forget that had ended according to the state that was loaded."""
         if queue.name in self.ends:
             self._ended[queue.name] = queue.source
@@ -427,15 +476,364 @@ class _Progress:
         return self.positions | {name: position for name, position in self.ends.items() if name in ended}
 
 
-def _check_arguments(sources: object, capacity: object, patience: object, on_failure: object, epochs: object) -> None:
-    """Refuse arguments that a live stream cannot use."""
-    if not isinstance(sources, Mapping | None):
-        raise SpclError(f"sources is a {type(sources).__name__}; give a dict of iterables by name")
-    if not isinstance(capacity, int) or capacity < 1:
-        raise SpclError(f"capacity is {capacity!r}; give an integer number of batches, at least 1")
-    if patience is not None and not (isinstance(patience, int | float) and 0 <= patience <= threading.TIMEOUT_MAX):
-        raise SpclError(f"patience is {patience!r}; give a number of seconds, or None to wait without limit")
-    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-        raise SpclError(f"epochs is {epochs!r}; give a positive whole number")
-    if not callable(on_failure):
-        raise SpclError(f"on_failure is {on_failure!r}; give a function of the source's name and its Failure")
+# -- queues, and the threads that fill them
+
+
+class _Queue:
+    """The messages of a source that were read and not delivered yet; `_Readers.lock` guards all attributes.
+
+    Attributes:
+        name: the source's name.
+        source: what is read.
+        messages: read and not delivered.
+        after: the position up to which messages are queued or delivered.
+        started: whether a moment has listed the source in `started`.
+        awaited_since: when the thread began to wait for the next message; None while it does not wait.
+        reading: whether a thread may still append; False once the source is exhausted or failed.
+        failed: whether the source raised.
+        stopped: whether the thread must stop reading it.
+        has_space: the thread that reads the source waits for this condition.
+        low: the thread reads on when at most `low` messages are queued.
+    """
+
+    def __init__(self, name: str, source: Source, started: bool, readers: "_Readers") -> None:
+        self.name = name
+        self.source = source
+        self.messages: deque[Message | Rejected] = deque()
+        self.after: str | None = None
+        self.started = started
+        self.awaited_since: float | None = None
+        self.reading = True
+        self.failed = False
+        self.stopped = False
+        self.has_space = threading.Condition(readers.lock)  # its own: of 64 threads, only this one is to wake up
+        self.capacity = readers.capacity
+        self.low = readers.capacity - 1
+        self._changed = readers.changed
+        self._last_seen = readers.last_seen
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all batches are delivered and no more will come."""
+        return not (self.reading or self.failed or self.messages)
+
+    @property
+    def can_be_read_again(self) -> bool:
+        """Whether the source has positions that mean something after a crash."""
+        return not isinstance(self.source, IterableSource)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the next message is rejected."""
+        return bool(self.messages) and isinstance(self.messages[0], Rejected)
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether the next message is a batch."""
+        return bool(self.messages) and isinstance(self.messages[0], Message)
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it is time to read on."""
+        return len(self.messages) <= self.low
+
+    def take(self) -> Message | Rejected:
+        """Return the next message, and let the thread read on when it is time to."""
+        message = self.messages.popleft()
+        if self.is_low:
+            self.has_space.notify()
+        return message
+
+    def stop(self) -> None:
+        """Let the thread stop reading, and forget what is queued."""
+        self.stopped = True
+        self.messages.clear()
+        self.has_space.notify()
+        self.source.close()
+
+    def put(self, messages: Sequence[Message | Rejected], after: str | None) -> None:
+        """Queue messages; the source is read on from the position `after`."""
+        with self._changed:
+            if self.stopped:
+                return
+            self.after = after
+            if messages:
+                was_empty = not self.messages
+                self.messages.extend(messages)
+                self.awaited_since = None
+                self._last_seen[self.name] = time.time()
+                if was_empty:  # otherwise nothing changes for the iterating thread
+                    self._changed.notify_all()
+
+    def fill(self) -> None:
+        """Read the source to its end, in a thread of its own."""
+        messages = self.source.read(self.after)
+        while self._wait_for_space() and (message := next(messages, _END)) is not _END:
+            checked = _checked(message)
+            self.put([checked], checked.position)
+
+    def _wait_for_space(self) -> bool:
+        with self.has_space:
+            self.has_space.wait_for(lambda: self.stopped or self.is_low)
+            self.awaited_since = time.monotonic()
+            return not self.stopped
+
+
+def _checked(message: object) -> Message | Rejected:
+    """Return a message with a batch of tensors, or raise an error if it has none."""
+    if isinstance(message, Rejected):
+        return message
+    if not isinstance(message, Message):
+        raise DataError(f"the source yielded a {type(message).__name__}; yield a Message with position and batch")
+    x, y = as_batch(message.batch)
+    check_sizes(x, y)
+    return Message(message.position, (x, y))
+
+
+class _Readers:
+    """Starts the threads that fill queues, and what they share.
+
+    Args:
+        capacity: the largest number of queued messages per source.
+        on_end: called from the reading thread with the queue of a source that has ended, and its exception or None.
+
+    Attributes:
+        lock: guards queues.
+        changed: a condition of the same lock; notified of everything that the iterating thread may wait for.
+        last_seen: when each source last yielded (`time.time()`).
+    """
+
+    def __init__(self, capacity: int, on_end: Callable[[_Queue, BaseException | None], object]) -> None:
+        self.capacity = capacity
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.last_seen: dict[str, float] = {}
+        self.on_end = on_end
+        self._hubs: dict[int, _HubThread] = {}
+
+    def start(self, queue: _Queue, after: str | None) -> threading.Thread:
+        """Read a source after a position, from now on; return the thread, which other sources may share."""
+        queue.failed, queue.reading, queue.after = False, True, after
+        queue.awaited_since = time.monotonic()
+        source = queue.source
+        if not isinstance(source, HubSource):
+            thread = threading.Thread(target=self._fill, args=(queue,), name=f"source {queue.name}", daemon=True)
+            thread.start()
+            return thread
+        shared = self._hubs.get(id(source.hub))
+        if shared is None or not shared.queues:
+            shared = self._hubs[id(source.hub)] = _HubThread(source.hub, self)
+        shared.add(queue, source)
+        return shared.thread
+
+    @property
+    def has_received(self) -> bool:
+        """Whether there are messages to open."""
+        return any(hub.received for hub in self._hubs.values())
+
+    def open_received(self) -> None:
+        """Decode and queue what was received from hubs, and report hubs that hang.
+
+        Called by the iterating thread, without the lock: nobody waits for it.
+        """
+        with self.lock:
+            hubs = list(self._hubs.values())
+        for hub in hubs:
+            hub.open_received()
+            hub.report_if_hanging()
+
+    def _fill(self, queue: _Queue) -> None:
+        try:
+            queue.fill()
+        except BaseException as error:  # also SystemExit: otherwise a dead source would look like a slow one
+            self.on_end(queue, error)
+        else:
+            self.on_end(queue, None)
+
+
+class _HubThread:
+    """One thread for all sources of a hub: it receives the messages of all tasks by one call.
+
+    Threads that read at the same time would only take the GIL from each other and from the thread that trains. This one
+    does not decode: the iterating thread takes less time for it than decoding here would keep it waiting. The thread
+    ends when it has no more queues to fill.
+
+    Attributes:
+        queues: by queue, the source.
+        received: messages that were not opened yet.
+    """
+
+    def __init__(self, hub: Hub, readers: _Readers) -> None:
+        self.queues: dict[_Queue, HubSource] = {}
+        self.received: dict[_Queue, Found] = {}
+        self.thread = threading.Thread(target=self._run, name="hub", daemon=True)
+        self._hub = HubReader(hub)
+        self._opening: set[_Queue] = set()  # not to be read on before their messages are queued
+        self._has_space = threading.Condition(readers.lock)
+        self._changed = readers.changed
+        self._on_end = readers.on_end
+        self._asked_at: float | None = None  # when the present call of the hub began; None between calls
+
+    def add(self, queue: _Queue, source: HubSource) -> None:
+        """Read one more source; the caller holds the lock."""
+        queue.has_space = self._has_space
+        queue.low = queue.capacity // 2  # seldom and several, since waking a thread takes longer than a message
+        self.queues[queue] = source
+        if len(self.queues) == 1 and not self.thread.is_alive():
+            self.thread.start()
+        self._has_space.notify()
+
+    def open_received(self) -> None:
+        """Decode what was received, and queue it."""
+        with self._changed:
+            received, self.received = self.received, {}
+            sources = {queue: self.queues[queue] for queue in received if queue in self.queues and not queue.stopped}
+            self._opening |= sources.keys()
+        for queue, source in sources.items():
+            excerpt = source.open(queue.after, received[queue])
+            queue.put(excerpt.messages, excerpt.after)
+            if excerpt.ended:
+                self._end(queue, None)
+        if received:
+            with self._has_space:
+                self._opening -= sources.keys()
+                self._has_space.notify()
+
+    def report_if_hanging(self) -> None:
+        """Report a hub that has not answered for long; the thread itself cannot."""
+        asked_at = self._asked_at
+        if asked_at is not None and time.monotonic() > asked_at + HANGING_SECONDS:
+            with self._changed:
+                sources = list(self.queues.values())
+            for source in sources:
+                source.report(HubError(f"the hub has not answered for {HANGING_SECONDS:g} s"))
+
+    def _run(self) -> None:
+        pause = SHORTEST_PAUSE
+        try:
+            while self._has_queues():
+                with self._has_space:
+                    wanted = self._wanted()
+                    waits = not self.received and not self._opening and all(queue.is_low for queue in self.queues)
+                if wanted and self._read(wanted, WAIT_SECONDS if waits else 0.0):
+                    pause = SHORTEST_PAUSE
+                else:
+                    self._rest(wanted, pause)
+                    pause = min(2 * pause, WAIT_SECONDS)
+        except BaseException as error:
+            for queue in list(self.queues):
+                self._end(queue, error)
+
+    def _has_queues(self) -> bool:
+        with self._has_space:
+            for queue in [queue for queue in self.queues if queue.stopped]:
+                del self.queues[queue]
+            return bool(self.queues)
+
+    def _wanted(self) -> list[_Queue]:
+        """Return the queues to read for."""
+        wanted = [
+            queue
+            for queue, source in self.queues.items()
+            if queue.is_low and queue not in self.received and queue not in self._opening and not source.is_paused
+        ]
+        for queue in wanted:
+            queue.awaited_since = queue.awaited_since or time.monotonic()
+        return wanted
+
+    def _rest(self, known: list[_Queue], seconds: float) -> None:
+        """Wait until the queues to read for are not the `known` ones, or one is stopped."""
+        with self._has_space:
+            self._has_space.wait_for(
+                lambda: any(each.stopped for each in self.queues) or self._wanted() != known, seconds
+            )
+
+    def _read(self, wanted: list[_Queue], wait: float) -> bool:
+        """Receive messages; return whether there were any."""
+        sources = {self.queues[queue]: queue for queue in wanted}
+        count = (wanted[0].capacity + 1) // 2
+        self._asked_at = time.monotonic()
+        found = self._hub.read({source: queue.after for source, queue in sources.items()}, count, wait)
+        self._asked_at = None
+        received = {sources[source]: messages for source, messages in found.items() if messages}
+        with self._changed:
+            for queue in received:
+                queue.awaited_since = None
+            self.received |= received
+            self._changed.notify_all()
+        return bool(received)
+
+    def _end(self, queue: _Queue, error: BaseException | None) -> None:
+        with self._has_space:
+            self.queues.pop(queue, None)
+            self.received.pop(queue, None)
+        self._on_end(queue, error)
+
+
+# -- sources that are read several times
+
+
+class _EpochSource:
+    """Reads an iterable of batches several times; positions say the epoch and the number of the batch in it.
+
+    After a position, the batches before it are read again and skipped. A DataLoader that shuffles gives every epoch an
+    order of its own, which depends on the first seed of its generator alone, so that this order is found again.
+
+    Args:
+        name: the source's name, for errors.
+        iterable: gives the same batches whenever it is iterated, e.g. a list or a DataLoader.
+        epochs: how often it is read.
+
+    >>> source = _EpochSource("camera", ["x", "y"], epochs=2)
+    >>> [(message.position, message.batch) for message in source.read(after="0/1")]
+    [('0/2', 'y'), ('1/1', 'x'), ('1/2', 'y')]
+    """
+
+    def __init__(self, name: str, iterable: Iterable[Any] | Source, epochs: int) -> None:
+        if isinstance(iterable, Source):
+            raise SpclError(
+                f"source {name!r} is a {type(iterable).__name__}, whose messages are read once, but epochs is "
+                f"{epochs}; add it to a stream of its own, with epochs=1"
+            )
+        as_source(iterable)  # raises an error unless it can be iterated
+        if isinstance(iterable, Iterator):
+            raise SpclError(
+                f"source {name!r} is a {type(iterable).__name__}, which cannot be read again, but epochs is {epochs}; "
+                f"give a list, a DataLoader, or an object whose __iter__ starts anew"
+            )
+        self._iterable = iterable
+        self._epochs = epochs
+        self._beginning = threading.Lock()  # a reader that was stopped may still be beginning
+        self._generator: torch.Generator | None = None
+        if isinstance(iterable, DataLoader) and isinstance(iterable.sampler, RandomSampler):
+            if iterable.generator is None:
+                raise SpclError(
+                    f"source {name!r} is a DataLoader that shuffles without a generator, so that its epochs cannot be "
+                    f"resumed; give it generator=torch.Generator().manual_seed(0)"
+                )
+            self._generator = iterable.generator
+        self._seed = 0 if self._generator is None else self._generator.initial_seed()
+
+    def read(self, after: str | None) -> Iterator[Message]:
+        """Yield the batches after a position."""
+        first, done = map(int, after.split("/")) if after else (0, 0)
+        for epoch in range(first, self._epochs):
+            for number, batch in enumerate(self._batches(epoch), 1):
+                if number > done:
+                    yield Message(f"{epoch}/{number}", batch)
+            done = 0
+
+    def _batches(self, epoch: int) -> Iterator[Any]:
+        with self._beginning:
+            if self._generator is not None:
+                self._generator.manual_seed((self._seed + epoch) % 2**63)
+            batches = iter(self._iterable)
+            begun = list(islice(batches, 1))  # draws the order
+        yield from begun
+        yield from batches
+
+    def commit(self, upto: str) -> None:
+        """Do nothing: an iterable forgets nothing."""
+
+    def close(self) -> None:
+        """Do nothing: an iterator cannot be interrupted."""

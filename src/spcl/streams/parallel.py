@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spcl._util.validation import check_seed
+from spcl._util.validation import check_content, check_seed
 from spcl.batches import Batch, Inputs, leaves, map_leaves
 from spcl.errors import CheckpointError, DataError, SpclError, TimelineError
 
@@ -449,6 +449,7 @@ class ParallelStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state_dict()`."""
+        check_content("the stream", state, {"position": int, "moments": int})
         position, moments = state["position"], state["moments"]
         if moments != len(self) or position not in range(moments + 1):
             raise CheckpointError(
