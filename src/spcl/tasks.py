@@ -1,8 +1,10 @@
 """Tasks: the one description of what a task predicts, the one check of its targets, tasks and sources in training."""
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Self, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, get_args
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -237,7 +239,7 @@ class Task:
     head: nn.Module | None
     offset: int
     class_names: tuple[str, ...] | None = None
-    sources: dict[str, "TaskSource"] = field(default_factory=dict)
+    sources: "Sources" = field(default_factory=lambda: Sources())
 
     @property
     def words(self) -> str:
@@ -260,6 +262,17 @@ class Task:
         return next((source.signature for source in self.sources.values() if source.signature is not None), None)
 
 
+class Sources(WeakValueDictionary[str, "TaskSource"]):
+    """The sources of a task by name.
+
+    They hold the task, and not the task them, so that nothing of a learner outlives it. In a copy of a task, the copies
+    of its sources enter themselves.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Sources":
+        return Sources()
+
+
 @dataclass(eq=False)
 class TaskSource:
     """Who brings the samples of a task; a task that was added alone has one source, of its own name.
@@ -268,8 +281,8 @@ class TaskSource:
         name: its name, unique in the learner.
         task: the task that its samples answer.
         encoder: the module in front of the backbone; None for none.
-        encoder_name: the name of the encoder if it is one of :data:`spcl.encoders.ENCODERS`, which is made when the
-            first batch arrives; else None.
+        encoder_name: the name of the encoder, or its name and options, if it is one of
+            :data:`spcl.encoders.ENCODERS`, which is made when the first batch arrives; else None.
         is_implied: whether it was made with its task; such a source gives way to the first one that is added.
         finished: whether it has ended.
         signature: shapes and types of one sample and target, fixed by the first batch.
@@ -280,13 +293,20 @@ class TaskSource:
     name: str
     task: Task
     encoder: nn.Module | None = None
-    encoder_name: str | None = None
+    encoder_name: str | dict[str, Any] | None = None
     is_implied: bool = False
     finished: bool = False
     signature: tuple[str, str] | None = None
     skipped: int = 0
     skipped_in_a_row: int = 0
     _kind: object = None  # cache: the kind of the last batch that fitted the signature
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = copy.copy(self)
+        for each in fields(self):
+            setattr(copied, each.name, copy.deepcopy(getattr(self, each.name), memo))
+        copied.task.sources[copied.name] = copied
+        return copied
 
     @property
     def words(self) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from spcl._util.registry import Named
 from spcl.batches import Batch, BatchLike, Inputs, as_batch, converted, leaves, map_leaves, number_of_samples
 from spcl.encoders import ENCODERS
 from spcl.engine.model import Samples, SharedModel
@@ -136,7 +137,7 @@ def _check_name(what: str, name: object) -> None:
         raise TaskError(f"a {what}'s name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
 
 
-def new_source(model: SharedModel, name: str, task: str | None, encoder: nn.Module | str | None) -> TaskSource:
+def new_source(model: SharedModel, name: str, task: str | None, encoder: nn.Module | Named | None) -> TaskSource:
     """Return a source that can be added to the model, or one that ended and may start again; or raise an error."""
     _check_name("source", name)
     known = model.sources.get(name)
@@ -162,7 +163,7 @@ def _checked_encoder(model: SharedModel, source: TaskSource, encoder: object) ->
         return source
     if is_sharded(model.backbone):
         raise TaskError(f"{source.words}: a backbone that is sharded over ranks cannot have encoders in front of it")
-    if isinstance(encoder, str):
+    if isinstance(encoder, str | dict):
         ENCODERS.check(encoder)
         source.encoder_name = encoder
         return source

@@ -284,7 +284,7 @@ class Learner:
                 if self.memory is not None:
                     start_in_memory(self.memory, self.sources[name])
 
-    def add_source(self, name: str, task: str | None = None, encoder: nn.Module | str | None = None) -> None:
+    def add_source(self, name: str, task: str | None = None, encoder: nn.Module | Named | None = None) -> None:
         """Add a source of a task's samples, or start one again that has ended, with all that is known of it.
 
         Each source brings batches of its own and has a gradient of its own; any number of sources may answer one task.
@@ -295,8 +295,8 @@ class Learner:
             encoder: a module in front of the backbone, through which its samples pass. Sources may have encoders in
                 common, or parts of them: what several sources can reach is shared, and its gradients are weighed with
                 the backbone's; what a single source can reach has that source's plain gradient, like the head of a
-                task. Or the name of an encoder of its own: ``"affine"``, a learned scale and shift of every feature or
-                channel, the identity at first.
+                task. Or the name of an encoder of its own, or its name and options: ``"affine"``, a learned scale and
+                shift of every feature or channel, the identity at first.
 
         >>> from spcl.methods import SORO
         >>> learner = Learner(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), SORO())

@@ -299,7 +299,7 @@ SOURCE_CONTENT: Mapping[str, Any] = {
     "signature": list[str] | None,
     "skipped": int,
     "skipped_in_a_row": int,
-    "encoder_name": str | None,
+    "encoder_name": str | dict | None,
     "encoder_of": str | None,
     "encoder": dict | None,
 }
