@@ -79,6 +79,23 @@ class Transformer(nn.Module):
         return self.norm(self.block(x * self.scale))[:, 0]
 
 
+class Attention(nn.Module):
+    """PyTorch's own attention of tokens with themselves, some of them padding, and an encoder layer with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1, 2).transpose(1, 2)
+        padding = torch.tensor([False, False, False, True]).expand(len(x), -1)
+        attended, weights = self.attention(x, x, x, key_padding_mask=padding)
+        causal = nn.Transformer.generate_square_subsequent_mask(4).to(x.dtype)
+        encoded = self.layer(attended + weights.mean(dim=2, keepdim=True), src_mask=causal, is_causal=True)
+        return encoded[:, :3].flatten(1)
+
+
 class Tied(nn.Module):
     """The same weight in two layers, and a parameter without influence."""
 
@@ -109,6 +126,7 @@ NETWORKS: list[Callable[[], nn.Module]] = [
     shared_activations,
     partly_frozen,
     Transformer,
+    Attention,
     Tied,
     Checkpointed,
 ]
@@ -236,10 +254,11 @@ def test_many_small_sources_share_stacked_heads_and_keep_factors(monkeypatch: py
 # -- what one pass leaves to a pass per batch
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "vit", "text"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "vit", "text", "ngrams", "conv1d"])
 def test_a_trial_confirms_what_is_known_of_the_networks_here(name: str) -> None:
     torch.manual_seed(0)
-    x = torch.randint(1, 9, (16, 8)) if name == "text" else torch.randn(16, 3, 20, 20)
+    x = torch.randn(16, 13, 3) if name == "conv1d" else torch.randn(16, 3, 20, 20)
+    x = torch.randint(1, 9, (16, 8)) if name in ("text", "ngrams") else x
     width = {"width": 8} if name == "resnet18" else {}
     backbone = BACKBONES.make(name, InputSpec.of(x), **width).double()
     x = x.double() if x.is_floating_point() else x
@@ -329,6 +348,18 @@ class Scale(torch.autograd.Function):
         return gradient * weight, (gradient * x).sum(dim=0)
 
 
+class CrossAttention(nn.Module):
+    """Attention of a learned query to the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1, 2).transpose(1, 2)
+        return self.attention(x.mean(dim=1, keepdim=True), x, x)[0][:, 0]
+
+
 class OutOfSight(nn.Linear):
     """A parameter that a function in C++ or of the user's own takes."""
 
@@ -346,6 +377,7 @@ FALLBACKS: dict[Callable[[], nn.Module], str] = {
     Product: "the parameter 'weight' is used by matmul",
     MeanToken: "depend on the other samples",
     weight_norm: "is used by _weight_norm",
+    CrossAttention: "is not of a sequence with itself",
     cumulative_batch_norm: "momentum=None",
     OutOfSight: "the parameter 'scale' is used where",
 }
@@ -498,6 +530,16 @@ def test_dropout_draws_for_every_sample() -> None:
     assert len({tuple(row) for row in masks.tolist()}) == 6
     with WithoutDropout():
         assert torch.equal(functional.dropout(x, 0.5), x)
+
+
+def test_attention_with_dropout_shares_a_pass() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    learner = Learner(nn.Sequential(nn.Flatten(1, 2), layer, nn.Flatten()), make_method("soro"))
+    for name in "ab":
+        learner.add_task(name, classes=2)
+    x = torch.randn(4, 2, 2, 8)
+    learner.step({name: (x, torch.arange(4) % 2) for name in "ab"})
+    assert learner.fallback_reason is None
 
 
 def test_batch_norm_keeps_the_statistics_of_batches_apart() -> None:

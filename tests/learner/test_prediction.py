@@ -1,8 +1,9 @@
 """Predictions, their evaluation, plain modules, and snapshots that predict in other threads."""
 
 import copy
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -128,7 +129,13 @@ def test_an_input_without_a_prediction_is_named(scenario: str) -> None:
     with pytest.raises(TaskError, match=r"predictions for 1 of 7 inputs"):
         learner.predict(x, "speed")
     assert learner.logits(x, "a").isnan().any(dim=1).tolist() == [index == 2 for index in range(7)]
-    assert 0.0 <= learner.evaluate([(x, torch.zeros(7, dtype=torch.int64))], "a") <= 1.0
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+def test_an_input_without_a_prediction_is_evaluated_as_wrong(scenario: str) -> None:
+    learner, x = trained(scenario), torch.full_like(X, torch.nan)
+    for label in range(3):
+        assert learner.evaluate([(x, torch.full((7,), label))], "a") == 0.0
 
 
 # -- evaluation
@@ -319,6 +326,36 @@ def test_predictions_are_those_of_the_learner_when_copied(scenario: str, average
             *(("camera", name) for name in ("cat", "dog", "bird")),
             *(("radar", label) for label in "012"),
         ]
+
+
+def calls_in(action: Callable[[], object]) -> int:
+    """The number of Python's functions that an action calls."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_copy_predicts_a_task_without_looking_at_the_others() -> None:
+    calls = []
+    for others in (1, 50):
+        made = Learner(nn.Sequential(nn.Linear(3, 4)), SORO())
+        names = [f"task-{number}" for number in range(1 + others)]
+        for name in names:
+            made.add_task(name, classes=2)
+        made.step({name: (torch.randn(4, 3), torch.arange(4) % 2) for name in names})
+        predict = partial(made.snapshot().predict_proba, torch.randn(4, 3), "task-0")
+        predict()
+        calls.append(calls_in(predict))
+    assert calls[0] == calls[1]
 
 
 def test_a_copy_predicts_by_the_class_means_of_its_time() -> None:

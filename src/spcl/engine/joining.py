@@ -292,6 +292,8 @@ class WithoutDropout(TorchFunctionMode):
             args, kwargs = [*args[:4], *(0.0 for _ in args[4:5]), *args[5:]], {**(kwargs or {})}
             if "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
+        if func is functional.multi_head_attention_forward and len(args) > 10:
+            args = [*args[:10], 0.0, *args[11:]]
         return func(*args, **(kwargs or {}))
 
 

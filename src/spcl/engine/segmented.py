@@ -152,6 +152,48 @@ class SegmentedMode(TorchFunctionMode):
         normalised = functional.group_norm(x, groups, eps=eps)
         return layers.affine(normalised, weight, bias, _channel_shape(x), self._known_target)
 
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        width: int,
+        heads: int,
+        in_weight: Tensor | None,
+        in_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_weight: Tensor,
+        out_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute ``nn.MultiheadAttention`` of a sequence with itself; sequences are tokens × samples × width."""
+        is_plain = bias_k is None and bias_v is None and not add_zero_attn and query.ndim == 3
+        if not is_plain or in_weight is None or not query is key is value or others.get("static_k") is not None:
+            raise UnsupportedError("nn.MultiheadAttention is not of a sequence with itself, or has options")
+        tokens, samples, _ = query.shape
+        projected = self._linear(query.transpose(0, 1), in_weight, in_bias)
+        queries, keys, values = projected.view(samples, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        mask = _additive(key_padding_mask, attn_mask, samples, queries)
+        if not need_weights:
+            dropped = dropout_p if training else 0.0
+            attended = functional.scaled_dot_product_attention(queries, keys, values, mask, dropped)
+            return self._joined_heads(attended, out_weight, out_bias), None
+        scores = queries @ keys.transpose(2, 3) * (width // heads) ** -0.5
+        weights = functional.dropout((scores if mask is None else scores + mask).softmax(dim=3), dropout_p, training)
+        shown = weights.mean(dim=1) if others.get("average_attn_weights", True) else weights
+        return self._joined_heads(weights @ values, out_weight, out_bias), shown
+
+    def _joined_heads(self, attended: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Project what the heads attended to, samples × heads × tokens × width, to tokens × samples × width."""
+        return self._linear(attended.transpose(1, 2).flatten(2), weight, bias).transpose(0, 1)
+
     def _batch_norm(
         self,
         x: Tensor,
@@ -237,11 +279,24 @@ LAYERS: dict[Function, Function] = {
     functional.conv1d: SegmentedMode._convolution,
     functional.conv2d: SegmentedMode._convolution,
     functional.conv3d: SegmentedMode._convolution,
+    functional.multi_head_attention_forward: SegmentedMode._attention,
 }
 """Functions of layers, and the methods that compute them segment by segment."""
 
 WITH_BUFFERS = {functional.batch_norm, Tensor.add_}
 """Functions that change buffers: they are replaced even without parameters."""
+
+
+def _additive(padding: Tensor | None, mask: Tensor | None, samples: int, queries: Tensor) -> Tensor | None:
+    """Return masks of attention as one that is added to scores: −∞ where a mask of booleans is true."""
+    shaped = [] if padding is None else [padding[:, None, None, :]]
+    if mask is not None:
+        shaped.append(mask if mask.ndim == 2 else mask.view(samples, -1, *mask.shape[1:]))
+    added: Tensor | None = None
+    for each in shaped:
+        numbers = queries.new_zeros(each.shape).masked_fill(each, -torch.inf) if each.dtype == torch.bool else each
+        added = numbers if added is None else added + numbers
+    return added
 
 
 def _channel_shape(x: Tensor) -> tuple[int, ...]:

@@ -665,8 +665,9 @@ class Learner:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task`` and ``source``, labels are indices
-        into :attr:`classes`. Samples without a label (−100, or NaN) are left out. The mean loss is over the samples, of
-        a loss that is itself a mean over its batch. ``source`` and ``encoder`` are as for :meth:`predict`.
+        into :attr:`classes`. Samples without a label (−100, or NaN) are left out, and where the model gives NaN, the
+        prediction is wrong. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        ``source`` and ``encoder`` are as for :meth:`predict`.
         """
         return self._predictor.evaluate(loader, task, source=source, encoder=encoder)
 

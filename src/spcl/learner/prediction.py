@@ -90,11 +90,7 @@ class Predictor:
     @property
     def class_names(self) -> list[tuple[str, str]]:
         """(task, name) of every class in :attr:`classes`; the label as text where a task's classes have no names."""
-        return [
-            (task.name, str(label) if task.class_names is None else task.class_names[label])
-            for task in self.model.classifiers
-            for label in range(task.classes or 0)
-        ]
+        return [pair for task in self.model.classifiers for pair in named_classes(task)]
 
     def predict(
         self,
@@ -181,8 +177,9 @@ class Predictor:
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
         correct if it is the right class among all classes seen; without ``task`` and ``source``, labels are indices
-        into :attr:`classes`. Samples without a label (−100, or NaN) are left out. The mean loss is over the samples, of
-        a loss that is itself a mean over its batch. ``source`` and ``encoder`` are as for :meth:`predict`.
+        into :attr:`classes`. Samples without a label (−100, or NaN) are left out, and where the model gives NaN, the
+        prediction is wrong. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        ``source`` and ``encoder`` are as for :meth:`predict`.
         """
         asked = self._asked(task, source, encoder, labels=True)
         total, count = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
@@ -248,7 +245,8 @@ class Predictor:
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Let the model be in evaluation mode and have the averaged weights, if there are any, within the block."""
-        with self.model.evaluating(), nullcontext() if self._average is None else self._average.applied():
+        modes = nullcontext() if self._calls is None else self.model.evaluating()  # a snapshot is in no other mode
+        with modes, nullcontext() if self._average is None else self._average.applied():
             yield
 
     def present_heads(self, tasks: Iterable[Task]) -> list[nn.Module]:
@@ -398,7 +396,14 @@ class Predictor:
         if task is not None and self.scenario == "class":
             labels = labels + task.offset
             asked = asked._replace(task=None)
-        return (self._logits(x, asked).argmax(dim=1) == labels).sum()
+        logits = self._logits(x, asked)
+        return ((logits.argmax(dim=1) == labels) & ~logits.isnan().any(dim=1)).sum()  # NaN would count as class 0
+
+
+def named_classes(task: Task) -> list[tuple[str, str]]:
+    """Return (task, name) of every class of a task; the label as text where its classes have no names."""
+    names = task.class_names or tuple(map(str, range(task.classes or 0)))
+    return [(task.name, name) for name in names]
 
 
 class Asked(NamedTuple):

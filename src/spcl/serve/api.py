@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from spcl.batches import Inputs, describe
 from spcl.errors import DataError
+from spcl.learner.prediction import named_classes
 from spcl.serve.events import Changes, Cursor, History, Status, TaskState, TaskStatus, Totals
 from spcl.serve.service import Service, Snapshot
 from spcl.serve.settings import InputSettings
@@ -246,7 +247,7 @@ def _predict(snapshot: Snapshot, x: Inputs, task: str | None) -> Predictions:
         raise DataError("the predictions are not finite; send inputs that are finite and not too large")
     if not has_classes:
         return Predictions(step=snapshot.step, predictions=None, classes=None, outputs=outputs.tolist())
-    classes = [pair for pair in model.class_names if task is None or pair[0] == task]
+    classes = [pair for each in tasks for pair in named_classes(each)]
     probabilities, indices = outputs.max(dim=1)
     best = [
         Predicted.model_validate({"task": classes[index][0], "class": classes[index][1], "probability": probability})
