@@ -265,8 +265,8 @@ class SourceData:
 
     @property
     def train_samples(self) -> int:
-        """Number of training samples of all sources together, without those that are held out."""
-        return sum(len(source.train_y) for source in self.trained)
+        """Number of training samples of all sources together."""
+        return sum(len(source.train_y) for source in self.sources)
 
     @property
     def test_samples(self) -> int:

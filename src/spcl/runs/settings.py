@@ -82,7 +82,6 @@ class _ProblemSettings(BaseModel):
         None,
         "how many sources run at once, one starting when another ends; of data of several sources, in an order that is "
         "drawn, too",
-        PLANNED,
         LAYOUT,
         ge=1,
     )
