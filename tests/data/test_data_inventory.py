@@ -21,7 +21,7 @@ from data_files import (
 from spcl.cli.listing import data as app
 from spcl.data import DATA_NAMES, check_data, get_data, list_data, load_data
 from spcl.data.cache import file_sha256
-from spcl.data.catalogue import DATA_SETS, PUBLISHED, SOURCE_SETS, Published, find_data_set
+from spcl.data.catalogue import DATA_SETS, DOWNLOADS, SOURCE_SETS, Download, find_data_set
 from spcl.errors import DataError
 from spcl.runs import load_benchmark
 
@@ -95,7 +95,7 @@ def test_missing_files_are_reported_with_instructions(tmp_path: Path, name: str)
     message = str(caught.value)
     assert f"spcl data get {name}" in message
     for file in find_data_set(name).files:
-        assert PUBLISHED[Path(file).name].url in message
+        assert DOWNLOADS[Path(file).name].url in message
         assert str(tmp_path / file) in message
 
 
@@ -111,13 +111,13 @@ def test_unknown_names_are_reported_with_a_suggestion() -> None:
 def test_catalogue_is_consistent() -> None:
     sets = [find_data_set(name) for name in PUBLISHED_ONES]
     for data_set in sets:
-        assert {Path(file).name for file in data_set.files} <= PUBLISHED.keys()
+        assert {Path(file).name for file in data_set.files} <= DOWNLOADS.keys()
         read = {layout.path for layout in data_set.layouts}
         assert {file if Path(file).suffix != ".json" else str(Path(file).parent) for file in data_set.files} <= read
     archives = {Path(layout.path).name for data_set in sets for layout in data_set.layouts if layout.top}
-    assert archives | {"data_full.json", "domains.json"} == PUBLISHED.keys()
-    assert all(len(published.sha256 or "x" * 64) == 64 for published in PUBLISHED.values())
-    assert all(published.url.startswith("https://") for published in PUBLISHED.values())
+    assert archives | {"data_full.json", "domains.json"} == DOWNLOADS.keys()
+    assert all(len(published.sha256 or "x" * 64) == 64 for published in DOWNLOADS.values())
+    assert all(published.url.startswith("https://") for published in DOWNLOADS.values())
     assert all("cite" in data_set.terms for data_set in SOURCE_SETS.values())
 
 
@@ -177,8 +177,8 @@ def test_check_compares_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (stock,) = check_data(["ps-cifar100"], tmp_path)
     assert (stock.original, stock.complete, stock.problem) == (False, False, None)
     archive = tmp_path / "cifar-100-binary.tar.gz"
-    original = Published("https://example.org", file_sha256(archive))
-    monkeypatch.setitem(PUBLISHED, archive.name, original)
+    original = Download("https://example.org", file_sha256(archive))
+    monkeypatch.setitem(DOWNLOADS, archive.name, original)
     (stock,) = check_data(["ps-cifar100"], tmp_path)
     assert stock.original is True
     assert "part, original" in run("check", "ps-cifar100", "--data-dir", tmp_path).stdout
@@ -222,7 +222,7 @@ def test_get_keeps_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DataError, match="is not the publisher's file"):
         get_data("ps-cifar100", tmp_path)
     assert archive.exists()
-    monkeypatch.setitem(PUBLISHED, archive.name, Published("https://127.0.0.1:9/", file_sha256(archive)))
+    monkeypatch.setitem(DOWNLOADS, archive.name, Download("https://127.0.0.1:9/", file_sha256(archive)))
     result = run("get", "ps-cifar100", "--data-dir", tmp_path)
     assert result.exit_code == 0
     assert str(archive) in result.stdout
@@ -234,10 +234,10 @@ def test_get_without_network_gives_instructions(tmp_path: Path, name: str) -> No
     result = run("get", name, "--data-dir", tmp_path / "new")
     assert isinstance(result.exception, DataError)
     file = find_data_set(name).files[0]
-    assert PUBLISHED[Path(file).name].url in str(result.exception)
+    assert DOWNLOADS[Path(file).name].url in str(result.exception)
     assert f"save it as {tmp_path / 'new' / file}" in str(result.exception)
     if name in SOURCE_SETS:
-        assert f"{name}: {PUBLISHED[Path(file).name].url}" in result.stdout
+        assert f"{name}: {DOWNLOADS[Path(file).name].url}" in result.stdout
         assert SOURCE_SETS[name].terms in result.stdout
 
 
@@ -251,8 +251,8 @@ def test_get_downloads_all_files_of_a_set(tmp_path: Path, monkeypatch: pytest.Mo
     files = clinc_files({}, {})
     write_files(tmp_path / "clinc150", files)
     for name in files:
-        original = Published("https://127.0.0.1:9/", file_sha256(tmp_path / "clinc150" / name))
-        monkeypatch.setitem(PUBLISHED, name, original)
+        original = Download("https://127.0.0.1:9/", file_sha256(tmp_path / "clinc150" / name))
+        monkeypatch.setitem(DOWNLOADS, name, original)
     assert get_data("clinc150", tmp_path) == tmp_path / "clinc150"
     (tmp_path / "clinc150" / "domains.json").write_text("{ }")
     with pytest.raises(DataError, match=r"domains.json is not the publisher's file"):

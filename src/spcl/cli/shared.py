@@ -99,15 +99,13 @@ class RunFlags:
 
     def planned(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Return the layers, and apart from them what a file of settings says of what is planned run by run."""
-        from spcl._util.validation import tagged
-        from spcl.options import PLANNED
-        from spcl.runs.settings import RunSettings, merge_settings
+        from spcl.runs.settings import VARIED, merge_settings
 
         file, *others = self.layers()
         method = merge_settings(file).get("method", {})
         if not isinstance(method, Mapping):
             raise SpclError(f"settings: method is {method!r}; give its name, or its name and settings")
-        planned: dict[str, str] = {name: str(file[name]) for name in tagged(RunSettings, PLANNED) if name in file}
+        planned: dict[str, str] = {name: str(file[name]) for name in VARIED if name in file}
         planned |= {"method": str(method["name"])} if "name" in method else {}
         options = {name: value for name, value in method.items() if name != "name"}
         kept = {name: value for name, value in file.items() if name not in ("method", *planned)}

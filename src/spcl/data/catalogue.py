@@ -23,7 +23,7 @@ from spcl.data.readers import (
     read_emnist,
     read_tiny_imagenet,
 )
-from spcl.data.reading import Archive, fingerprint, open_archive
+from spcl.data.reading import Archive, file_stamps, open_archive
 from spcl.data.samples import DATA, TOKEN_TYPES, ImageData, SourceData
 from spcl.data.wisdm import read_wisdm
 from spcl.errors import DataError, MissingDataError, did_you_mean
@@ -40,45 +40,45 @@ EMNIST_MARKER = "emnist-byclass-train-images-idx3-ubyte.gz"
 
 
 @dataclass(frozen=True)
-class Published:
+class Download:
     """The address and checksum of a publisher's file; None where no checksum is known."""
 
     url: str
     sha256: str | None
 
 
-PUBLISHED = {
-    "gzip.zip": Published(
+DOWNLOADS = {
+    "gzip.zip": Download(
         "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
         "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
     ),
-    "cifar-100-binary.tar.gz": Published(
+    "cifar-100-binary.tar.gz": Download(
         f"{CIFAR_SITE}/cifar-100-binary.tar.gz",
         "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
-    "cifar-100-python.tar.gz": Published(
+    "cifar-100-python.tar.gz": Download(
         f"{CIFAR_SITE}/cifar-100-python.tar.gz",
         "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
     ),
-    "cifar-10-binary.tar.gz": Published(
+    "cifar-10-binary.tar.gz": Download(
         f"{CIFAR_SITE}/cifar-10-binary.tar.gz",
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    "cifar-10-python.tar.gz": Published(
+    "cifar-10-python.tar.gz": Download(
         f"{CIFAR_SITE}/cifar-10-python.tar.gz",
         "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
     ),
-    "tiny-imagenet-200.zip": Published(
+    "tiny-imagenet-200.zip": Download(
         "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
     ),
-    "wisdm-dataset.zip": Published(f"{UCI_SITE}/00507/wisdm-dataset.zip", None),
-    "PRSA2017_Data_20130301-20170228.zip": Published(f"{UCI_SITE}/00501/PRSA2017_Data_20130301-20170228.zip", None),
-    "data_full.json": Published(
+    "wisdm-dataset.zip": Download(f"{UCI_SITE}/00507/wisdm-dataset.zip", None),
+    "PRSA2017_Data_20130301-20170228.zip": Download(f"{UCI_SITE}/00501/PRSA2017_Data_20130301-20170228.zip", None),
+    "data_full.json": Download(
         f"{CLINC_SITE}/data_full.json",
         "36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
     ),
-    "domains.json": Published(
+    "domains.json": Download(
         f"{CLINC_SITE}/domains.json",
         "b947b579d3b8e74b06f93b01083d8efaff2888b43a3e362533bd88a6e1211b3a",
     ),
@@ -245,7 +245,7 @@ def load_data(name: str, data_dir: str | Path | None = None, *, renew: bool = Fa
     if name in SOURCE_SETS:
         raise DataError(f"{name} has several sources; load it with load_{name.replace('-', '_')}")
     layout, path = _located(name, _find(name, DATA_SETS), data_dir)
-    identity = [layout.path, fingerprint(path, layout.pattern)]
+    identity = [layout.path, file_stamps(path, layout.pattern)]
     return cached(
         name, identity, lambda: layout.read(open_archive(path, layout.top, layout.pattern), name), renew=renew
     )
@@ -355,7 +355,7 @@ def _layout_in(data_set: DataSet[Data], folders: Iterable[Path]) -> tuple[Layout
 
 def addresses(name: str) -> list[str]:
     """Return the addresses of the set's files."""
-    return [PUBLISHED[Path(file).name].url for file in find_data_set(name).files]
+    return [DOWNLOADS[Path(file).name].url for file in find_data_set(name).files]
 
 
 def how_to_get(name: str, data_dir: str | Path | None = None) -> str:
@@ -425,7 +425,7 @@ def get_data(name: str, data_dir: str | Path | None = None) -> Path:
     if unpacked and not any(target.exists() for target in targets):
         return unpacked[0]
     for target in targets:
-        published = PUBLISHED[target.name]
+        published = DOWNLOADS[target.name]
         if not target.exists():
             download(published.url, target, published.sha256)
         elif _is_original(target) is False:
@@ -471,7 +471,7 @@ def _number_of_sources(data: ImageData | SourceData) -> int:
 
 def _is_original(path: Path) -> bool | None:
     """Return whether the file has the publisher's checksum; None for folders and files without a published one."""
-    expected = PUBLISHED[path.name].sha256 if path.is_file() and path.name in PUBLISHED else None
+    expected = DOWNLOADS[path.name].sha256 if path.is_file() and path.name in DOWNLOADS else None
     return None if expected is None else file_sha256(path) == expected
 
 

@@ -61,7 +61,7 @@ def open_archive(path: Path, top: str, pattern: str = "**/*") -> Archive:
     return _Zip(path, top) if path.suffix == ".zip" else _Tar(path, top)
 
 
-def fingerprint(path: Path, pattern: str = "**/*") -> list[tuple[str, int, int]]:
+def file_stamps(path: Path, pattern: str = "**/*") -> list[tuple[str, int, int]]:
     """Return name, size and modification time of the files that `open_archive` reads, to detect changes."""
     root, files = (path, _files(path, pattern)) if path.is_dir() else (path.parent, [path])
     return file_states(root, files)

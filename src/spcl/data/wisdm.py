@@ -134,7 +134,7 @@ def _read_arff(lines: Sequence[str], where: str, features: list[str]) -> tuple[N
     Args:
         lines: of the file: attributes, ``@data``, and a row for every window.
         where: the file, for errors.
-        features: the names of the features; those of the first file are appended.
+        features: the names of the features; filled in by the first file.
     """
     columns: list[str] = []
     rows: list[list[float]] = []

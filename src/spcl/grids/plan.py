@@ -18,9 +18,9 @@ from spcl.errors import SpclError
 from spcl.methods import METHODS
 from spcl.runs import RunFolder, RunSettings, resolve_settings
 from spcl.runs.build import lay_out, load_benchmark, load_samples, warn_of_few_steps
-from spcl.runs.settings import flat_settings, merge_settings, nested_settings, parse_value, split_values
+from spcl.runs.settings import VARIED, flat_settings, merge_settings, nested_settings, parse_value, split_values
 
-SEVERAL = {name: f"{name}s" for name in tagged(RunSettings, options.PLANNED)} | {"method.name": "methods"}
+SEVERAL = {name: f"{name}s" for name in VARIED} | {"method.name": "methods"}
 """The settings that a grid has several values of, and the arguments that give them."""
 
 

@@ -51,7 +51,7 @@ def check_arguments(backbone: object, method: object, memory: object, *, schedul
             raise SpclError(
                 f"the backbone's parameter {name!r} has no shape yet; run a batch through the backbone first"
             )
-    check_method(method)
+    check_is_method(method)
     if not isinstance(memory, Memory | None):
         raise SpclError(f"the memory must be one such as Reservoir(100), but it is {memory!r:.80}; see spcl.memory")
     if memory is not None and memory.buffers:
@@ -68,7 +68,7 @@ def _check_whole(backbone: nn.Module) -> None:
             raise SpclError(f"the backbone is wrapped in {kind}; pass the module that it wraps, and distributed=")
 
 
-def check_method(method: object) -> None:
+def check_is_method(method: object) -> None:
     """Raise an error unless the method is one, with a name, settings and choices that fit together."""
     if not isinstance(method, Method):
         raise SpclError(

@@ -45,8 +45,8 @@ from spcl.learner.parameters import (
     frozen_normalisations,
     groups_undone_if_it_raises,
     keep_trainable,
-    make_optimizer,
     matching,
+    optimizer_of,
     shares_trained,
     trainable,
     uncompiled,
@@ -205,7 +205,7 @@ class Learner:
             warnings.warn(self.fallback_reason, RuntimeWarning, stacklevel=2)
         shared = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
         like = torch.empty(0, dtype=self.model.dtype, device=self.model.device)
-        self.optimizer = make_optimizer(optimizer or torch.optim.Adam, shared, like)
+        self.optimizer = optimizer_of(optimizer or torch.optim.Adam, shared, like)
         self._follow_trained()
 
     def __setattr__(self, name: str, value: Any) -> None:

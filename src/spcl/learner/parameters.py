@@ -88,7 +88,7 @@ def _is_frozen(layer: nn.Module, if_without_parameters: bool) -> bool:
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
-def make_optimizer(make: MakeOptimizer, shared: list[nn.Parameter], like: Tensor) -> Optimizer:
+def optimizer_of(make: MakeOptimizer, shared: list[nn.Parameter], like: Tensor) -> Optimizer:
     """Return an optimiser of the shared parameters, with an empty group for heads and encoders.
 
     The group exists from the start, because a schedule must know all groups before the first step. An optimiser cannot

@@ -22,7 +22,7 @@ from spcl.engine.model import SharedModel
 from spcl.engine.ranks.sharded import sharded_like, whole
 from spcl.engine.update import WeightAverage
 from spcl.errors import CheckpointError, SpclError, did_you_mean
-from spcl.learner.checks import check_method, classifier_task, start_in_memory
+from spcl.learner.checks import check_is_method, classifier_task, start_in_memory
 from spcl.learner.parameters import (
     MakeOptimizer,
     add_encoder,
@@ -588,7 +588,7 @@ def _method_state(method: Method) -> dict[str, Any]:
 def _saved_method(saved: Mapping[str, Any], method: Method | None) -> Method:
     """Return the given method, if it is the saved one, or a new one with the saved settings."""
     if method is not None:
-        check_method(method)
+        check_is_method(method)
     if method is not None and method.name != saved["name"]:
         raise CheckpointError(f"the checkpoint was made with the method {saved['name']!r}, not {method.name!r}")
     try:

@@ -162,9 +162,9 @@ class Normalise(nn.Module):
 class Standardise(nn.Module):
     """Standardisation `(x - mean) / std` of every feature, the last dimension of a sample.
 
-    Mean and std are those of the samples last given to :meth:`fit`, 0 and 1 before. They do not change in training, so
-    that every engine computes the same, and a checkpoint keeps them. A run fits them to its training samples; in a
-    loop or service of your own, fit them to the first batch.
+    Mean and std are taken from the samples last given to :meth:`fit`, and are 0 and 1 before. They do not change in
+    training, so that every engine computes the same, and a checkpoint keeps them. A run fits them to its training
+    samples; in a loop or service of your own, fit them to the first batch.
 
     Args:
         features: Their number.
@@ -184,7 +184,7 @@ class Standardise(nn.Module):
         self.register_buffer("std", torch.ones(features))
 
     def fit(self, x: Tensor) -> None:
-        """Set mean and std to those of a batch; the std of a constant feature becomes 1."""
+        """Take mean and std from a batch; the std of a constant feature becomes 1."""
         values = x.detach().to(self.mean.device, torch.float64).flatten(0, -2)
         if len(values) < 2 or values.shape[1] != len(self.mean):
             raise SpclError(

@@ -13,17 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spcl._util.validation import tagged
 from spcl.data.catalogue import PRESETS
 from spcl.errors import SpclError, did_you_mean
 from spcl.methods.registry import usual_replay_loss
-from spcl.options import PLANNED
 from spcl.results.names import format_value
 from spcl.runs import RunFolder
 from spcl.runs.records import RunResult
 from spcl.runs.settings import (
     NAMED,
-    RunSettings,
+    VARIED,
     decisive_settings,
     flat_settings,
     merge_settings,
@@ -35,10 +33,7 @@ from spcl.runs.settings import (
 ARCHIVE = "records.tar.gz"
 """The name of an archive of run folders."""
 
-PLANNED_SETTINGS = frozenset(tagged(RunSettings, PLANNED))
-"""Settings that a grid varies, besides the method."""
-
-REQUIRED = frozenset({"benchmark", "method", "paradigm", "preset"}) | PLANNED_SETTINGS
+REQUIRED = frozenset({"benchmark", "method", "paradigm", "preset", *VARIED})
 """Settings without which a record cannot be used."""
 
 Settings = Mapping[str, Any]
@@ -263,13 +258,13 @@ def _target(archive: Path) -> Path:
 
 # -- variants
 
-IDENTITY = frozenset({"benchmark", "method.name"}) | PLANNED_SETTINGS
+IDENTITY = frozenset({"benchmark", "method.name", *VARIED})
 """Settings that every table and figure shows by itself."""
 
 USUAL_VALUES = {"paradigm": "parallel", "validation": 0.0}
 """Settings that belong to the variant exactly where they have another value than this."""
 
-REPEATED = PLANNED_SETTINGS - {"scenario"}
+REPEATED = frozenset(VARIED) - {"scenario"}
 """Settings whose values are repetitions of one variant."""
 
 

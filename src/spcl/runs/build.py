@@ -400,7 +400,7 @@ def is_named_data(benchmark: str) -> bool:
     return benchmark in PRESETS or _is_path(benchmark) or benchmark in DATA
 
 
-def check_data(settings: RunSettings, data: ImageData | SourceData | None) -> None:
+def check_given_data(settings: RunSettings, data: ImageData | SourceData | None) -> None:
     """Raise an error unless the settings name the given data or, where none is given, data that can be loaded."""
     if data is None and not is_named_data(settings.benchmark) and not Path(settings.benchmark).exists():
         raise DataError(

@@ -9,15 +9,14 @@ import torch
 from torch import nn
 
 from spcl._util.registry import named_options
-from spcl._util.validation import tagged, validated
+from spcl._util.validation import validated
 from spcl.data import PRESET_SETTINGS, PRESETS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method, recorded_settings
-from spcl.options import FILE
 from spcl.plugins import load_plugins, load_recorded_plugins
-from spcl.runs.build import check_data, check_device, is_named_data, load_benchmark, make_optimizer
+from spcl.runs.build import check_device, check_given_data, is_named_data, load_benchmark, make_optimizer
 from spcl.runs.records import FolderError, RunFolder
-from spcl.runs.settings import LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
+from spcl.runs.settings import FILES, LISTED, NAMED, RunSettings, absolute_paths, load_settings_file, merge_settings
 from spcl.schedules import SCHEDULES
 from spcl.trackers import TRACKERS, check_installed
 from spcl.transforms import compose
@@ -46,7 +45,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     given["plugins"] = load_plugins(given.get("plugins", ()))
     first = validated(RunSettings, given, "settings")
     if data is not None:
-        check_data(first, data)
+        check_given_data(first, data)
     elif first.benchmark not in PRESETS:
         data = load_benchmark(first.benchmark, first.data_dir, **first.data)
     tasks = first.tasks if "tasks" in given else None
@@ -58,7 +57,7 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
     return settings.model_copy(update={"method": _complete_method(settings.method)})
 
 
-MOVABLE = ("plugins", *tagged(RunSettings, FILE))
+MOVABLE = ("plugins", *FILES)
 """Settings that may be given again where a run was recorded on another machine."""
 
 

@@ -31,7 +31,7 @@ from spcl.orthogonality import filter_statistics
 from spcl.plugins import load_plugins
 from spcl.runs.build import (
     add_source,
-    check_data,
+    check_given_data,
     is_named_data,
     learner_parts,
     make_heads,
@@ -123,7 +123,7 @@ def execute(
         InterruptedRunError: if SIGINT or SIGTERM stopped the run after it was saved.
     """
     load_plugins(settings.plugins)
-    check_data(settings, data)
+    check_given_data(settings, data)
     if distributed is not None:
         settings = settings.model_copy(update={"threads": settings.threads or 1})
         distributed.check_same("settings", _common_settings(settings))

@@ -185,6 +185,9 @@ BOOKKEEPING = frozenset(tagged(RunSettings, SPEED, RECORD))
 FILES = frozenset(tagged(RunSettings, FILE))
 """Settings that name files or folders."""
 
+VARIED = tagged(RunSettings, PLANNED)
+"""Settings that a grid varies, besides the method."""
+
 
 def with_defaults(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return recorded settings, and the defaults of settings that did not exist when they were recorded.

@@ -157,7 +157,7 @@ router = APIRouter()
 # -- predictions
 
 
-class Samples(BaseModel, extra="forbid"):
+class PredictBody(BaseModel, extra="forbid"):
     """Samples to predict, as nested lists with one entry per sample, or an object of them for inputs with parts."""
 
     inputs: list[Any] | dict[str, list[Any]]
@@ -184,7 +184,7 @@ PREDICT_BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": Samples.model_json_schema()},
+            "application/json": {"schema": PredictBody.model_json_schema()},
             BINARY[0]: {"schema": {"type": "string", "format": "binary"}},
         },
     }
@@ -229,7 +229,7 @@ def _samples(kind: str, body: bytes, inputs: InputSettings) -> Inputs:
     if kind != "application/json":
         raise HTTPException(415, f"the content type is {kind!r}; send application/json or {BINARY[0]}")
     try:
-        return inputs.samples(Samples.model_validate_json(body).inputs)
+        return inputs.samples(PredictBody.model_validate_json(body).inputs)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
 

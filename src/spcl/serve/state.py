@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from spcl._util.files import locked, read_json, user_errors, write_json
+from spcl._util.files import locked, read_json, remove_partial_files, user_errors, write_json
 from spcl._util.validation import DICTS, check_content, tagged
 from spcl.checkpoint import checked_content, has_checkpoint, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
@@ -59,6 +59,7 @@ def held_state(folder: Path, wait: Callable[[], bool] | None = None) -> Iterator
             folder.chmod(0o700)  # it holds what was learned of the data: for the service's user alone
             held = stack.enter_context(locked(folder / "lock", wait))
             if held:
+                remove_partial_files(folder)
                 write_json(folder / "owner.json", {"host": socket.gethostname(), "process": os.getpid()})
         if not held and wait is None:
             raise StateInUseError(
@@ -308,7 +309,24 @@ def load_learner(
     if "memory_budget" in changed and learner.memory is not None:
         learner.memory.resize(settings.memory_budget)
     records.learner, records.inputs = now, inputs.spec().state_dict()
-    return Loaded(learner, [f"{name} from {before[name]} to {now[name]}" for name in sorted(changed)])
+    return Loaded(learner, [text for name in sorted(changed) for text in _changes(name, before[name], now[name])])
+
+
+def _changes(name: str, before: Any, now: Any) -> list[str]:
+    """Say what a setting was and is; of a method that is the same, the settings of its own that have changed.
+
+    >>> _changes("method", {"name": "er", "alpha": 0.0, "layers": "all"}, {"name": "er", "alpha": 0.1, "layers": "all"})
+    ['method.alpha from 0.0 to 0.1']
+    """
+    if name != "method":
+        return [f"{name} from {before} to {now}"]
+    if before["name"] != now["name"]:
+        return [f"method from {before['name']} to {now['name']}"]
+    return [
+        f"method.{each} from {before.get(each)} to {now.get(each)}"
+        for each in sorted(before.keys() | now.keys())
+        if before.get(each) != now.get(each)
+    ]
 
 
 def _read_state(path: Path, records: Records) -> dict[str, Any]:
