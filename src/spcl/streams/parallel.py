@@ -111,7 +111,7 @@ class Timeline:
         The first starts at step 0, the others of the first `count` at random while it runs, in the order of the tasks.
 
         >>> Timeline.at_once((4, 4, 3, 2), 2, seed=0).spans
-        ((0, 3), (2, 5), (4, 6), (6, 7))
+        ((0, 3), (3, 6), (4, 6), (7, 8))
         """
         _check_durations(durations)
         if count < 1:
