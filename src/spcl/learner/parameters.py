@@ -277,6 +277,8 @@ def _check_options(part: str, options: Mapping[str, Any], defaults: Mapping[str,
             continue
         if isinstance(default, bool):
             check_content(part, options, {name: bool})
+        elif default is None and name in ("foreach", "fused"):
+            check_content(part, options, {name: bool | None})
         elif isinstance(default, Real):
             check_content(part, options, {name: number})
         elif isinstance(default, tuple) and all(isinstance(each, Real) for each in default):

@@ -318,10 +318,10 @@ def _check_content(state: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{error}, but the checkpoint has it; use another checkpoint") from None
     features = state["learner"]["feature_dim"]
     for task in state["tasks"]:
-        signature = task["signature"] or ("", "")
-        if len(signature) != 2:
+        if task["signature"] is not None and len(task["signature"]) != 2:
             raise CheckpointError(
-                f"the signature of task {task['name']!r} is {signature!r:.80}; use another checkpoint"
+                f"signature of task {task['name']!r} is {task['signature']!r:.80} in the checkpoint, not of a "
+                f"sample and a target; use another checkpoint"
             )
         numbers = sum(each.numel() for each in (task["head"] or {}).values())
         if task["classes"] is not None and features is not None and max(task["classes"], features) > numbers:

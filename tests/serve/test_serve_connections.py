@@ -22,8 +22,7 @@ from starlette.datastructures import Headers
 
 from serving import JSON, MAX_BYTES, TOKEN, Client, http_settings, task, until
 from spcl.errors import SpclError
-from spcl.serve.app import CONNECTIONS, FewerRecords, _is_local
-from spcl.serve.server import Server
+from spcl.serve.server import CONNECTIONS, FewerRecords, Server, _is_local
 from spcl.sources import FolderHub, Publisher
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -203,7 +202,7 @@ def test_a_flood_leaves_descriptors_and_the_log_alone(
 def test_slow_requests_are_ended(
     server: tuple[Server, str], connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spcl.serve.app.SECONDS", {"request": 0.5, "body": 0.5, "reader": 0.5})
+    monkeypatch.setattr("spcl.serve.server.SECONDS", {"request": 0.5, "body": 0.5, "reader": 0.5})
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer correct horse\r\nContent-Length: 9\r\n\r\n"
     begin = time.monotonic()
     slow = [connect(data) for data in (b"", HALF, WHOLE + HALF, head + b"1234")]
@@ -215,7 +214,7 @@ def test_slow_requests_are_ended(
 def test_streams_of_events_are_not_ended(
     server: tuple[Server, str], connect: Callable[..., socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spcl.serve.app.SECONDS", {"request": 0.3, "body": 0.3, "reader": 0.3})
+    monkeypatch.setattr("spcl.serve.server.SECONDS", {"request": 0.3, "body": 0.3, "reader": 0.3})
     stream = connect(b"GET /events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer correct horse\r\n\r\n")
     found = b""
     while found.count(b"event: update") < 3:
@@ -247,7 +246,7 @@ def test_the_log_says_how_many_records_it_left_out(monkeypatch: pytest.MonkeyPat
         each = record()
         if fewer.filter(each):
             kept.append(each.getMessage())
-    monkeypatch.setattr("spcl.serve.app.LOG_SECONDS", -1.0)
+    monkeypatch.setattr("spcl.serve.server.LOG_SECONDS", -1.0)
     assert fewer.filter(last := record())
     assert kept == ["from x"] * 5
     assert last.getMessage() == "from x (and 95 more since the last one)"
