@@ -31,8 +31,8 @@ __all__ = [
     "saved_options",
 ]
 
-Scenario = Literal["task", "class"]
-"""Whether a sample's task is known when predicting."""
+Scenario = Literal["task", "class", "domain"]
+"""Whether a sample's task is known when predicting; ``domain``: all sources answer one task."""
 
 LowMemory = Literal["auto"] | bool
 """Whether to hold only the Gramian, not the gradients; ``auto``: only if the gradients would not fit."""
@@ -117,7 +117,9 @@ class LearnerOptions:
 
     scenario: Annotated[
         Scenario,
-        Option("task- or class-incremental", "'task' or 'class'", (PLANNED, LAYOUT), always_saved=True),
+        Option(
+            "task-, class- or domain-incremental", "'task', 'class' or 'domain'", (PLANNED, LAYOUT), always_saved=True
+        ),
     ] = "task"
     seed: Annotated[
         int,

@@ -1,8 +1,10 @@
-"""Tasks: the one description of what a task predicts, the one check of its targets, and a task in training."""
+"""Tasks: the one description of what a task predicts, the one check of its targets, tasks and sources in training."""
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self, get_args
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from spcl.batches import Inputs, describe, kind_of_pair, number_of_samples
 from spcl.errors import DataError, SpclError, TaskError
 
-__all__ = ["Kind", "Task", "TaskDescription", "check_labels_of_tasks", "check_targets"]
+__all__ = ["Kind", "Task", "TaskDescription", "TaskSource", "check_labels_of_sources", "check_targets"]
 
 Kind = Literal["classification", "regression", "multilabel"]
 """What the targets of a task are: one class per sample, numbers, or any number of labels per sample."""
@@ -172,23 +174,23 @@ def check_targets(
         raise error(f"{owner}: targets of a multilabel task hold {value:.4g}; give 1 where a label is present, else 0")
 
 
-def check_labels_of_tasks(targets: Sequence[tuple["Task", Tensor]]) -> None:
+def check_labels_of_sources(targets: Sequence[tuple["TaskSource", Tensor]]) -> None:
     """Raise an error if the targets of a classifier in a step are wrong.
 
     The labels of tasks with the same number of classes are looked at together: a GPU is waited for once.
     """
-    alike: dict[object, list[tuple[Task, Tensor]]] = {}
-    for task, y in targets:
-        if task.classes is not None:
-            alike.setdefault((task.classes, y.dtype, y.ndim, y.device), []).append((task, y))
+    alike: dict[object, list[tuple[TaskSource, Tensor]]] = {}
+    for source, y in targets:
+        if source.task.classes is not None:
+            alike.setdefault((source.task.classes, y.dtype, y.ndim, y.device), []).append((source, y))
     for members in alike.values():
-        task, first = members[0]
+        source, first = members[0]
         if first.ndim == 1 and first.dtype == torch.int64:
             joint = torch.cat([y for _, y in members])
-            if _label_outside(joint, task.classes or 0) is None:
+            if _label_outside(joint, source.task.classes or 0) is None:
                 continue
-        for task, y in members:
-            task.check_targets(y)
+        for each, y in members:
+            each.check_targets(y)
 
 
 def _label_outside(y: Tensor, classes: int) -> int | None:
@@ -213,12 +215,12 @@ def _check_probabilities(owner: str, y: Tensor, error: Callable[[str], SpclError
         )
 
 
-# -- a task in training
+# -- tasks and sources in training
 
 
 @dataclass(eq=False)
 class Task:
-    """A task of a learner: a classifier with ``classes`` classes or, with ``classes=None``, a head and loss of its own.
+    """What is asked in training: a classifier with ``classes`` classes or, with ``classes=None``, a head and a loss.
 
     Attributes:
         name: its name, unique in the learner.
@@ -228,10 +230,7 @@ class Task:
         head: the module on top of the shared backbone; a classifier's is made when its first batch arrives.
         offset: the index of its first class among all classes seen.
         class_names: the names of its classes, if it has any.
-        finished: whether :meth:`Learner.finish_task` was called.
-        signature: shapes and types of one sample and target, fixed by the first batch.
-        skipped: the number of steps in which it was skipped because its loss or gradient was not finite.
-        skipped_in_a_row: the number of the latest steps in which it was skipped, one after the other.
+        sources: who answers it, by name.
     """
 
     name: str
@@ -240,16 +239,86 @@ class Task:
     head: nn.Module | None
     offset: int
     class_names: tuple[str, ...] | None = None
+    sources: "Sources" = field(default_factory=lambda: Sources())
+
+    @property
+    def words(self) -> str:
+        """The task as errors name it."""
+        return f"task {self.name!r}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of its sources have ended."""
+        return bool(self.sources) and all(source.finished for source in self.sources.values())
+
+    @property
+    def skipped(self) -> int:
+        """The number of times that a source was skipped because its loss or gradient was not finite."""
+        return sum(source.skipped for source in self.sources.values())
+
+    @property
+    def signature(self) -> tuple[str, str] | None:
+        """Shapes and types of one sample and target of the first source that has had a batch."""
+        return next((source.signature for source in self.sources.values() if source.signature is not None), None)
+
+
+class Sources(WeakValueDictionary[str, "TaskSource"]):
+    """The sources of a task by name.
+
+    They hold the task, and not the task them, so that nothing of a learner outlives it. In a copy of a task, the copies
+    of its sources enter themselves.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Sources":
+        return Sources()
+
+
+@dataclass(eq=False)
+class TaskSource:
+    """Who brings the samples of a task; a task that was added alone has one source, of its own name.
+
+    Attributes:
+        name: its name, unique in the learner.
+        task: the task that its samples answer.
+        encoder: the module in front of the backbone; None for none.
+        encoder_name: the name of the encoder, or its name and options, if it is one of
+            :data:`spcl.encoders.ENCODERS`, which is made when the first batch arrives; else None.
+        is_implied: whether it was made with its task; such a source gives way to the first one that is added.
+        finished: whether it has ended.
+        signature: shapes and types of one sample and target, fixed by the first batch.
+        skipped: the number of steps in which it was skipped because its loss or gradient was not finite.
+        skipped_in_a_row: the number of the latest steps in which it was skipped, one after the other.
+    """
+
+    name: str
+    task: Task
+    encoder: nn.Module | None = None
+    encoder_name: str | dict[str, Any] | None = None
+    is_implied: bool = False
     finished: bool = False
     signature: tuple[str, str] | None = None
     skipped: int = 0
     skipped_in_a_row: int = 0
     _kind: object = None  # cache: the kind of the last batch that fitted the signature
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = memo[id(self)] = copy.copy(self)
+        for each in fields(self):
+            setattr(copied, each.name, copy.deepcopy(getattr(self, each.name), memo))
+        copied.task.sources[copied.name] = copied
+        return copied
+
+    @property
+    def words(self) -> str:
+        """The source as errors name it; it is called a task where it has the task's name."""
+        if self.name == self.task.name:
+            return f"task {self.name!r}"
+        return f"source {self.name!r} of task {self.task.name!r}"
+
     def check_batch(self, x: Inputs, y: Tensor) -> None:
-        """Refuse a batch that this task cannot be trained on; its labels are left to :func:`check_labels_of_tasks`."""
+        """Refuse a batch that cannot be trained on; its labels are left to :func:`check_labels_of_sources`."""
         if self.finished:
-            raise TaskError(f"task {self.name!r} is finished; start a new one with add_task")
+            raise TaskError(f"{self.words} is finished; start it again with add_source({self.name!r})")
         count, kind = kind_of_pair(x, y)
         self._check_sizes(count, x, y)
         if self.signature is not None and kind != self._kind:
@@ -257,28 +326,28 @@ class Task:
             self._kind = kind
 
     def check_samples(self, x: Inputs, y: Tensor) -> None:
-        """Refuse samples that this task cannot be evaluated on; labels may be classes where it learns probabilities."""
+        """Refuse samples that cannot be evaluated on; labels may be classes where probabilities are learned."""
         self._check_sizes(number_of_samples(x), x, y)
         if self.signature is not None:
-            self._check_signature(describe(x, 1), describe(y, 1) if self.classes is None else self.signature[1])
+            self._check_signature(describe(x, 1), describe(y, 1) if self.task.classes is None else self.signature[1])
         self.check_targets(y)
 
     def check_targets(self, y: Tensor) -> None:
         """Refuse what is neither labels nor probabilities of a classifier's classes."""
-        if self.classes is not None:
-            check_targets(f"task {self.name!r}", y, "classification", self.classes)
+        if self.task.classes is not None:
+            check_targets(self.words, y, "classification", self.task.classes)
 
     def _check_sizes(self, count: int, x: Inputs, y: Tensor) -> None:
         if not count:
             shape = f"x has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"x is {describe(x)}"
-            raise TaskError(f"task {self.name!r}: the batch is empty ({shape}); leave the task out instead")
+            raise TaskError(f"{self.words}: the batch is empty ({shape}); leave it out instead")
         if y.ndim == 0 or y.shape[0] != count:
-            raise TaskError(f"task {self.name!r}: {count} inputs but targets of shape {tuple(y.shape)}")
+            raise TaskError(f"{self.words}: {count} inputs but targets of shape {tuple(y.shape)}")
 
     def _check_signature(self, *signature: str) -> None:
         if self.signature is not None and signature != self.signature:
             raise TaskError(
-                f"task {self.name!r}: its samples are {' with targets '.join(self.signature)}, "
+                f"{self.words}: its samples are {' with targets '.join(self.signature)}, "
                 f"but this batch has {' with targets '.join(signature)}; convert it (pad sequences to one length), "
-                f"or add a task for such samples"
+                f"or add a source or task for such samples"
             )

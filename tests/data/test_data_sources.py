@@ -24,7 +24,7 @@ from spcl.data import (
 )
 from spcl.errors import DataError, SpclError
 from spcl.runs import execute, load_benchmark, resolve_settings
-from spcl.runs.build import make_backbone, make_problem
+from spcl.runs.build import make_backbone
 from spcl.runs.records import fingerprint
 
 RNG = np.random.default_rng(0)
@@ -283,12 +283,6 @@ def test_the_fingerprint_knows_tasks_and_unseen_sources() -> None:
     one = wearer("a", task="activity")
     others = [replace(one, task=None), replace(one, task="other")]
     assert len({fingerprint(SourceData("watches", (each,))) for each in (one, *others)}) == 3
-
-
-def test_runs_refuse_sources_that_share_a_task() -> None:
-    data = SourceData("watches", (wearer("a", task="activity"), wearer("b", task="activity")))
-    with pytest.raises(DataError, match="sources of watches share a task"):
-        make_problem(resolve_settings({"method": "er"}, data=data), torch.device("cpu"), data)
 
 
 def test_a_network_standardises_by_the_training_samples_of_trained_sources() -> None:

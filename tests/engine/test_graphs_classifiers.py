@@ -19,6 +19,7 @@ from spcl.learner.checks import classifier_task
 from spcl.memory import BalancedCoreset, Reservoir
 from spcl.methods import ER, REPLAY_LOSSES, Method, Output, make_method
 from spcl.methods.replay import ReplayLoss, StoredLogits, TaskLoss
+from spcl.tasks import TaskSource
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and this machine has none")
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -164,7 +165,7 @@ def test_a_loss_of_another_kind_runs_eagerly_with_the_reason(scenario: str, devi
     for mine, theirs in zip(train(graphs, device), train(eager, device), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-7)
     assert_same(graphs, eager)
-    assert "not all tasks are plain classifiers" in (graphs._engine.fallback_reason or "")
+    assert "not all sources have plain classifiers" in (graphs._engine.fallback_reason or "")
 
 
 groups = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
@@ -195,7 +196,7 @@ def test_losses_of_static_samples_are_those_of_every_sample_alone(
             stored = random(size, task.offset + sizes[number] if joint else sizes[number])
             stored[random(stored.shape) > 0.5] = torch.nan
         y = torch.randint(sizes[number], (size,), generator=generator)
-        samples.append(Samples(task, random(size, 3), y, stored, replayed=has_stored))
+        samples.append(Samples(TaskSource(task.name, task), random(size, 3), y, stored, replayed=has_stored))
     static = StaticSamples(classifier, random(1, 3), [sum(len(group.y) for group in samples)], [(0.3, 0.6)], False)
     static.fill([group.x for group in samples], samples)
     expected = []

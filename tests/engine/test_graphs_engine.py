@@ -178,7 +178,7 @@ def test_logits_reach_a_reservoir() -> None:
     capture_without_graphs(replayed)
     for learner in (eager, replayed):
         train(learner)
-    mine, theirs = ({r.task: r.logits for r in learner.memory.draw(20)} for learner in (eager, replayed))  # type: ignore[union-attr]
+    mine, theirs = ({r.source: r.logits for r in learner.memory.draw(20)} for learner in (eager, replayed))  # type: ignore[union-attr]
     assert mine.keys() == theirs.keys()
     for task, logits in mine.items():
         torch.testing.assert_close(logits, theirs[task], rtol=1e-4, atol=1e-4, equal_nan=True)

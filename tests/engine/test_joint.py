@@ -26,7 +26,7 @@ from spcl.memory import Reservoir
 from spcl.methods import Method, make_method
 from spcl.models import BACKBONES, MLP, InputSpec
 from spcl.models.transformer import TransformerBlock
-from spcl.tasks import Task
+from spcl.tasks import Task, TaskSource
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 CHANNELS, SIDE = 2, 4
@@ -634,7 +634,7 @@ TASKS = 9
 def classifiers() -> list[Samples]:
     """Return batches of plain classifiers."""
     tasks = [Task(str(place), 4, cross_entropy, nn.Linear(5, 4), 0) for place in range(TASKS)]
-    return [Samples(task, torch.randn(6, 2), torch.randint(4, (6,))) for task in tasks]
+    return [Samples(TaskSource(task.name, task), torch.randn(6, 2), torch.randint(4, (6,))) for task in tasks]
 
 
 def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
@@ -660,7 +660,10 @@ def test_stacked_classifiers_give_the_losses_and_gradients_of_each() -> None:
 def test_losses_in_half_precision_are_as_large_as_they_are() -> None:
     tasks = [Task(str(place), 2, cross_entropy, nn.Linear(1, 2).half(), 0) for place in range(TASKS)]
     count = 2048
-    samples = [Samples(task, torch.ones(count, 1), torch.zeros(count, dtype=torch.long)) for task in tasks]
+    samples = [
+        Samples(TaskSource(task.name, task), torch.ones(count, 1), torch.zeros(count, dtype=torch.long))
+        for task in tasks
+    ]
     with torch.no_grad():
         for task in tasks:
             task.head.weight.copy_(torch.tensor([[0.0], [100.0]]))
@@ -678,7 +681,9 @@ def test_few_stacked_classifiers_are_the_same_to_the_last_bit(tasks: int, thread
     try:
         heads = [nn.Linear(64, 12) for _ in range(tasks)]
         made = [Task(str(place), 12, cross_entropy, deepcopy(head), 0) for place, head in enumerate(heads)]
-        samples = [Samples(task, torch.randn(128, 2), torch.randint(12, (128,))) for task in made]
+        samples = [
+            Samples(TaskSource(task.name, task), torch.randn(128, 2), torch.randint(12, (128,))) for task in made
+        ]
         features = torch.randn(128 * tasks, 64, requires_grad=True)
         stack = ClassifierStack(samples, features.device, (HeadGradients(), HeadGradients()))
         losses, gradient = stack.forward(features), stack.backward([1.0] * tasks)

@@ -168,7 +168,7 @@ def test_a_batch_that_is_bad_on_one_rank_ends_fit_on_all(ranks: Ranks, tmp_path:
     [
         ("label", "classes 0 to 1, but the batch has label"),
         ("first label", "classes 0 to 1, but the batch has label"),
-        ("unknown task", "there is no task 'unknown'"),
+        ("unknown task", "there is no source 'unknown'"),
         ("first loss", "a loss that fails"),
         ("augmentation", "an augmentation that fails"),
     ],

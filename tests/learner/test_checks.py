@@ -55,10 +55,10 @@ X, HEAD, HEAD_1 = images(3, 9), nn.Linear(8, 2), nn.Linear(8, 1)
 BAD_STEPS = {
     "no task": (
         lambda learner: learner.step({}),
-        r"at least one task; active tasks: \['lidar', 'speed', 'new', 'newer'\]",
+        r"at least one source; active sources: \['lidar', 'speed', 'new', 'newer'\]",
     ),
-    "no dict": (lambda learner: learner.step(batch(4, 2, 1)), r"a step takes a dict .* by task, but it is a tuple"),
-    "unknown task": (step(radar=batch(4, 2, 1)), r"no task 'radar'; there are \['done', 'lidar', .*add_task"),
+    "no dict": (lambda learner: learner.step(batch(4, 2, 1)), r"a step takes a dict .* by source, but it is a tuple"),
+    "unknown task": (step(radar=batch(4, 2, 1)), r"no source 'radar'; there are \['done', 'lidar', .*add_task"),
     "finished task": (step(done=batch(4, 2, 1)), r"task 'done' is finished"),
     "not a pair": (step(new=X), r"task 'new': a batch is a pair of tensors .*\(inputs, targets\), but it is a Tensor"),
     "not tensors": (step(new=(X, [0, 1, 0])), r"task 'new': a batch is a pair of tensors"),
@@ -231,7 +231,7 @@ def test_a_classifier_needs_feature_vectors_of_one_length() -> None:
     flat.add_task("b", classes=2)
     before = complete_state(flat)
     x, y = batch(4, 2, 1)
-    with pytest.raises(TaskError, match=r"task 'b': the backbone gives 48 features for it and 12 for the tasks before"):
+    with pytest.raises(TaskError, match=r"task 'b': the backbone gives 48 .* and 12 for the sources before"):
         flat.step({"a": (x, y), "b": (torch.randn(4, 2, 6, 6), y)})
     assert_same({**complete_state(flat), "random": None}, {**before, "random": None})
 
@@ -239,7 +239,7 @@ def test_a_classifier_needs_feature_vectors_of_one_length() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"scenario": "domain"}, "scenario is 'domain'; give 'task' or 'class'"),
+        ({"scenario": "joint"}, "scenario is 'joint'; give 'task', 'class' or 'domain'"),
         ({"autocast": torch.float16}, "autocast must be None or torch.bfloat16.*float16"),
         ({"memory_batch": 0}, "memory_batch is 0; give a positive whole number, or None"),
         ({"memory_batch": 2.5}, "memory_batch is 2.5; give a positive whole number, or None"),
@@ -820,5 +820,5 @@ def test_new_parameters_that_a_head_trains_already_are_refused() -> None:
     learner = Learner(Stems("old"), SORO())
     learner.add_task("own", head=head, loss=mse_loss)
     learner.model.backbone.stems["head"] = head
-    with pytest.raises(SpclError, match="shares parameters with a head by now; give the backbone a copy"):
+    with pytest.raises(SpclError, match="shares parameters with a head or encoder by now; give the backbone a copy"):
         learner.step({"own": ({"old": few()[0]}, torch.ones(4, 1))})

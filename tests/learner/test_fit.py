@@ -222,7 +222,7 @@ def test_all_bad_batches_of_a_moment_are_named() -> None:
     bad = {"a": batch(4, 3, 0), "b": (images(4, 1), torch.full((4,), 5)), "radar": batch(4, 2, 2)}
     with pytest.raises(TaskError, match="task 'b' has classes 0 to 1, but the batch has label 5") as caught:
         learner.fit([PlainMoment(bad, ["a", "b"])])
-    assert caught.value.__notes__[0].startswith("there is no task 'radar'")
+    assert caught.value.__notes__[0].startswith("there is no source 'radar'")
     assert learner.steps == 1
     assert learner.tasks["a"].signature is not None
 
@@ -256,7 +256,7 @@ def test_an_error_of_no_batch_alone_is_raised_as_it_is() -> None:
 
 @pytest.mark.parametrize("on_start", [None, lambda name: None])
 def test_a_task_that_nobody_adds_is_an_error(on_start: Any) -> None:
-    with pytest.raises(TaskError, match=r"task 'a' starts, but was not added; call add_task .* on_start="):
+    with pytest.raises(TaskError, match=r"source 'a' starts, but was not added; call add_task .* on_start="):
         new_learner().fit([PlainMoment({"a": batch(4, 3, 0)}, ["a"])], on_start=on_start)
 
 

@@ -201,7 +201,7 @@ def test_a_dtype_of_memory_leaves_tokens_and_masks_alone() -> None:
     (drawn,) = memory.draw(1)
     assert isinstance(drawn.x, dict)
     assert (drawn.x["tokens"].dtype, drawn.x["speed"].dtype) == (torch.int64, torch.float16)
-    with pytest.raises(TaskError, match=r"task 'a': x \(\{tokens: int64\[1\]\}\) does not fit the memory's"):
+    with pytest.raises(TaskError, match=r"source 'a': x \(\{tokens: int64\[1\]\}\) does not fit the memory's"):
         memory.observe("a", {"tokens": torch.tensor([[1000]])}, torch.zeros(1))
 
 
@@ -260,7 +260,7 @@ def test_replay_of_different_shapes_has_the_gradient_of_the_mean(scenario: str) 
     batches = different(3)
     learner.step(batches)
     assert reference.memory is not None
-    drawn = [(part.task, part.x, part.y) for part in reference.memory.draw(17)]
+    drawn = [(part.source, part.x, part.y) for part in reference.memory.draw(17)]
     assert len(drawn) == 4
     assert sum(len(y) for *_, y in drawn) == 17
     new = [each_loss(reference, name, x, y).mean() for name, (x, y) in batches.items()]

@@ -695,7 +695,7 @@ class Life(RuleBasedStateMachine):
         others = {other: self.batch(other, 3, seed) for other in self.course.running() if other != name}
         calls = {
             f"a task '{name}' already": lambda: self.learner.add_task(name, classes=2),
-            "no task 'stranger'": lambda: self.learner.step({**others, "stranger": (x, y)}),
+            "no (source|task) 'stranger'": lambda: self.learner.step({**others, "stranger": (x, y)}),
             f"task '{name}'": lambda: self.learner.step({**others, name: (x, y[:3])}),
             f"task '{name}' ": lambda: self.learner.step({**others, name: (x[:0], y[:0])}),
         }

@@ -398,6 +398,39 @@ def test_wrong_content_of_an_optimiser_is_named(
         Learner.load(changed(content, ("optimizer", *place), wrong), backbone=network())
 
 
+@pytest.mark.parametrize(
+    ("method", "place", "wrong"),
+    [
+        ("dwa", ("losses", "b", 0), "text"),
+        ("dwa", ("losses",), None),
+        ("emgd", ("norms", "b"), []),
+        ("emgd", ("norms", "b"), float("nan")),
+        ("graddrop", ("steps",), -1),
+        ("spcl", ("samples", "b"), 1.5),
+        ("torchjd:GradVac", ("columns",), 7),
+        ("torchjd:GradVac", ("rule",), []),
+    ],
+)
+def test_wrong_content_of_a_method_is_named(method: str, place: tuple[Any, ...], wrong: object) -> None:
+    learner = Learner(network(), make_method(method, **({"memory_share": "samples"} if method == "spcl" else {})))
+    for task in ("a", "b"):
+        learner.add_task(task, classes=2)
+    step(learner, "a", "b")
+    state = changed(learner.model_state(), ("method", "state", *place), wrong)
+    with pytest.raises(CheckpointError, match=f"{place[0]} of method {method!r} is "):
+        Learner.load(state, backbone=network())
+
+
+def test_a_state_that_a_rule_of_torchjd_cannot_take_is_refused() -> None:
+    learner = Learner(network(), make_method("torchjd:GradVac"))
+    for task in ("a", "b"):
+        learner.add_task(task, classes=2)
+    step(learner, "a", "b")
+    state = changed(learner.model_state(), ("method", "state", "rule", "weighting.weighting._beta"), "text")
+    with pytest.raises(SpclError, match=r"state of method 'torchjd:GradVac' does not fit it \(.*_beta is 'text'"):
+        step(Learner.load(state, backbone=network()), "a", "b")
+
+
 @pytest.mark.parametrize("place", [("learner", "feature_dim"), ("tasks", 0, "classes")])
 def test_a_checkpoint_that_asks_for_a_giant_head_is_refused(content: dict[str, Any], place: tuple[Any, ...]) -> None:
     with pytest.raises(CheckpointError, match="but its head has"):

@@ -370,7 +370,7 @@ def test_the_others_train_exactly_as_if_the_bad_task_were_absent(
     assert list(report.skipped) == ["touchy"]
     assert reason in report.skipped["touchy"]
     assert list(report.losses) == ["first", "last", *(["memory"] if memory else [])]
-    assert (learner.tasks["touchy"].skipped, learner.tasks["touchy"].skipped_in_a_row) == (1, 1)
+    assert (learner.sources["touchy"].skipped, learner.sources["touchy"].skipped_in_a_row) == (1, 1)
     assert_same(without_counters(complete_state(learner)), state_without(method, scenario, memory, captured))
 
 
@@ -443,7 +443,7 @@ def test_a_task_skipped_three_times_in_a_row_is_named_once_in_a_warning() -> Non
     (message,) = warned(bad)
     assert message.startswith("task 'touchy' was skipped in 3 steps in a row: its loss is inf; ")
     assert warned(bad) == []
-    assert (learner.tasks["touchy"].skipped, learner.tasks["touchy"].skipped_in_a_row) == (6, 4)
+    assert (learner.sources["touchy"].skipped, learner.sources["touchy"].skipped_in_a_row) == (6, 4)
 
 
 def test_steps_without_the_task_do_not_break_the_row() -> None:

@@ -24,7 +24,7 @@ from spcl.batches import Inputs
 from spcl.checkpoint import read_checkpoint, write_checkpoint
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
-from spcl.memory import MEMORIES, BalancedCoreset, EpochCoreset, Memory, ReplayBatch, Reservoir, TaskBuffer
+from spcl.memory import MEMORIES, BalancedCoreset, EpochCoreset, Memory, ReplayBatch, Reservoir, SourceBuffer
 from spcl.memory.base import draw_ahead
 from spcl.methods import make_method
 
@@ -52,7 +52,7 @@ def fill(memory: Memory, tasks: dict[str, int], *, batches: int = 4, size: int =
 
 
 def drawn(memory: Memory, count: int = 10_000) -> dict[str, list[int]]:
-    return {batch.task: numbers([batch]) for batch in memory.draw(count)}
+    return {batch.source: numbers([batch]) for batch in memory.draw(count)}
 
 
 # Which samples are kept
@@ -161,7 +161,7 @@ def test_a_memory_that_is_made_smaller_holds_what_a_smaller_one_would(policy: ty
     large.observe("c", *numbered(100, 12, 2))
     large.finish("c")
     assert 11 < len(large) <= 40
-    assert len(large.draw(100)) == len(large.replayable_tasks())
+    assert len(large.draw(100)) == len(large.replayable_sources())
 
 
 @both
@@ -201,7 +201,7 @@ class KeepsAll(Memory):
 
 
 class KeepsAllFinished(KeepsAll):
-    def replayable(self, buffer: TaskBuffer) -> bool:
+    def replayable(self, buffer: SourceBuffer) -> bool:
         return not buffer.running
 
 
@@ -271,7 +271,7 @@ class Life(RuleBasedStateMachine):
     @rule(count=st.integers(1, 30))
     def draw(self, count: int) -> None:
         batches = self.memory.draw(count)
-        tasks = [batch.task for batch in batches]
+        tasks = [batch.source for batch in batches]
         assert tasks == [task for task in self.classes if task in tasks]
         found = numbers(batches)
         assert len(found) == len(set(found)) == min(count, len(self.memory))
@@ -281,7 +281,7 @@ class Life(RuleBasedStateMachine):
     def check(self, batch: ReplayBatch) -> None:
         assert batch.x.dtype == torch.int32
         for row, number in enumerate(batch.x[:, 0].tolist()):
-            assert batch.y[row].item() == self.seen[batch.task][number]
+            assert batch.y[row].item() == self.seen[batch.source][number]
             logits = [] if batch.logits is None else batch.logits[row].tolist()
             known = {value for value in logits if not math.isnan(value)}
             assert known == ({self.described[number]} if number in self.described else set())
@@ -358,7 +358,7 @@ def test_restored_memory_continues_identically(policy: type[Memory], tmp_path: P
         memory.observe("b", *numbered(48, 12, 3))
         memory.finish("b")
         batches = [batch for _ in range(3) for batch in memory.draw(7)]
-        found = [(r.task, r.x.tolist(), r.y.tolist(), r.slots.tolist(), str(r.logits)) for r in batches]
+        found = [(r.source, r.x.tolist(), r.y.tolist(), r.slots.tolist(), str(r.logits)) for r in batches]
         return found, memory.nbytes, memory.seen
 
     write_checkpoint(tmp_path / "c", begin(policy(15)).state_dict())
@@ -411,7 +411,7 @@ def test_tasks_may_have_different_shapes_and_targets() -> None:
     memory.start("signal", None)
     memory.observe("image", torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
     memory.observe("signal", torch.zeros(6, 20), torch.zeros(6, 2))
-    assert [(r.task, tuple(r.x.shape), tuple(r.y.shape)) for r in memory.draw(50)] == [
+    assert [(r.source, tuple(r.x.shape), tuple(r.y.shape)) for r in memory.draw(50)] == [
         ("image", (4, 3, 8, 8), (4,)),
         ("signal", (6, 20), (6, 2)),
     ]
@@ -448,7 +448,7 @@ def test_a_task_whose_logits_cannot_be_stored_runs_on(policy: type[Memory]) -> N
     memory.draw(4)
     with pytest.raises(RuntimeError, match="out of memory"):
         memory.finish("b", broken)
-    assert {part.task for part in memory.draw(20)} == {"a"}
+    assert {part.source for part in memory.draw(20)} == {"a"}
     memory.observe("b", *numbered(1000, 40, 2))
     memory.finish("b", lambda x: x.float())
     assert memory.counts() == {"a": [5, 5], "b": [5, 5]}
@@ -497,7 +497,7 @@ def test_replaced_inputs_are_stored_and_counted() -> None:
     edited: dict[str, set[int]] = {}
     for batch in memory.draw(9):
         memory.replace(batch, -1000 - batch.x)
-        edited[batch.task] = set(numbers([batch]))
+        edited[batch.source] = set(numbers([batch]))
     after = {task: set(found) for task, found in drawn(memory).items()}
     assert after == {task: before[task] - edited[task] | {-1000 - n for n in edited[task]} for task in before}
     memory.observe("a", *numbered(100, 50, 2))  # evicts some and moves others
@@ -583,37 +583,40 @@ LABELS = torch.zeros(4, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda m: m.start("a", 2), "already holds a task 'a'"),
-        (lambda m: m.start("new", 0), "task 'new' has 0 classes"),
-        (lambda m: m.finish("new"), "has no task 'new' .*a, signal, done"),
-        (lambda m: m.finish("done"), "task 'done' is finished"),
-        (lambda m: m.observe("done", torch.zeros(1, 2), torch.zeros(1)), "task 'done' is finished"),
+        (lambda m: m.start("a", 2), "already holds a source 'a'"),
+        (lambda m: m.start("new", 0), "source 'new' has 0 classes"),
+        (lambda m: m.finish("new"), "has no source 'new' .*a, signal, done"),
+        (lambda m: m.finish("done"), "source 'done' is finished"),
+        (lambda m: m.observe("done", torch.zeros(1, 2), torch.zeros(1)), "source 'done' is finished"),
         (
             lambda m: m.check("a", torch.zeros(4, 3), LABELS),
-            r"task 'a': x \(float32\[3\]\) does not fit the memory's \(int64\[2\]\)",
+            r"source 'a': x \(float32\[3\]\) does not fit the memory's \(int64\[2\]\)",
         ),
         (
             lambda m: m.check("a", torch.zeros(4, 2), LABELS),
-            r"task 'a': x .*float32\[2\]\) does not fit .*int64",
+            r"source 'a': x .*float32\[2\]\) does not fit .*int64",
         ),
-        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS.int()), r"task 'a': y .*int32\[\]\) does not fit"),
+        (lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS.int()), r"source 'a': y .*int32\[\]\) does not fit"),
         (
             lambda m: m.check("a", torch.zeros(3, 2).long(), LABELS),
-            r"task 'a': x .*\[3, 2\].* y .*\[4\].* same number",
+            r"source 'a': x .*\[3, 2\].* y .*\[4\].* same number",
         ),
-        (lambda m: m.check("a", torch.zeros(0, 2).long(), LABELS[:0]), "task 'a': .* at least 1"),
-        (lambda m: m.check("signal", torch.tensor(1.0), torch.tensor(1.0)), "task 'signal': x"),
+        (lambda m: m.check("a", torch.zeros(0, 2).long(), LABELS[:0]), "source 'a': .* at least 1"),
+        (lambda m: m.check("signal", torch.tensor(1.0), torch.tensor(1.0)), "source 'signal': x"),
         (
             lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS + 3),
-            "task 'a' has classes 0 to 2, but the batch has label 3",
+            "source 'a' has classes 0 to 2, but the batch has label 3",
         ),
         (
             lambda m: m.check("a", torch.zeros(4, 2).long(), LABELS - 1),
-            "task 'a' has classes 0 to 2, but the batch has label -1",
+            "source 'a' has classes 0 to 2, but the batch has label -1",
         ),
-        (lambda m: m.observe("a", *numbered(0, 4, 3), torch.zeros(3, 2)), "task 'a': 3 logits for 4 samples"),
-        (lambda m: m.replace(m.draw(2)[0], torch.zeros(2, 2)), "task 'a': edited x .* build the memory with the dtype"),
-        (lambda m: m.replace(m.draw(2)[0], torch.zeros(1, 2).long()), "task 'a': edited x"),
+        (lambda m: m.observe("a", *numbered(0, 4, 3), torch.zeros(3, 2)), "source 'a': 3 logits for 4 samples"),
+        (
+            lambda m: m.replace(m.draw(2)[0], torch.zeros(2, 2)),
+            "source 'a': edited x .* build the memory with the dtype",
+        ),
+        (lambda m: m.replace(m.draw(2)[0], torch.zeros(1, 2).long()), "source 'a': edited x"),
     ],
 )
 def test_invalid_calls_name_the_task_and_change_nothing(call: Callable[[Memory], None], words: str) -> None:
@@ -627,9 +630,9 @@ def test_invalid_calls_name_the_task_and_change_nothing(call: Callable[[Memory],
 def test_labels_must_be_integers() -> None:
     memory = Reservoir(10)
     memory.start("a", 2)
-    with pytest.raises(TaskError, match=r"task 'a': class labels must be .* torch.float32 of shape \(4,\)"):
+    with pytest.raises(TaskError, match=r"source 'a': class labels must be .* torch.float32 of shape \(4,\)"):
         memory.check("a", torch.zeros(4, 2), torch.zeros(4))
-    with pytest.raises(TaskError, match=r"task 'a': class labels must be .* torch.int64 of shape \(4, 1\)"):
+    with pytest.raises(TaskError, match=r"source 'a': class labels must be .* torch.int64 of shape \(4, 1\)"):
         memory.check("a", torch.zeros(4, 2), LABELS[:, None])
 
 
@@ -677,7 +680,7 @@ class DrawnLife:
 
 
 def content(batch: ReplayBatch) -> tuple[str, ...]:
-    return tuple(map(str, (batch.task, batch.x, batch.y, batch.logits, batch.slots, batch.edits)))
+    return tuple(map(str, (batch.source, batch.x, batch.y, batch.logits, batch.slots, batch.edits)))
 
 
 def state_of(memory: Memory) -> str:
@@ -762,7 +765,13 @@ def test_a_checkpoint_is_enough_to_make_a_policy_again(policy: type[Memory], tmp
     loaded = Learner.load(tmp_path / "c", backbone=torch.nn.Linear(3, 4))
     assert type(loaded.memory) is policy
     assert state_of(loaded.memory) == state_of(learner.memory)
-    known = {"budget", "seed", "device", "dtype"}  # other options would be lost: a checkpoint does not hold them
+    known = {
+        "budget",
+        "seed",
+        "device",
+        "dtype",
+        "share",
+    }  # other options would be lost: a checkpoint does not hold them
     assert signature(policy).parameters.keys() <= known
 
 

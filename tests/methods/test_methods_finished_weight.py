@@ -65,7 +65,7 @@ def test_the_scaled_cosines_of_mdmtr_are_weighted_alike() -> None:
     learner.step(BATCHES)
     x, y = BATCHES["b"]
     cosines = logits(learner, "b", x, joint=True)
-    (output,) = learner.model.outputs([Samples(learner.tasks["b"], x, y)])
+    (output,) = learner.model.outputs([Samples(learner.sources["b"], x, y)])
     torch.testing.assert_close(mdmtr.task_loss(output), weighted_cross_entropy(20.0 * cosines, y + 2, slice(0, 2)))
 
 

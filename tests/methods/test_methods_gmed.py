@@ -41,7 +41,7 @@ def edited(learner: Learner, drawn: list[ReplayBatch], settings: dict[str, float
         rows = []
         for x, y, k in zip(part.x, part.y, part.edits.tolist(), strict=True):
             x = x.clone().requires_grad_()
-            sample = ReplayBatch(part.task, x[None], y[None], None, part.slots[:1], part.edits[:1])
+            sample = ReplayBatch(part.source, x[None], y[None], None, part.slots[:1], part.edits[:1])
             now, later = (replay_loss(model, [sample], joint) for model in (learner, ahead))
             (slope,) = torch.autograd.grad(later - now - settings["regularisation"] * now, x)
             rows.append(x.detach() + settings["decay"] ** k * settings["stride"] * variance * slope)
@@ -63,7 +63,7 @@ def test_gmed_edits_replays_and_writes_back(scenario: Scenario, policy: Any) -> 
     assert any(part.edits.sum() > 0 for part in drawn), "no sample was edited before"
     inputs = edited(learner, drawn, settings, joint)
     replayed = [
-        ReplayBatch(part.task, x, part.y, None, part.slots, part.edits) for part, x in zip(drawn, inputs, strict=True)
+        ReplayBatch(part.source, x, part.y, None, part.slots, part.edits) for part, x in zip(drawn, inputs, strict=True)
     ]
     loss = (current_loss(learner, BATCHES, joint) + replay_loss(learner, replayed, joint)) / 2
     expected = shared_gradient(learner, loss)
@@ -71,7 +71,7 @@ def test_gmed_edits_replays_and_writes_back(scenario: Scenario, policy: Any) -> 
     if policy is BalancedCoreset:  # whose samples keep their slots while no task finishes
         assert learner.memory is not None
         for part, x in zip(drawn, inputs, strict=True):
-            buffer = learner.memory.buffers[part.task]
+            buffer = learner.memory.buffers[part.source]
             torch.testing.assert_close(buffer.take("x")[part.slots], x)
             assert buffer.edits[part.slots.numpy()].tolist() == (part.edits + 1).tolist()
 

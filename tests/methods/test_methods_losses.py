@@ -43,9 +43,9 @@ def test_derpp_adds_distance_to_stored_logits_and_replayed_labels(scenario: Scen
     distances = []
     for part in first:
         assert part.logits is not None
-        for row, (z, stored) in enumerate(zip(logits(learner, part.task, part.x, joint), part.logits, strict=True)):
+        for row, (z, stored) in enumerate(zip(logits(learner, part.source, part.x, joint), part.logits, strict=True)):
             known = [k for k, value in enumerate(stored.tolist()) if value == value]
-            assert known, (part.task, row)
+            assert known, (part.source, row)
             distances.append(mse_loss(z[known], stored[known]))
     loss = current_loss(learner, BATCHES, joint) + 0.3 * torch.stack(distances).mean()
     loss = loss + 0.7 * replay_loss(learner, second, joint)
@@ -60,7 +60,7 @@ def test_derpp_stores_the_logits_of_the_moment() -> None:
     expected = logits(learner, "b", x, joint=True).detach()
     learner.step(BATCHES)
     assert learner.memory is not None
-    parts = {part.task: part for part in learner.memory.draw(100)}
+    parts = {part.source: part for part in learner.memory.draw(100)}
     stored = parts["b"].logits
     assert stored is not None
     rows = [int((parts["b"].x == sample).all(dim=1).nonzero()) for sample in x]
@@ -108,7 +108,7 @@ def test_mdmtr_trains_by_the_two_level_margin_loss(scenario: Scenario) -> None:
     assert memory is not None
     drawn = memory.draw(4)
     tasks = [margin_loss(learner, task, x, y, 7.0, 0.3, 0.2).mean() for task, (x, y) in BATCHES.items()]
-    replayed = torch.cat([margin_loss(learner, part.task, part.x, part.y, 7.0, 0.3, 0.2) for part in drawn]).mean()
+    replayed = torch.cat([margin_loss(learner, part.source, part.x, part.y, 7.0, 0.3, 0.2) for part in drawn]).mean()
     expected = shared_gradient(learner, (torch.stack(tasks).mean() + replayed) / 2)
     torch.testing.assert_close(step_taken(learner, BATCHES), expected)
 

@@ -41,7 +41,7 @@ def test_stored_logits_are_trained_on_the_samples_whose_labels_are(scenario: Sce
     distances = []
     for part in drawn:
         assert part.logits is not None
-        for z, stored in zip(logits(learner, part.task, part.x, joint), part.logits, strict=True):
+        for z, stored in zip(logits(learner, part.source, part.x, joint), part.logits, strict=True):
             known = ~stored.isnan()
             distances.append(mse_loss(z[: len(stored)][known], stored[known]))
     replayed = replay_loss(learner, drawn, joint) + 0.3 * torch.stack(distances).mean()
@@ -61,7 +61,7 @@ def test_logits_stored_at_the_end_of_a_task_are_what_training_compares(name: str
         learner.finish_task(task)
     assert learner.memory is not None
     for drawn in learner.memory.draw(20):
-        (output,) = learner.model.outputs([Samples(learner.tasks[drawn.task], drawn.x, drawn.y, drawn.logits)])
+        (output,) = learner.model.outputs([Samples(learner.sources[drawn.source], drawn.x, drawn.y, drawn.logits)])
         assert drawn.logits is not None
         torch.testing.assert_close(output.value, drawn.logits)
 

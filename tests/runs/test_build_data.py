@@ -269,8 +269,8 @@ def test_epochs_stretch_drawn_protocols() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"protocol": "some.json"}, "each source of car is a task, so that the protocol .* does not apply"),
-        ({"tasks": 2}, "car has 3 sources, each of them a task, but tasks = 2"),
+        ({"protocol": "some.json"}, "the sources of car have tasks, so that the protocol .* does not apply"),
+        ({"tasks": 2}, "car has 3 sources to train, but tasks = 2"),
         ({"scenario": "class"}, "source 'speed' of car is a regression, which has no place"),
         ({"config": 9}, "there is no configuration 9"),
     ],

@@ -68,7 +68,7 @@ class ByHand:
         drawn = self.memory.draw(4) if self.memory is not None else []
         if drawn:
             features = self.backbone(torch.cat([part.x for part in drawn])).split([len(part.x) for part in drawn])
-            parts = [self.loss(some, part.task, part.y) for some, part in zip(features, drawn, strict=True)]
+            parts = [self.loss(some, part.source, part.y) for some, part in zip(features, drawn, strict=True)]
             columns.append(torch.stack(parts).sum() / sum(len(part.x) for part in drawn))
         return columns
 

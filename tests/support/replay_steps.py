@@ -67,7 +67,7 @@ def current_loss(learner: Learner, batches: dict[str, tuple[Tensor, Tensor]], jo
 def replay_loss(learner: Learner, drawn: list[ReplayBatch], joint: bool) -> Tensor:
     losses = [
         cross_entropy(
-            logits(learner, part.task, part.x, joint), labels(learner, part.task, part.y, joint), reduction="none"
+            logits(learner, part.source, part.x, joint), labels(learner, part.source, part.y, joint), reduction="none"
         )
         for part in drawn
     ]

@@ -30,6 +30,9 @@ ModelPath = Annotated[Path, typer.Argument(help="The folder of a complete run, o
 TaskName = Annotated[
     str | None, typer.Option("--task", help="The samples' task; needed if the run is task-incremental.")
 ]
+SourceName = Annotated[
+    str | None, typer.Option("--source", help="Whose samples they are, of a run whose sources share tasks.")
+]
 Device = Annotated[str, DEVICE]
 
 
@@ -37,6 +40,7 @@ def predict(
     run: ModelPath,
     files: Annotated[list[Path], typer.Argument(help="Pictures, folders of pictures, .npy, or .npz with an array x.")],
     task: TaskName = None,
+    source: SourceName = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to give for a sample.")] = 1,
     form: Annotated[
         Literal["table", "csv", "json"], typer.Option("--format", help="table, csv, or json (an object a line).")
@@ -45,7 +49,7 @@ def predict(
     plugin: Plugins = None,
 ) -> None:
     """Predict the classes of pictures or arrays with the model of a complete run or a service."""
-    from spcl.runs.trained import check_task, predict_files
+    from spcl.runs.trained import asked_task, check_task, predict_files
 
     errors: list[DataError] = []
 
@@ -55,8 +59,9 @@ def predict(
 
     with _naming_flags(run):
         trained = _read_model(run, plugin or ())
-        check_task(trained, task)
-        rows = predict_files(trained, trained.learner(device), files, task=task, top=top, on_error=report)
+        check_task(trained, asked_task(trained, task, source))
+        learner = trained.learner(device)
+        rows = predict_files(trained, learner, files, task=task, source=source, top=top, on_error=report)
         {"table": _print_table, "csv": _print_csv, "json": _print_json}[form](rows)
     if errors:
         raise typer.Exit(1)
@@ -79,7 +84,7 @@ def evaluate(
         trained = read_run(run, plugin or ())
         outcome = evaluate_run(trained, device, **settings_from(data_dir=data_dir, benchmark=benchmark))
     table = Table(box=None, pad_edge=False)
-    table.add_column("task")
+    table.add_column("source" if trained.result is not None and trained.result.task_of else "task")
     table.add_column("metric")
     for name in ("recorded %", "now %"):
         table.add_column(name, justify="right")
@@ -125,13 +130,14 @@ def export(
         Path, typer.Option(help="FILE.pt2 (PyTorch) or FILE.onnx; FILE….json beside it describes inputs and classes.")
     ],
     task: TaskName = None,
+    source: SourceName = None,
     plugin: Plugins = None,
 ) -> None:
     """Export the model of a complete run or a service as a program for PyTorch alone (.pt2), or as ONNX."""
     from spcl.runs.export import export_run
 
     with _naming_flags(run):
-        export_run(_read_model(run, plugin or ()), out, task)
+        export_run(_read_model(run, plugin or ()), out, task, source)
     console = PlainConsole()
     console.print(f"wrote {out} and {out}.json", soft_wrap=True)
     if out.suffix == ".pt2":

@@ -98,7 +98,7 @@ def timeline(
     console = PlainConsole()
     names = [
         f"{name} ({task.classes} classes)" if task.kind == "classification" else f"{name} ({task.kind})"
-        for name, task in problem.tasks.items()
+        for name, task in ((name, problem.asked[name]) for name in problem.stream.names)
     ]
     longest = console.width - FEWEST_STEPS - 1
     names = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name in names]

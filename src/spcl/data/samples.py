@@ -259,6 +259,11 @@ class SourceData:
                 raise DataError(f"{self.name}: all sources of the task {task!r} are unseen; train at least one")
 
     @property
+    def trained(self) -> tuple[SourceSamples, ...]:
+        """The sources that are trained; others are held out."""
+        return tuple(source for source in self.sources if not source.unseen)
+
+    @property
     def train_samples(self) -> int:
         """Number of training samples of all sources together."""
         return sum(len(source.train_y) for source in self.sources)

@@ -1,9 +1,9 @@
 """Engine that runs every operation eagerly."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from spcl.engine.update import Update
 from spcl.errors import SpclError, is_out_of_memory
 from spcl.methods.base import Method, Output
 from spcl.orthogonality import LayerChoice, add_orthogonality_gradient, is_convolution
+from spcl.orthogonality.layers import CONVOLUTIONS, Layer, find_layers
+from spcl.orthogonality.penalty import layers_penalty
 from spcl.transforms import Transform
 
 
@@ -91,11 +93,11 @@ class EagerEngine(Engine):
 
     @override
     def begin(self, plan: ReductionPlan) -> None:
-        if self.method.settings.weigh_heads:
-            self.gradients.set_heads(self._weighed_heads())
+        weighed = self._weighed_heads() if self.method.settings.weigh_heads else []
+        self.gradients.set_others([*self.model.shared_encoder_parameters, *weighed])
         self._hold_rows(plan)
-        for parameter in self.model.head_parameters():
-            parameter.grad = None  # a head without samples in this step must not move
+        for parameter in self.model.own_parameters():
+            parameter.grad = None  # what has no samples in this step must not move
 
     @override
     def backward(self, batches: Sequence[StepBatch], transform: Transform | None, *, apart: bool = False) -> Passes:
@@ -115,7 +117,7 @@ class EagerEngine(Engine):
             self.fallback_reason = one_pass.reason
             if passes:
                 pairs = zip(batches, logits, strict=False) if self.method.stores_logits else ()
-                return Passes({b.samples[0].task.name: each for b, each in pairs if b.draw is None}, is_joint=True)
+                return Passes({b.samples[0].name: each for b, each in pairs if b.draw is None}, is_joint=True)
         return self._backward_apart(batches, transform if one_pass is None else None)
 
     def augmented(self, batches: Sequence[StepBatch], transform: Transform, replays_too: bool) -> list[StepBatch]:
@@ -140,10 +142,10 @@ class EagerEngine(Engine):
         for batch in batches:
             if batch.draw is None:
                 (samples,) = batch.samples
-                with self.model.task_errors(samples.task, samples.x, samples.y):
+                with self.model.source_errors(samples.source, samples.x, samples.y):
                     value = self._backward_task(batch.gradient, samples)
                 if self.method.stores_logits and value is not None:
-                    logits[samples.task.name] = value
+                    logits[samples.name] = value
                 continue
             try:
                 self._backward_replay(batch if transform is None else self._augmented_replay(batch, transform))
@@ -162,9 +164,15 @@ class EagerEngine(Engine):
     def penalty_gradient(self) -> None:
         row = self.gradients.penalty_row.zero_()
         views = dict(zip(self.gradients.parameters, self.gradients.views(row), strict=True))
-        add_orthogonality_gradient(
-            self.model.backbone, views, penalty_factor(self.method), penalised_layers(self.method)
-        )
+        factor, layers = penalty_factor(self.method), penalised_layers(self.method)
+        add_orthogonality_gradient(self.model.backbone, views, factor, layers)
+        self.add_encoder_penalty(views, factor)
+
+    def add_encoder_penalty(self, views: Mapping[nn.Parameter, Tensor], factor: float) -> None:
+        """Add the orthogonality gradients of encoders' layers whose weights have views."""
+        for encoder in self.model.encoders:
+            if chosen := penalised_among(encoder, self.method, views):
+                layers_penalty(chosen, [views[cast(nn.Parameter, layer.weight)] for layer in chosen], factor)
 
     @override
     def gramian(self, needed: bool) -> Callable[[], tuple[Array | None, Array]]:
@@ -195,12 +203,30 @@ class EagerEngine(Engine):
     @override
     def update(self, update: Update) -> None:
         self.gradients.assign_grads(0)
+        if self.method.settings.alpha > 0.0 and self.model.own_encoder_parameters:
+            self._penalise_own_encoders()
         update.set_learning_rates()
         update.apply()
 
     @override
     def snapshot(self) -> BufferSnapshot:
         return self._snapshot.take()
+
+    def _penalise_own_encoders(self) -> None:
+        r"""Add α times the orthogonality gradient, or one of relative length, to encoders that only one source has.
+
+        An encoder without samples in this step has no gradient, and stays as it is.
+        """
+        settings = self.method.settings
+        own = {each: each.grad for each in self.model.own_encoder_parameters if each.grad is not None}
+        if not settings.adaptive:
+            self.add_encoder_penalty(own, settings.alpha)
+            return
+        penalties = {each: torch.zeros_like(each) for each in own}
+        self.add_encoder_penalty(penalties, 1.0)
+        for parameter, slope in penalties.items():
+            size = torch.maximum(slope.norm(), parameter.detach().norm()).clamp(min=torch.finfo(slope.dtype).tiny)
+            own[parameter].add_(settings.alpha * own[parameter].norm() / size * slope)
 
     # -- hooks for subclasses
 
@@ -240,7 +266,7 @@ class EagerEngine(Engine):
         """Accumulate the block's backward pass in a gradient, and note the gradient's health."""
         with self.gradients.accumulate(index):
             yield
-        parts = [p.grad for p in self.model.trained_head_parameters(samples) if p.grad is not None]
+        parts = [p.grad for p in self.model.reached_parameters(samples) if p.grad is not None]
         if not self.gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part
             parts.append(self.gradients.open_row)
         health = torch.stack([loss.detach(), total_norm(parts, loss.detach()), self._snapshot.norm()])
@@ -262,6 +288,17 @@ def _counted(loss: Tensor, samples: Samples) -> Tensor:
 def penalty_factor(method: Method) -> float:
     """Return the factor of the orthogonality gradient, as long as no update is known."""
     return 1.0 if method.settings.adaptive else method.settings.alpha
+
+
+def penalised_among(module: nn.Module, method: Method, weights: Container[nn.Parameter]) -> list[Layer]:
+    """Return the layers with these weights that the method's orthogonality penalty is on."""
+    choice = penalised_layers(method)
+
+    def is_chosen(name: str, layer: nn.Module) -> bool:
+        return layer.weight in weights and (choice is None or (callable(choice) and choice(name, layer)))
+
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, (*CONVOLUTIONS, nn.Linear))]
+    return find_layers(module, is_chosen) if any(is_chosen(*each) for each in layers) else []
 
 
 def penalised_layers(method: Method) -> LayerChoice:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
-from spcl.batches import Inputs, concatenate, map_leaves, number_of_samples
+from spcl.batches import Inputs, concatenate, map_leaves, number_of_samples, sample_kind
 from spcl.engine.model import BufferSnapshot, Samples, SharedModel
 from spcl.engine.rows import GradientMatrix, ReductionPlan
 from spcl.engine.segmented import SegmentedMode
@@ -68,6 +68,9 @@ class JoiningRule:
         self.counters: list[Tensor] = [counter for counter in counters if counter is not None]
         self._network_obstacle = _network_obstacle(model)
         self.is_known = consists_of_known_layers(model.backbone)
+        self._encoders: list[nn.Module] = []
+        self._encoder_rules: dict[nn.Module, EncoderLayers] = {}
+        self._encoded_kinds: dict[Hashable, Hashable] = {}
         has_images = any(isinstance(layer, nn.Conv2d | nn.Conv3d) for layer in model.backbone.modules())
         is_limited = for_speed and has_images and model.device.type == "cpu"
         self._most_samples = MOST_IMAGES if is_limited else None
@@ -87,20 +90,79 @@ class JoiningRule:
         obstacle = self._network_obstacle or self._present_obstacle() or self._size_obstacle(groups)
         if obstacle is not None:
             return Decision(None, obstacle)
-        if self.is_known:
-            return Decision("segments", None)
-        kinds: dict[Hashable, list[Inputs]] = {}
-        for samples in groups:
-            for kind, x in {group.kind: group.x for group in samples}.items():
-                kinds.setdefault(kind, []).append(x)
-        decisions = [self._decision(kind, inputs) for kind, inputs in kinds.items()]
+        decisions = [] if not self._model.encoders else self._decisions_on_encoders(groups)
+        if not self.is_known:
+            kinds: dict[Hashable, list[Samples]] = {}
+            for samples in groups:
+                for kind, group in {self._encoded_kind(group): group for group in samples}.items():
+                    kinds.setdefault(kind, []).append(group)
+            decisions += [self._decision(kind, members) for kind, members in kinds.items()]
         reason = next((each.reason for each in decisions if each.reason is not None), None)
         joinings = {each.joining for each in decisions}
         return Decision(None if None in joinings else "rows" if "rows" in joinings else "segments", reason)
 
-    def mode(self, segments: Segments, target: SegmentGradients | None) -> SegmentedMode:
-        """Return the mode in which the backbone computes a joint batch."""
-        return SegmentedMode(segments, target, self.names, self.counters, defers=self.is_known)
+    def mode(
+        self, segments: Segments, target: SegmentGradients | None, encoder: nn.Module | None = None
+    ) -> SegmentedMode:
+        """Return the mode in which the backbone, or an encoder, computes a joint batch."""
+        if encoder is None:
+            return SegmentedMode(segments, target, self.names, self.counters, defers=self.is_known)
+        layers = self._layers_of(encoder)
+        return SegmentedMode(segments, target, layers.shared, layers.counters, others=layers.own)
+
+    def is_shared(self, encoder: nn.Module) -> bool:
+        """Return whether several sources can reach some trained parameters of an encoder."""
+        return bool(self._layers_of(encoder).shared)
+
+    def segmented_names(self) -> dict[nn.Parameter, str]:
+        """Return the names of the parameters whose gradients are computed by segments."""
+        names = dict(self.names)
+        for encoder in self._model.encoders:
+            names |= self._layers_of(encoder).shared
+        return names
+
+    def _layers_of(self, encoder: nn.Module) -> "EncoderLayers":
+        """Return what is known of an encoder, as long as sources have the same encoders."""
+        if self._encoders is not self._model.encoders:
+            self._encoders = self._model.encoders
+            self._encoder_rules.clear()
+        if encoder not in self._encoder_rules:
+            self._encoder_rules[encoder] = EncoderLayers(encoder, self._model.shared_encoder_parameters)
+        return self._encoder_rules[encoder]
+
+    def _decisions_on_encoders(self, groups: Sequence[Sequence[Samples]]) -> list[Decision]:
+        """Return which batches may share a pass through each encoder."""
+        passes: dict[tuple[nn.Module, Hashable], list[Inputs]] = {}
+        for samples in groups:
+            for group in samples:
+                if group.source.encoder is not None:
+                    passes.setdefault((group.source.encoder, sample_kind(group.x)), []).append(group.x)
+        decisions = []
+        for (encoder, kind), inputs in passes.items():
+            layers = self._layers_of(encoder)
+            if layers.obstacle is not None:
+                decisions.append(Decision(None, layers.obstacle))
+            elif not layers.is_known and len(inputs) > 1:
+                decisions.append(self._tried_decision((encoder, kind), encoder, inputs, layers))
+        return decisions
+
+    def _encoded_kind(self, group: Samples) -> Hashable:
+        """Return the kind of samples as they enter the backbone."""
+        kind = sample_kind(group.x)
+        if group.source.encoder is None:
+            return kind
+        key = group.source.encoder, kind
+        if key not in self._encoded_kinds:
+            self._encoded_kinds[key] = sample_kind(self._encoded(group))
+        return self._encoded_kinds[key]
+
+    def _encoded(self, group: Samples) -> Inputs:
+        """Return the inputs of samples as they enter the backbone, without a trace in any state."""
+        if group.source.encoder is None:
+            return self._model.on_device(group.x)
+        with torch.no_grad(), self._model.evaluating():
+            (inputs,) = self._model.encoded([group], [group.x])
+        return inputs
 
     def _present_obstacle(self) -> str | None:
         if any(layer.training and layer.momentum is None for layer in self._norms):
@@ -120,17 +182,69 @@ class JoiningRule:
             return f"convolutions are faster in separate passes for batches of more than {self._most_samples} images"
         return None
 
-    def _decision(self, kind: Hashable, inputs: Sequence[Inputs]) -> Decision:
-        if kind not in self._tried:
-            trial = Trial(self._model.backbone, self._parameters, self.names, self.counters, self._snapshot)
+    def _decision(self, kind: Hashable, members: Sequence[Samples]) -> Decision:
+        """Return which batches of one kind may share a pass through the backbone."""
+        if kind in self._tried:
+            return self._tried[kind]
+        try:
+            inputs = [self._encoded(group) for group in members[:2]]
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            return Decision(None, f"a pass over one batch raises {type(error).__name__}: {error}")
+        layers = BackboneLayers(self._parameters, self.names, self.counters)
+        return self._tried_decision(kind, self._model.backbone, inputs, layers)
+
+    def _tried_decision(
+        self, key: Hashable, network: nn.Module, inputs: Sequence[Inputs], layers: "BackboneLayers | EncoderLayers"
+    ) -> Decision:
+        """Return the decision on a network by a trial, which is repeated until it says something."""
+        if key not in self._tried:
+            trial = Trial(network, layers.parameters, layers.names, layers.counters, self._snapshot)
             try:
                 result = trial.run([self._model.on_device(x) for x in inputs[:2]])
             except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
                 return Decision(None, f"a pass over one batch raises {type(error).__name__}: {error}")
             if result is UNDECIDED:
                 return result
-            self._tried[kind] = result
-        return self._tried[kind]
+            self._tried[key] = result
+        return self._tried[key]
+
+
+class BackboneLayers(NamedTuple):
+    """The trained parameters of a backbone, their names, and the counters of its batch-norm layers."""
+
+    parameters: Sequence[nn.Parameter]
+    names: dict[nn.Parameter, str]
+    counters: Sequence[Tensor]
+
+
+class EncoderLayers:
+    """What a joint pass must know of an encoder.
+
+    Attributes:
+        parameters: its trained parameters.
+        names: their names.
+        shared: the names of those that several sources can reach, whose gradients are computed by segments.
+        own: those that a single source can reach, whose gradients are left to autograd.
+        counters: the ``num_batches_tracked`` of its batch-norm layers.
+        is_known: whether it consists of known layers, so no trial is needed.
+        obstacle: why it cannot compute several batches in one pass; None if it may.
+    """
+
+    def __init__(self, encoder: nn.Module, shared: Sequence[nn.Parameter]) -> None:
+        self.names = {each: name for name, each in encoder.named_parameters() if each.requires_grad}
+        self.parameters = list(self.names)
+        known = set(shared)
+        self.shared = {each: name for each, name in self.names.items() if each in known}
+        self.own = [each for each in self.parameters if each not in known]
+        norms = [layer for layer in encoder.modules() if isinstance(layer, _NormBase)]
+        counters = (layer.num_batches_tracked for layer in norms)
+        self.counters: list[Tensor] = [counter for counter in counters if counter is not None]
+        self.is_known = consists_of_known_layers(encoder)
+        self.obstacle: str | None = None
+        if any(layer.momentum is None for layer in norms):
+            self.obstacle = "batch-norm with momentum=None in an encoder averages over all batches"
+        elif any(each._backward_hooks or each._post_accumulate_grad_hooks for each in self.parameters):
+            self.obstacle = "parameters of an encoder have hooks"
 
 
 def _network_obstacle(model: SharedModel) -> str | None:
@@ -339,7 +453,7 @@ def _norms(tensors: Sequence[Tensor]) -> list[float]:
 
 # -- known layers
 
-OWN = "spcl.models."
+OWN = ("spcl.models.", "spcl.encoders")
 CONTAINERS = {nn.Sequential, nn.ModuleList, nn.Identity}
 LAYERS = {nn.Linear, nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d}
 LAYERS |= {nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, nll_loss
 
-from spcl.batches import Inputs
+from spcl.batches import Inputs, sample_kind
 from spcl.engine.joining import Joining, JoiningRule, check_unused
 from spcl.engine.model import BufferSnapshot, Samples, SharedModel, StepBatch, total_norm
 from spcl.engine.rows import GradientMatrix
@@ -44,6 +44,9 @@ class OnePass:
         """Divide the batches into passes; an empty list says that each batch needs a pass of its own."""
         if len(batches) < 2:
             return []
+        if self._gradients.plan.is_weighted and self._model.own_encoder_parameters:
+            self.reason = "the gradients of shared parameters have factors, those of a source's own encoder have none"
+            return []
         joining, self.reason = self.rule.decide([batch.samples for batch in batches])
         if joining is None:
             return []
@@ -58,9 +61,9 @@ class OnePass:
             joint.forward(self._method)
             joint.backward()
             done.append(joint)
-        heads = [gradient for joint in done for gradient in joint.head_gradients()]
+        own = [gradient for joint in done for gradient in joint.own_gradients()]
         losses = done[0].losses.detach() if len(done) == 1 else torch.cat([joint.losses.detach() for joint in done])
-        self._note_health([batch for part in passes for batch in part], losses, heads)
+        self._note_health([batch for part in passes for batch in part], losses, own)
         return chain.from_iterable(joint.logits for joint in done)
 
     def _make_pass(self, batches: Sequence[StepBatch]) -> "JointPass":
@@ -75,12 +78,12 @@ class OnePass:
             rows.setdefault(self._gradients.plan.targets[batch.gradient].row, []).append(batch)
         return list(rows.values())
 
-    def _note_health(self, batches: Sequence[StepBatch], losses: Tensor, heads: Sequence[Tensor]) -> None:
+    def _note_health(self, batches: Sequence[StepBatch], losses: Tensor, gradients: Sequence[Tensor]) -> None:
         """Note the loss of every gradient, and for each the norm of all gradients together.
 
         If that norm is not finite, separate passes show which gradient is not.
         """
-        parts = [*heads]
+        parts = [*gradients]
         if not self._gradients.plan.is_separate:  # else the Gramian holds the norm of the shared part
             last = max(self._gradients.plan.targets[batch.gradient].row for batch in batches)
             parts.append(self._gradients.rows[: last + 1])
@@ -134,22 +137,24 @@ class JointPass:
         self._targets = [gradients.plan.targets[batch.gradient] for batch in batches]
         self._rows = sorted({target.row for target in self._targets})
         self._by_segments: list[SegmentGradients] = []
+        self._samples = [group for batch in batches for group in batch.samples]
+        self._places = [place for place, batch in enumerate(batches) for _ in batch.samples]
         self._stack: ClassifierStack | None = None
         self._stack_features: Tensor
         self._is_fresh = True
 
     def forward(self, method: Method) -> None:
         """Compute the method's losses, each times the share of its batch."""
-        layouts = self._layouts()
+        inputs = self._model.encoded(self._samples, [group.x for group in self._samples], self._encode)
+        layouts = self._layouts(inputs)
         own = [batch.samples[0] for batch in self._batches if batch.draw is None]
         is_plain = len(layouts) == 1 and not self._model.has_joint_logits and method.has_plain_task_loss()
         if not (is_plain and ClassifierStack.supports(own)):
-            self._compute_losses(method, layouts)
+            self._compute_losses(method, inputs, layouts)
         else:
             stack = self._stack = ClassifierStack(own, self._model.device, self._kept)
-            inputs = self._model.joined([group.x for batch in self._batches for group in batch.samples])
             with self._model.precision():
-                features = self._features(inputs, layouts[0])
+                features = self._features(self._model.joined(inputs), layouts[0])
                 rest = layouts[0].segments.samples - stack.samples
                 first, *others = torch.split_with_sizes(features, [stack.samples, rest]) if rest else [features]
                 self.losses = stack.forward(first)
@@ -160,11 +165,10 @@ class JointPass:
         if set(shares) != {1.0}:
             self.losses = self.losses * self.losses.new_tensor(shares)
 
-    def _compute_losses(self, method: Method, layouts: Sequence[Layout]) -> None:
+    def _compute_losses(self, method: Method, inputs: Sequence[Inputs], layouts: Sequence[Layout]) -> None:
         """Compute losses of any kind, with one pass for each kind of samples."""
         layout = iter(layouts)
-        samples = [group for batch in self._batches for group in batch.samples]
-        outputs = iter(self._model.outputs(samples, backbone=lambda x: self._features(x, next(layout))))
+        outputs = iter(self._model.outputs_of_encoded(self._samples, inputs, lambda x: self._features(x, next(layout))))
         by_batch = [[next(outputs) for _ in batch.samples] for batch in self._batches]
         losses = [batch.loss(method, some) for batch, some in zip(self._batches, by_batch, strict=True)]
         self.losses, self.logits = torch.stack(losses), [some[0].value.detach() for some in by_batch]
@@ -189,7 +193,7 @@ class JointPass:
             self._gradients.open(self._rows[0])
         self._differentiate_losses()
         if self._by_segments:
-            check_unused(self._rule.names)
+            check_unused(self._rule.segmented_names())
             for target in self._by_segments:
                 target.finish()
             self._gradients.mark_filled(self._rows)
@@ -208,19 +212,19 @@ class JointPass:
         if self._stack is not None:
             self._stack.assign_grads()
 
-    def head_gradients(self) -> list[Tensor]:
-        """Return the gradients of the heads; of stacked classifiers, all in two tensors."""
+    def own_gradients(self) -> list[Tensor]:
+        """Return the gradients of encoders of a source's own and of heads; of stacked classifiers, in two tensors."""
         if self._stack is not None and len(self.losses) == len(self._stack):
-            return self._stack.gradients
-        return [parameter.grad for parameter in self._model.head_parameters() if parameter.grad is not None]
+            own = self._model.own_encoder_parameters
+            return [*self._stack.gradients, *(each.grad for each in own if each.grad is not None)]
+        return [parameter.grad for parameter in self._model.own_parameters() if parameter.grad is not None]
 
     def _features(self, x: Inputs, layout: Layout) -> Tensor:
         """Run the backbone on samples of one kind."""
         segments, coefficients = layout
         target = None
         if len(self._rows) > 1 and self._gradients.parameters:
-            target = SegmentGradients(self._gradients, segments, fresh=self._is_fresh)
-            self._by_segments.append(target)
+            target = self._new_target(segments, self._is_fresh)
         if target is None and not self._rule.has_batch_norm:
             features = self._model.backbone(x)
         else:
@@ -230,19 +234,34 @@ class JointPass:
         factors = torch.tensor(coefficients, dtype=features.dtype).repeat_interleave(torch.tensor(segments.sizes))
         return _ScaledGradient.apply(features, factors.to(features.device, non_blocking=True))  # type: ignore[no-any-return, no-untyped-call]
 
-    def _layouts(self) -> list[Layout]:
+    def _encode(self, encoder: nn.Module, x: Inputs, indices: Sequence[int]) -> Inputs:
+        """Run an encoder on the samples, of one kind, that have it."""
+        segments = self._layout([(self._places[index], self._samples[index]) for index in indices]).segments
+        target = None
+        if len(self._rows) > 1 and self._rule.is_shared(encoder):
+            target = self._new_target(segments, fresh=False)
+        return self._rule.mode(segments, target, encoder).run(encoder, x)
+
+    def _new_target(self, segments: Segments, fresh: bool) -> SegmentGradients:
+        target = SegmentGradients(self._gradients, segments, fresh=fresh)
+        self._by_segments.append(target)
+        return target
+
+    def _layouts(self, inputs: Sequence[Inputs]) -> list[Layout]:
         """Return the layout of the samples of every kind, in the order of appearance."""
-        kinds: dict[Hashable, dict[int, int]] = {}
-        for place, batch in enumerate(self._batches):
-            for group in batch.samples:
-                sizes = kinds.setdefault(group.kind, {})
-                sizes[place] = sizes.get(place, 0) + group.y.shape[0]
-        layouts = []
-        for sizes in kinds.values():
-            rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
-            layouts.append(Layout(Segments.of(tuple(sizes.values()), rows), list(coefficients)))
-        self._is_fresh = len(layouts) == 1
-        return layouts
+        kinds: dict[Hashable, list[tuple[int, Samples]]] = {}
+        for place, group, x in zip(self._places, self._samples, inputs, strict=True):
+            kinds.setdefault(sample_kind(x), []).append((place, group))
+        self._is_fresh = len(kinds) == 1 and not self._model.shared_encoder_parameters
+        return [self._layout(members) for members in kinds.values()]
+
+    def _layout(self, members: Sequence[tuple[int, Samples]]) -> Layout:
+        """Return the layout of samples, each with the place of its batch."""
+        sizes: dict[int, int] = {}
+        for place, group in members:
+            sizes[place] = sizes.get(place, 0) + group.y.shape[0]
+        rows, coefficients = zip(*(self._targets[place] for place in sizes), strict=True)
+        return Layout(Segments.of(tuple(sizes.values()), rows), list(coefficients))
 
 
 class _ScaledGradient(torch.autograd.Function):

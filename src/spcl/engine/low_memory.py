@@ -172,16 +172,22 @@ class RetainedPass(JointPass):
     ) -> None:
         super().__init__(model, gradients, rule, batches, kept)
         self.gramian = LayerGramian(gradients)
-        self._parts: list[tuple[Tensor, Tensor, Segments, SegmentGramian]] = []
+        self._parts: list[tuple[Tensor, Tensor, Segments]] = []
+        self._targets_of_passes: list[SegmentGramian] = []
+
+    @override
+    def _new_target(self, segments: Segments, fresh: bool) -> SegmentGradients:
+        target = SegmentGramian(self._gradients, segments, self.gramian)
+        self._targets_of_passes.append(target)
+        return target
 
     @override
     def _features(self, x: Inputs, layout: Layout) -> Tensor:
         segments = layout.segments
-        target = SegmentGramian(self._gradients, segments, self.gramian)
-        features = self._rule.mode(segments, target).run(self._model.backbone, x)
+        features = self._rule.mode(segments, self._new_target(segments, fresh=False)).run(self._model.backbone, x)
         top = features.detach()
         if features.requires_grad:
-            self._parts.append((features, top.requires_grad_(), segments, target))
+            self._parts.append((features, top.requires_grad_(), segments))
         return top
 
     @override
@@ -190,21 +196,28 @@ class RetainedPass(JointPass):
             parameter.grad = None
         self._differentiate_losses()
         self.losses = self.losses.detach()
-        for features, top, _, _ in self._parts:
+        for features, top, _ in self._parts:
             if top.grad is not None:
                 torch.autograd.backward(features, top.grad, retain_graph=True)
         self.gramian.finish()
-        check_unused(self._rule.names)
+        check_unused(self._rule.segmented_names())
 
     def combine(self, weights: Array) -> None:
         """Compute the weighted sum of the gradients in row 0, and free the graph."""
         self._gradients.hold(1)
         update = self._gradients.rows[0].zero_()
-        while self._parts:
-            features, top, segments, target = self._parts.pop()
+        for target in self._targets_of_passes:
             target.sum_up()
+        own = {each: each.grad for each in self._model.own_encoder_parameters}
+        for parameter in own:
+            parameter.grad = None  # else this pass would add to what the first one gave
+        while self._parts:
+            features, top, segments = self._parts.pop()
             if top.grad is not None:
-                torch.autograd.backward(features, self._weighted(top.grad, segments, weights))
+                last = not self._parts
+                torch.autograd.backward(features, self._weighted(top.grad, segments, weights), retain_graph=not last)
+        for parameter, gradient in own.items():
+            parameter.grad = gradient
         if self._gradients.has_penalty:
             update.add_(self._gradients.penalty_row, alpha=float(weights[-1]))
 

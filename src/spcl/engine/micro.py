@@ -53,7 +53,7 @@ class MicroBatchEngine(EagerEngine):
 
     def _check_loss(self, batch: StepBatch) -> None:
         if batch.size > self._micro_batch:
-            name = batch.samples[0].task.name if batch.draw is None else MEMORY
+            name = batch.samples[0].name if batch.draw is None else MEMORY
             self._means.check(name, batch.draw or 0, batch.samples, lambda outputs: batch.loss(self.method, outputs))
 
     def _parts(self, batch: StepBatch) -> Iterator[StepBatch]:
@@ -66,7 +66,7 @@ class MicroBatchEngine(EagerEngine):
     def _backward_task(self, index: int, samples: Samples) -> Tensor | None:
         logits = super()._backward_task(index, samples)
         if logits is not None and self.method.stores_logits:
-            self._logits.setdefault(samples.task.name, []).append(logits)
+            self._logits.setdefault(samples.name, []).append(logits)
         return logits
 
     @override

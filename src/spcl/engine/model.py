@@ -1,10 +1,12 @@
-"""The shared backbone under a growing set of heads, and copies of its buffers from which a step is undone."""
+"""The shared backbone between encoders of sources and heads of tasks, and copies of its buffers to undo a step."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from operator import is_
 from typing import Any
 
@@ -17,36 +19,45 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from spcl.batches import Inputs, concatenate, describe, map_leaves, number_of_samples, sample_kind
+from spcl.encoders import ENCODERS
 from spcl.errors import SpclError, TaskError, is_out_of_memory
 from spcl.methods.base import Method, Output
 from spcl.options import Scenario
-from spcl.tasks import Task
+from spcl.tasks import Task, TaskSource
+
+Encode = Callable[[nn.Module, Inputs, Sequence[int]], Inputs]
+"""Computes a pass through an encoder, given its joint inputs and the indices of their samples."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A batch of one task: inputs, targets and, if replayed, stored logits.
+    """A batch of one source: inputs, targets and, if replayed, stored logits.
 
     Attributes:
-        task: the task.
-        x: the inputs.
+        source: who brings them.
+        x: the inputs, as they enter the source's encoder.
         y: the targets.
         stored: the logits that memory has stored with the samples, or None.
         replayed: whether they are from memory.
         share: which part of a batch these samples are, where ranks split it; the loss on them counts as much.
     """
 
-    task: Task
+    source: TaskSource
     x: Inputs
     y: Tensor
     stored: Tensor | None = None
     replayed: bool = False
     share: float = 1.0
 
-    @cached_property
-    def kind(self) -> Hashable:
-        """Structure, shape and type of an input: samples of one kind can be one batch."""
-        return sample_kind(self.x)
+    @property
+    def task(self) -> Task:
+        """The task that they answer."""
+        return self.source.task
+
+    @property
+    def name(self) -> str:
+        """The name of the source."""
+        return self.source.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +66,8 @@ class StepBatch:
 
     Attributes:
         gradient: the index of its gradient in the step.
-        samples: the samples of one task, or of a replay batch by task.
-        draw: the number of the replay batch in the step, or None for the batch of a task.
+        samples: the samples of one source, or of a replay batch by source.
+        draw: the number of the replay batch in the step, or None for the batch of a source.
     """
 
     gradient: int
@@ -79,15 +90,24 @@ def with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Sa
 
 
 class SharedModel:
-    """One backbone, one head per task; task-incremental or class-incremental logits.
+    r"""One backbone, one head per task, and encoders in front of the backbone for the sources that have one.
+
+    The parameters that several sources can reach are shared: the backbone's, and those of encoders that sources have in
+    common. Their gradients, one per source, are weighed. What a single source reaches, its own encoder, has the plain
+    gradient of that source and of its samples in memory, like the head of a task.
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets the logits of every
     classifier added so far, side by side in that order; with ``joint_logits`` so it does in training also
     task-incrementally. In the class-incremental loss of new samples, the classes of finished tasks count by
-    ``finished_weight``.
+    ``finished_weight``. Domain-incrementally there is one task, whose sources are the domains.
 
     Attributes:
         has_joint_logits: whether samples in training get the logits of the classes of all tasks.
+        tasks: all tasks ever added, by name.
+        sources: the sources of all tasks, by name.
+        encoders: the encoders of all sources, each once.
+        shared_encoder_parameters: the trained parameters of encoders that several sources can reach.
+        own_encoder_parameters: those that a single source can reach.
     """
 
     def __init__(
@@ -111,13 +131,17 @@ class SharedModel:
         self._finished: list[bool] = []
         self._offsets: Tensor | None = None
         self.tasks: dict[str, Task] = {}
+        self.sources: dict[str, TaskSource] = {}
         self.feature_dim: int | None = getattr(backbone, "feature_dim", None)
         self._make_head = make_head
         self._seed = seed
         self.autocast = autocast
         self.device, self.dtype = _device_and_dtype(backbone)
         self._features_of: dict[Hashable, int] = {}
-        self._known_heads = 0
+        self._known_heads: list[nn.Module] = []
+        self.encoders: list[nn.Module] = []
+        self.shared_encoder_parameters: list[nn.Parameter] = []
+        self.own_encoder_parameters: list[nn.Parameter] = []
         self._head_parameters: list[nn.Parameter] = []
 
     @property
@@ -137,32 +161,123 @@ class SharedModel:
                 made.append(task)
         return made
 
+    def add_source(self, source: TaskSource) -> None:
+        """Add a source to the model and to its task."""
+        self.sources[source.name] = source
+        source.task.sources[source.name] = source
+        self.follow_encoders()
+
+    def remove_source(self, source: TaskSource) -> None:
+        """Remove a source from the model and from its task."""
+        del self.sources[source.name], source.task.sources[source.name]
+        self.follow_encoders()
+
+    def follow_encoders(self) -> None:
+        """Note which encoders there are, and which of their parameters several sources can reach."""
+        encoders = [source.encoder for source in self.sources.values() if source.encoder is not None]
+        reach = Counter(each for encoder in encoders for each in encoder.parameters() if each.requires_grad)
+        self.encoders = list(dict.fromkeys(encoders))
+        self.shared_encoder_parameters = [each for each, sources in reach.items() if sources > 1]
+        self.own_encoder_parameters = [each for each, sources in reach.items() if sources == 1]
+
+    def build_encoders(self, samples: Sequence[Samples]) -> list[TaskSource]:
+        """Make the encoders that sources have by name, fitting their samples; return the sources that got one."""
+        made = []
+        for group in samples:
+            source = group.source
+            if source.encoder is None and source.encoder_name is not None:
+                with self.source_errors(source, group.x):
+                    source.encoder = ENCODERS.make(source.encoder_name, group.x).to(self.device, self.dtype)
+                made.append(source)
+        if made:
+            self.follow_encoders()
+        return made
+
+    def larger_head(self, task: Task, count: int) -> nn.Module | None:
+        """Return a head for ``count`` more classes, which has learned what the task's has; None without a head."""
+        if task.head is None:
+            return None
+        before = task.head.state_dict()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self._seed * 1_000_003 + (task.classes or 0))
+            head = self._make_head(int(self.feature_dim or 0), (task.classes or 0) + count)
+        after = head.to(self.device, self.dtype).state_dict()
+        grows = {name for name, value in after.items() if name in before and value.shape != before[name].shape}
+        if after.keys() != before.keys() or any(after[name].shape[1:] != before[name].shape[1:] for name in grows):
+            raise TaskError(f"task {task.name!r}: its head, a {type(task.head).__name__}, cannot get more classes")
+        for name, value in before.items():
+            after[name] = torch.cat([value, after[name][len(value) :]]) if name in grows else value
+        head.load_state_dict(after)
+        for old, new in zip(task.head.parameters(), head.parameters(), strict=True):
+            new.requires_grad_(old.requires_grad)
+        return head
+
+    def add_classes(self, task: Task, count: int, names: tuple[str, ...] | None, head: nn.Module | None) -> None:
+        """Give a task more classes, and the head for all of them; the classes of later tasks move up."""
+        task.classes = (task.classes or 0) + count
+        task.class_names = None if names is None else (*(task.class_names or ()), *names)
+        task.head = head
+        ends = accumulate((each.classes or 0 for each in self.tasks.values()), initial=0)
+        for each, first in zip(self.tasks.values(), ends, strict=False):
+            each.offset = first if each.classes is not None else 0
+        self._known_heads, self._finished = [], []
+
     def outputs(
         self,
         samples: Sequence[Samples],
         inputs: Sequence[Inputs] | None = None,
         backbone: Callable[[Inputs], Tensor] | None = None,
     ) -> list[Output]:
-        """Return the outputs for samples of one or more tasks, in their order.
+        """Return the outputs for samples of one or more sources, in their order.
 
-        Samples of one structure, shape and type take one pass through the backbone (or a substitute) together.
+        Samples of one structure, shape and type take one pass through the backbone (or a substitute) together, and
+        before that through the encoder that they have in common.
         """
-        inputs = inputs if inputs is not None else [group.x for group in samples]
+        inputs = self.encoded(samples, inputs if inputs is not None else [group.x for group in samples])
+        return self.outputs_of_encoded(samples, inputs, backbone or self.backbone)
+
+    def encoded(
+        self, samples: Sequence[Samples], inputs: Sequence[Inputs], encode: Encode | None = None
+    ) -> list[Inputs]:
+        """Return inputs as they enter the backbone; one pass through an encoder for all of one kind that have it.
+
+        Args:
+            samples: of one or more sources.
+            inputs: their inputs.
+            encode: computes a pass, given the encoder, its joint inputs, and the indices of their samples.
+        """
+        results = list(inputs)
+        if not self.encoders:
+            return results
+        alike: dict[tuple[nn.Module, Hashable], list[int]] = {}
+        for index, (group, x) in enumerate(zip(samples, inputs, strict=True)):
+            if group.source.encoder is not None:
+                alike.setdefault((group.source.encoder, sample_kind(x)), []).append(index)
+        for (encoder, _), indices in alike.items():
+            joint = self.joined([inputs[index] for index in indices])
+            with self.precision():
+                values = encoder(joint) if encode is None else encode(encoder, joint, indices)
+            start = 0
+            for index in indices:
+                rows = slice(start, start + samples[index].y.shape[0])
+                results[index] = map_leaves(lambda leaf: leaf[rows], values)  # noqa: B023 (it is called at once)
+                start = rows.stop
+        return results
+
+    def outputs_of_encoded(
+        self, samples: Sequence[Samples], inputs: Sequence[Inputs], backbone: Callable[[Inputs], Tensor]
+    ) -> list[Output]:
+        """Return the outputs for samples whose inputs have passed their encoders."""
         alike: dict[Hashable, list[int]] = {}
         for index, x in enumerate(inputs):
             alike.setdefault(sample_kind(x), []).append(index)
         outputs: dict[int, Output] = {}
         for indices in alike.values():
             members, parts = [samples[index] for index in indices], [inputs[index] for index in indices]
-            outputs |= zip(indices, self._outputs_of_one_kind(members, parts, backbone or self.backbone), strict=True)
+            with self.precision():
+                features = backbone(self.joined(parts))
+                outputs |= zip(indices, self.head_outputs(members, features), strict=True)
         return [outputs[index] for index in range(len(samples))]
-
-    def _outputs_of_one_kind(
-        self, samples: Sequence[Samples], inputs: Sequence[Inputs], backbone: Callable[[Inputs], Tensor]
-    ) -> list[Output]:
-        with self.precision():
-            features = backbone(self.joined(inputs))
-            return self.head_outputs(samples, features)
 
     def head_outputs(self, samples: Sequence[Samples], features: Tensor) -> list[Output]:
         """Return the outputs of the heads for samples with these features, in their order."""
@@ -184,23 +299,29 @@ class SharedModel:
             return x if x.device == self.device else x.to(self.device, non_blocking=True)
         return map_leaves(lambda leaf: leaf.to(self.device, non_blocking=True), x)
 
-    def logits(self, x: Inputs, task: Task | None) -> Tensor:
+    def features(self, x: Inputs, encoder: nn.Module | None) -> Tensor:
+        """Return the backbone's features of inputs that first pass an encoder, if there is one."""
+        x = self.on_device(x)
+        features: Tensor = self.backbone(x if encoder is None else encoder(x))
+        return features
+
+    def logits(self, x: Inputs, task: Task | None, encoder: nn.Module | None = None) -> Tensor:
         """Return logits (or a custom head's output) for evaluation, over all classes seen if ``task`` is None."""
         with self.precision():
-            features = self.backbone(self.on_device(x))
+            features = self.features(x, encoder)
             return self._joint_logits(features) if task is None else self._head_output(task, features)
 
     def probe(self, group: Samples) -> int | None:
-        """Run the first samples of a task without training; return the number of features, for a classifier.
+        """Run the first samples of a source without training; return the number of features, for a classifier.
 
-        An error names the task and leaves the model unchanged. Of classifiers with plain cross-entropy, one for every
-        kind of samples tells enough.
+        An error names the source and leaves the model unchanged. Of classifiers with plain cross-entropy, one for every
+        kind of samples and encoder tells enough.
         """
-        kind, is_plain = sample_kind(group.x), group.task.loss is cross_entropy
+        kind, is_plain = (sample_kind(group.x), group.source.encoder), group.task.loss is cross_entropy
         if is_plain and group.task.classes is not None and kind in self._features_of:
             return self._features_of[kind]
-        with self.task_errors(group.task, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
-            features = self.backbone(self.on_device(group.x))
+        with self.source_errors(group.source, group.x, group.y), torch.no_grad(), self.evaluating(), self.precision():
+            features = self.features(group.x, group.source.encoder)
             if not isinstance(features, Tensor):
                 raise TaskError(
                     f"the backbone must give a tensor of features, but it gives a {type(features).__name__}; "
@@ -211,7 +332,7 @@ class SharedModel:
                 return None
             if features.ndim != 2:
                 raise TaskError(
-                    f"task {group.task.name!r}: a classifier needs features of shape (batch, features), but the "
+                    f"{group.source.words}: a classifier needs features of shape (batch, features), but the "
                     f"backbone gives {tuple(features.shape)}; pass head= and loss= instead of classes="
                 )
             self._check_classifier_loss(group, features)
@@ -239,8 +360,12 @@ class SharedModel:
         self.forget_features()
 
     def modules(self) -> list[nn.Module]:
-        """Return the backbone and the heads that exist."""
-        return [self.backbone, *(task.head for task in self.tasks.values() if task.head is not None)]
+        """Return the backbone, the encoders and the heads that exist."""
+        return [self.backbone, *self.encoders, *self.heads()]
+
+    def heads(self) -> list[nn.Module]:
+        """Return the heads that exist."""
+        return [task.head for task in self.tasks.values() if task.head is not None]
 
     def head(self, task: Task) -> nn.Module:
         """Return the head of a task; a classifier has none before its first batch."""
@@ -250,29 +375,37 @@ class SharedModel:
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all heads that exist."""
-        heads = self.modules()[1:]
-        if len(heads) != self._known_heads:
-            self._known_heads = len(heads)
+        heads = self.heads()
+        if len(heads) != len(self._known_heads) or not all(map(is_, heads, self._known_heads)):
+            self._known_heads = heads
             self._head_parameters = [parameter for head in heads for parameter in head.parameters()]
         return self._head_parameters
 
-    def trained_head_parameters(self, samples: Sequence[Samples]) -> list[nn.Parameter]:
-        """Return the parameters of the heads that a loss on these samples may reach."""
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that sources and tasks have beside the shared ones: of encoders and heads."""
+        own = self.own_encoder_parameters
+        return [*own, *self.head_parameters()] if own else self.head_parameters()
+
+    def reached_parameters(self, samples: Sequence[Samples]) -> list[nn.Parameter]:
+        """Return the parameters of encoders and heads, other than shared ones, that a loss on samples may reach."""
+        shared = set(self.shared_encoder_parameters)
+        encoders = [group.source.encoder for group in samples if group.source.encoder is not None]
+        reached = [each for encoder in encoders for each in encoder.parameters() if each not in shared]
         if self._is_joint(samples):
-            return self.head_parameters()
+            return [*reached, *self.head_parameters()]
         heads = [group.task.head for group in samples if group.task.head is not None]
-        return [parameter for head in heads for parameter in head.parameters()]
+        return list(dict.fromkeys([*reached, *(parameter for head in heads for parameter in head.parameters())]))
 
     @contextmanager
-    def task_errors(self, task: Task | None, x: Inputs, *targets: Tensor) -> Iterator[None]:
-        """Turn errors raised inside the model into a :class:`TaskError` that names the task and its samples."""
+    def source_errors(self, owner: TaskSource | Task | None, x: Inputs, *targets: Tensor) -> Iterator[None]:
+        """Turn errors raised inside the model into a :class:`TaskError` that names the source or task, and samples."""
         try:
             yield
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             if isinstance(error, TaskError) or is_out_of_memory(error):
                 raise
             kind = " with targets ".join(describe(some, 1) for some in (x, *targets))
-            whose = "" if task is None else f"task {task.name!r}: "
+            whose = "" if owner is None else f"{owner.words}: "
             reason = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
             raise TaskError(
                 f"{whose}the model raised an error on {number_of_samples(x)} samples of {kind}: {reason}"
@@ -326,7 +459,7 @@ class SharedModel:
 
         It is the logarithm of ``finished_weight`` for the classes of finished tasks.
         """
-        if self.scenario == "task" or self._finished_weight == 1.0:
+        if self.scenario != "class" or self._finished_weight == 1.0:
             return None
         finished = [task.finished for task in self.classifiers]
         if finished != self._finished:

@@ -125,13 +125,13 @@ class GradientMatrix:
     where it belongs, and the optimiser reads the update, without a copy.
 
     Args:
-        parameters: the shared parameters.
+        parameters: the parameters of the backbone.
         like: gives type and device where there are no parameters: the matrix then has no columns.
 
     Attributes:
-        shared: the shared parameters.
+        shared: the parameters of the backbone.
         shared_length: how many numbers they have.
-        parameters: the shared parameters, then the parameters of the heads if these are weighed, too.
+        parameters: the backbone's; then those of encoders that sources share, and of heads where they are weighed, too.
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
         blocks: by parameter, a view of its columns of the buffer, of shape (rows, \\*parameter.shape).
@@ -169,7 +169,7 @@ class GradientMatrix:
             raise SpclError(f"the backbone's trainable parameters must share one type and device; found {found}")
         self.parameters = self.shared = list(parameters)
         self.length = self.shared_length = sum(parameter.numel() for parameter in parameters)
-        self._heads: list[nn.Parameter] = []
+        self._others: list[nn.Parameter] = []
         ((self.dtype, self.device),) = kinds
         self._strides = [torch.empty_like(parameter, device="meta").stride() for parameter in parameters]
         self.buffer = torch.empty(0, self.length, dtype=self.dtype, device=self.device)
@@ -184,18 +184,18 @@ class GradientMatrix:
         self.keeps_factors = False
         self.factors: dict[nn.Parameter, FactoredGradients] = {}
 
-    def set_heads(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Let these parameters, of heads that are weighed, too, have the columns after the backbone's."""
-        if len(parameters) == len(self._heads) and all(map(is_, parameters, self._heads)):
+    def set_others(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let these parameters, of shared encoders and of heads that are weighed, have columns after the backbone's."""
+        if len(parameters) == len(self._others) and all(map(is_, parameters, self._others)):
             return
         others = GradientMatrix(parameters, like=self.buffer)
         if (others.dtype, others.device) != (self.dtype, self.device):
             raise SpclError(
-                f"heads are {others.dtype} on {others.device}, the backbone is {self.dtype} on {self.device}, but "
-                f"their gradients are weighed together; make both the same, or leave weigh_heads off"
+                f"encoders or heads are {others.dtype} on {others.device}, the backbone is {self.dtype} on "
+                f"{self.device}, but their gradients are weighed together; make all the same"
             )
         self._release()
-        self._heads = list(parameters)
+        self._others = list(parameters)
         self.parameters = [*self.shared, *parameters]
         self.length = self.shared_length + others.length
         self._strides = [*self._strides[: len(self.shared)], *others._strides]

@@ -35,6 +35,8 @@ class SegmentedMode(TorchFunctionMode):
         counters: the ``num_batches_tracked`` of batch-norm layers.
         defers: whether batch-norm may be computed together with the functions that follow it. Only for networks of
             known layers: a hook, or other code that reads the output of a batch-norm layer, would find a placeholder.
+        others: parameters of the network whose gradients are left to autograd; a function that uses one of them
+            together with a parameter of the target is unknown.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class SegmentedMode(TorchFunctionMode):
         names: Mapping[nn.Parameter, str],
         counters: Iterable[Tensor],
         defers: bool = False,
+        others: Iterable[nn.Parameter] = (),
     ) -> None:
         super().__init__()
+        self._others = set(map(id, others))
         self._segments = segments
         self._target = target
         self._names = names if target is not None else {}
@@ -75,14 +79,20 @@ class SegmentedMode(TorchFunctionMode):
                 return follows
             args, kwargs = self._deferred.resolved(args, kwargs)
         if func in WITH_BUFFERS or self._uses_parameters(*args, *kwargs.values()):
+            if self._others and self._target is not None and self._uses(self._others, *args, *kwargs.values()):
+                raise UnsupportedError(f"{func.__name__} uses shared parameters together with a source's own")
             return LAYERS[func](self, *args, **kwargs) if func in LAYERS else self._other(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _uses_parameters(self, *values: Any) -> bool:
+        return self._uses(self._parameters, *values)
+
+    @staticmethod
+    def _uses(parameters: set[int], *values: Any) -> bool:
         for value in values:
-            if id(value) in self._parameters:
+            if id(value) in parameters:
                 return True
-            if isinstance(value, tuple | list) and not self._parameters.isdisjoint(map(id, value)):
+            if isinstance(value, tuple | list) and not parameters.isdisjoint(map(id, value)):
                 return True
         return False
 

@@ -65,13 +65,25 @@ class WeightAverage:
             updates: how many updates each module has had; by default the numbers counted so far.
         """
         known, updates = self.averages, self.updates if updates is None else updates
-        owned = {module: list(_averaged(module)) for module in modules}
+        seen: set[Tensor] = set()
+        owned = {module: list(_averaged(module, seen)) for module in modules}
         ends = accumulate(map(len, owned.values()), initial=0)
         self._tensors = [each for own in owned.values() for each in own]
         self._averages = [known[each] if each in known else each.detach().clone() for each in self._tensors]
         self._modules = dict(zip(owned, (slice(*both) for both in pairwise(ends)), strict=True))
         counts = [float(updates.get(module, 0)) for module in owned]
         self._updates = torch.tensor(counts, device=self._tensors[0].device if self._tensors else None)
+
+    @torch.no_grad()
+    def exchange(self, before: nn.Module, after: nn.Module) -> None:
+        """Follow a larger module in place of another one; its first entries have the averages of the smaller one's."""
+        known, updates = self.averages, self.updates
+        modules = [after if module is before else module for module in self._modules]
+        self.follow(modules, {after if module is before else module: count for module, count in updates.items()})
+        present = self.averages
+        for old, new in zip(before.parameters(), after.parameters(), strict=True):
+            if old in known and new in present:
+                present[new][: len(old)] = known[old]
 
     @torch.no_grad()
     def update(self) -> None:
@@ -108,10 +120,13 @@ class WeightAverage:
         return list(tensors)
 
 
-def _averaged(module: nn.Module) -> Iterator[Tensor]:
-    """Yield a module's trainable parameters and floating-point buffers."""
-    yield from (parameter for parameter in module.parameters() if parameter.requires_grad)
-    yield from (buffer for buffer in module.buffers() if buffer.is_floating_point())
+def _averaged(module: nn.Module, seen: set[Tensor]) -> Iterator[Tensor]:
+    """Yield a module's trainable parameters and floating-point buffers, but for those of earlier modules."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        is_averaged = tensor.requires_grad if isinstance(tensor, nn.Parameter) else tensor.is_floating_point()
+        if is_averaged and tensor not in seen:
+            seen.add(tensor)
+            yield tensor
 
 
 FUSED = (Adam, AdamW, SGD)

@@ -13,15 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from spcl._util.registry import Named
 from spcl.batches import Batch, BatchLike, Inputs, as_batch, converted, leaves, map_leaves, number_of_samples
+from spcl.encoders import ENCODERS
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.ranks import World, whole
+from spcl.engine.ranks.sharded import is_sharded
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner.parameters import shares_trained
 from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
-from spcl.tasks import Task, TaskDescription, check_labels_of_tasks
+from spcl.tasks import Task, TaskDescription, TaskSource, check_labels_of_sources
 
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 """By name: importing the second takes longer than importing PyTorch."""
@@ -97,11 +100,20 @@ def new_task(
 ) -> Task:
     """Return a task that can be added to the model, or raise an error that says why it cannot."""
     tasks = model.tasks
-    if not isinstance(name, str) or not name or name == MEMORY:
-        raise TaskError(f"a task's name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
+    _check_name("task", name)
     if name in tasks:
-        state = "is finished" if tasks[name].finished else "is running"
-        raise TaskError(f"there is a task {name!r} already, which {state}; choose another name")
+        ended = tasks[name].finished
+        advice = f"choose another name, or start it again with add_source({name!r})" if ended else "choose another name"
+        raise TaskError(f"there is a task {name!r} already, which {'is finished' if ended else 'is running'}; {advice}")
+    if name in model.sources:
+        raise TaskError(
+            f"there is a source {name!r} already, of task {model.sources[name].task.name!r}; choose another"
+        )
+    if model.scenario == "domain" and tasks:
+        raise TaskError(
+            f"task {name!r}: domain-incrementally all sources answer one task, {next(iter(tasks))!r}; add a source of "
+            f"it, or choose another scenario"
+        )
     if (classes is None) == (head is None) or (head is not None and loss is None):
         raise TaskError(f"task {name!r}: pass either classes=, or head= and loss= together")
     if loss is not None and not callable(loss):
@@ -118,6 +130,76 @@ def new_task(
         )
     offset = sum(task.classes or 0 for task in tasks.values())
     return classifier_task(name, description.classes, offset, loss, description.class_names)
+
+
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name or name == MEMORY:
+        raise TaskError(f"a {what}'s name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
+
+
+def new_source(model: SharedModel, name: str, task: str | None, encoder: nn.Module | Named | None) -> TaskSource:
+    """Return a source that can be added to the model, or one that ended and may start again; or raise an error."""
+    _check_name("source", name)
+    known = model.sources.get(name)
+    if known is not None and not known.finished:
+        if not (known.is_implied and known.signature is None and task == name):
+            raise TaskError(f"there is a source {name!r} already, which is running; choose another name")
+    elif known is not None:
+        if task not in (None, known.task.name):
+            raise TaskError(f"source {name!r} answers task {known.task.name!r}, not {task!r}; give it another name")
+        if encoder is not None and encoder not in (known.encoder, known.encoder_name):
+            raise TaskError(f"source {name!r} starts again with the encoder that it had; leave encoder= out")
+        return known
+    elif name in model.tasks and task != name:
+        raise TaskError(f"there is a task {name!r} already; give the source another name")
+    if task is None:
+        raise TaskError(f"source {name!r} is new; pass task=, the name of the task that it answers")
+    return _checked_encoder(model, TaskSource(name, find_task(model.tasks, task)), encoder)
+
+
+def _checked_encoder(model: SharedModel, source: TaskSource, encoder: object) -> TaskSource:
+    """Give a new source its encoder, or raise an error if it cannot have it."""
+    if encoder is None:
+        return source
+    if is_sharded(model.backbone):
+        raise TaskError(f"{source.words}: a backbone that is sharded over ranks cannot have encoders in front of it")
+    if isinstance(encoder, str | dict):
+        ENCODERS.check(encoder)
+        source.encoder_name = encoder
+        return source
+    if not isinstance(encoder, nn.Module):
+        raise TaskError(
+            f"{source.words}: its encoder must be a torch.nn.Module, or one of {', '.join(ENCODERS)}, but it is "
+            f"{encoder!r:.80}"
+        )
+    if any(nn.parameter.is_lazy(parameter) for parameter in encoder.parameters()):
+        raise TaskError(f"{source.words}: its encoder has parameters without a shape; run a batch through it first")
+    if shares_trained(encoder, [model.backbone, *model.heads()]):
+        raise TaskError(f"{source.words}: its encoder shares parameters with the backbone or a head; copy them")
+    source.encoder = encoder.to(model.device)
+    return source
+
+
+def start_in_memory(memory: Memory, source: TaskSource) -> None:
+    """Let memory keep samples of a source; of a task with one source of its name, policies need not know of both."""
+    task = source.task
+    memory.start(source.name, task.classes, *([] if task.name == source.name else [task.name]))
+
+
+def new_classes(task: Task, classes: int | Sequence[str]) -> tuple[int, tuple[str, ...] | None]:
+    """Return the number of classes to add to a task, and their names; or raise an error that says why not."""
+    if task.classes is None:
+        raise TaskError(f"task {task.name!r} has a head and loss of its own and no classes; start another task")
+    if isinstance(task.loss, CrossEntropy) and task.loss.class_weights is not None:
+        raise TaskError(f"task {task.name!r} has class weights for {task.classes} classes; leave them out to add more")
+    added = TaskDescription.of(task.name, classes=classes)
+    assert added.classes is not None
+    if (task.class_names is None) != (added.class_names is None):
+        has, give = ("names", "names") if task.class_names else ("no names", "a number")
+        raise TaskError(f"the classes of task {task.name!r} have {has}; give {give}, not {classes!r:.80}")
+    if again := set(task.class_names or ()) & set(added.class_names or ()):
+        raise TaskError(f"task {task.name!r} has the class {min(again)!r} already")
+    return added.classes, added.class_names
 
 
 def classifier_task(
@@ -152,7 +234,8 @@ class RankCheck:
     def __init__(self, world: World) -> None:
         self._world = world
         self._is_done = False
-        self._heads: set[str] = set()
+        self._heads: dict[str, nn.Module] = {}
+        self._encoders: dict[str, nn.Module] = {}
 
     def check_batches(self, check: Callable[[], list[Samples]]) -> list[Samples]:
         """Check this rank's batches; return them once every rank has accepted its own.
@@ -169,7 +252,7 @@ class RankCheck:
         for rank, checksum in enumerate(checksums):
             if abs(checksum - checksums[0]) > ROUNDING * largest:
                 raise SpclError(
-                    f"the ranks have different batches of {', '.join(group.task.name for group in samples)}: rank "
+                    f"the ranks have different batches of {', '.join(group.name for group in samples)}: rank "
                     f"{rank} differs from rank 0; give every rank the same batches, which are then split"
                 )
         return samples
@@ -183,16 +266,18 @@ class RankCheck:
         return self._world.attempted(lambda: (compute(), 0.0))[0]
 
     def check(self, model: SharedModel, method: Method) -> None:
-        """Raise an error on all ranks unless model and method agree; each backbone and head is compared once."""
+        """Raise an error on all ranks unless model and method agree; each module is compared once."""
         if not self._is_done:
             self._world.check_same("backbones", _checksums(model.backbone))
             self._world.check_same("methods or scenarios", f"{method!r} in scenario {model.scenario!r}")
             self._is_done = True
-        heads = {task.name: task.head for task in model.tasks.values() if task.head is not None}
-        new = {name: _checksums(head) for name, head in heads.items() if name not in self._heads}
-        if new:
-            self._world.check_same("heads", new)
-            self._heads |= new.keys()
+        heads = {task.name: task.head for task in model.tasks.values()}
+        encoders = {source.name: source.encoder for source in model.sources.values()}
+        for what, modules, known in (("heads", heads, self._heads), ("encoders", encoders, self._encoders)):
+            new = {name: each for name, each in modules.items() if each is not None and known.get(name) is not each}
+            if new:
+                self._world.check_same(what, {name: _checksums(each) for name, each in new.items()})
+                known |= new
 
 
 def _checksums(module: nn.Module) -> dict[str, int]:
@@ -215,7 +300,7 @@ def _batch_checksum(samples: Sequence[Samples]) -> float:
 
 
 class BatchCheck:
-    """Checks the batches of a step against the tasks, the model, the method and the memory.
+    """Checks the batches of a step against the sources, the model, the method and the memory.
 
     Args:
         model: the shared model.
@@ -247,9 +332,9 @@ class BatchCheck:
         self._parts = BackboneParts(model.backbone, by_name=is_sharded)
 
     def check(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
-        """Return the batches in the order of the tasks, or raise an error that names what is wrong.
+        """Return the batches in the order of the sources, or raise an error that names what is wrong.
 
-        Samples of a classifier without a label are left out, and so is a batch without any.
+        Samples without a label are left out, and so is a batch without any.
         """
         if self._ranks is None:
             return self._checked(batches)
@@ -257,38 +342,42 @@ class BatchCheck:
 
     def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
         self._check_trainable()
-        tasks = self._model.tasks
+        sources = self._model.sources
         if not isinstance(batches, dict | Mapping):  # the second alone takes longer
-            raise TaskError(f"a step takes a dict of (inputs, targets) by task, but it is a {type(batches).__name__}")
+            raise TaskError(f"a step takes a dict of (inputs, targets) by source, but it is a {type(batches).__name__}")
         if not batches:
-            running = [name for name, task in tasks.items() if not task.finished]
-            raise TaskError(f"a step needs a batch of at least one task; active tasks: {running}")
+            running = [name for name, source in sources.items() if not source.finished]
+            raise TaskError(f"a step needs a batch of at least one source; active sources: {running}")
         for name in batches:
-            find_task(tasks, name)
+            find_source(self._model, name)
         dtype = self._model.dtype
-        samples = [samples_of(task, batches[name], dtype) for name, task in tasks.items() if name in batches]
+        samples = [samples_of(source, batches[name], dtype) for name, source in sources.items() if name in batches]
         for group in samples:
-            group.task.check_batch(group.x, group.y)
+            group.source.check_batch(group.x, group.y)
+        if any(group.task.classes is None and _has_unlabelled(group.y) for group in samples):
+            samples = [group for group in map(_labelled, samples) if len(group.y)]
         try:
-            check_labels_of_tasks([(group.task, group.y) for group in samples])
+            check_labels_of_sources([(group.source, group.y) for group in samples])
         except TaskError:
             samples = [group for group in map(_labelled, samples) if len(group.y)]
-            check_labels_of_tasks([(group.task, group.y) for group in samples])
-        if self._memory is not None and self._has_own_check:  # a policy may refuse samples that fit their task
+            check_labels_of_sources([(group.source, group.y) for group in samples])
+        if self._memory is not None and self._has_own_check:  # a policy may refuse samples that fit their source
             for group in samples:
-                self._memory.check(group.task.name, group.x, group.y)
+                self._memory.check(group.name, group.x, group.y)
         return samples
 
     def features_of(self, new: Sequence[Samples]) -> int | None:
-        """Run the first samples of tasks through the model; return the number of features, once it is known."""
+        """Run the first samples of sources through the model; return the number of features, once it is known."""
         return self._features(new) if self._ranks is None else self._ranks.agreed(lambda: self._features(new))
 
     def errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
-        """Check each batch alone; return the errors by task, without exchanging anything between ranks."""
+        """Check each batch alone; return the errors by source, without exchanging anything between ranks."""
         refused = {}
         for name, batch in batches.items():
             try:
-                self._features([group for group in self._checked({name: batch}) if group.task.signature is None])
+                new = [group for group in self._checked({name: batch}) if group.source.signature is None]
+                with self.encoders_for(new):
+                    self._features(new)
             except TaskError as error:
                 refused[name] = error
         return refused
@@ -300,11 +389,23 @@ class BatchCheck:
             features = self._model.probe(group)
             if feature_dim is not None and features not in (None, feature_dim):
                 raise TaskError(
-                    f"task {group.task.name!r}: the backbone gives {features} features for it and {feature_dim} "
-                    f"for the tasks before"
+                    f"{group.source.words}: the backbone gives {features} features for it and {feature_dim} "
+                    f"for the sources before"
                 )
             feature_dim = feature_dim or features
         return feature_dim
+
+    @contextmanager
+    def encoders_for(self, new: Sequence[Samples]) -> Iterator[list[TaskSource]]:
+        """Make encoders that sources have by name, for their first samples; undo it if the block raises."""
+        made = self._model.build_encoders(new)
+        try:
+            yield made
+        except BaseException:
+            for source in made:
+                source.encoder = None
+            self._model.follow_encoders()
+            raise
 
     def removed_parameters(self) -> set[nn.Parameter] | None:
         """Return the parameters that were removed from the backbone; None if its parts have not changed."""
@@ -351,40 +452,50 @@ class BackboneParts:
         return chain.from_iterable(map(self._entries, self._owners))
 
 
-def samples_of(task: Task, batch: BatchLike, dtype: torch.dtype) -> Samples:
-    """Return a batch as samples of the task, or raise an error that names the task.
+def samples_of(source: TaskSource, batch: BatchLike, dtype: torch.dtype) -> Samples:
+    """Return a batch as samples of the source, or raise an error that names it.
 
-    Floating-point numbers are converted to the type of the task's samples, of a new task to ``dtype``, the model's.
+    Floating-point numbers are converted to the type of the source's samples, of a new one to ``dtype``, the model's.
 
     Tensors that require gradients are detached: a step must not write the ``.grad`` of the caller's tensors.
     """
     try:
         x, y = as_batch(batch)
     except DataError as error:
-        raise TaskError(f"task {task.name!r}: {error}") from None
-    x_kind, y_kind = task.signature or (None, None)
+        raise TaskError(f"{source.words}: {error}") from None
+    x_kind, y_kind = source.signature or (None, None)
     x, fitting_y = converted(x, x_kind, dtype), converted(y, y_kind, dtype)
     assert isinstance(fitting_y, Tensor)
-    return Samples(task, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(fitting_y))
+    return Samples(source, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(fitting_y))
 
 
 def labelled(x: Inputs, y: Tensor) -> Batch:
-    """Return the samples of a classifier that have a label.
+    """Return the samples that have a label: another one than −100, or numbers that are not all NaN.
 
     >>> labelled(torch.tensor([[1.0], [2.0]]), torch.tensor([-100, 0]))
     (tensor([[2.]]), tensor([0]))
+    >>> labelled(torch.tensor([[1.0], [2.0]]), torch.tensor([[torch.nan], [0.5]]))
+    (tensor([[2.]]), tensor([[0.5000]]))
     """
-    if y.ndim != 1 or y.dtype != torch.int64 or len(y) != number_of_samples(x):
+    if y.ndim == 0 or len(y) != number_of_samples(x):
         return x, y  # the checks say what is wrong
-    has_label = y != NO_LABEL
+    if y.is_floating_point():
+        has_label = ~y.isnan().flatten(1).all(dim=1) if y.ndim > 1 else ~y.isnan()
+    elif y.ndim == 1 and y.dtype == torch.int64:
+        has_label = y != NO_LABEL
+    else:
+        return x, y
     return map_leaves(lambda leaf: leaf[has_label.to(leaf.device)], x), y[has_label]
 
 
 def _labelled(group: Samples) -> Samples:
-    if group.task.classes is None:
-        return group
     x, y = labelled(group.x, group.y)
     return replace(group, x=x, y=y)
+
+
+def _has_unlabelled(y: Tensor) -> bool:
+    """Return whether some samples may have no numbers as targets; that costs a sum."""
+    return y.is_floating_point() and bool(y.sum().isnan())
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -396,6 +507,18 @@ def find_task(tasks: Mapping[str, Task], name: str) -> Task:
     if name not in tasks:
         raise TaskError(f"there is no task {name!r}; there are {list(tasks)}; start it with add_task")
     return tasks[name]
+
+
+def find_source(model: SharedModel, name: str) -> TaskSource:
+    """Return the source of this name, or raise an error that lists the sources."""
+    if name in model.sources:
+        return model.sources[name]
+    if name in model.tasks:
+        raise TaskError(f"task {name!r} has sources of its own, {list(model.tasks[name].sources)}; name one of them")
+    raise TaskError(
+        f"there is no source {name!r}; there are {list(model.sources)}; start it with add_task, or with add_source and "
+        f"the task that it answers"
+    )
 
 
 # -- calls

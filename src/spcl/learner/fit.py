@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class MomentLike(Protocol):
-    """An item of a stream: batches by task, the tasks that start with them, and those that end after them."""
+    """An item of a stream: batches by source, the sources that start with them, and the sources that end after them."""
 
     @property
     def batches(self) -> Mapping[str, BatchLike]:
-        """(inputs, targets) of every task that has data; may be empty."""
+        """(inputs, targets) of every source that has data; may be empty."""
         ...
 
     @property
     def started(self) -> Sequence[str]:
-        """The tasks whose first batch is among these."""
+        """The sources whose first batch is among these, in this life of theirs."""
         ...
 
     @property
     def ended(self) -> Sequence[str]:
-        """The tasks without further batches."""
+        """The sources without further batches, unless they start again."""
         ...
 
 
@@ -116,48 +116,60 @@ class Fit:
 
     def _train(self, stream: Iterable[MomentLike], moment: MomentLike) -> None:
         """Train on a moment; what cannot be learned is skipped, then reported, or raised after everything else."""
-        refused = self._start(moment.started, getattr(stream, "classes", {}))
+        refused = self._start(moment.started, stream)
         batches = {name: batch for name, batch in moment.batches.items() if name not in refused}
         report = self._step(batches, getattr(stream, "prefetch", None), refused)
         if self._on_refused is not None:
             for name, error in refused.items():
                 self._on_refused(name, moment.batches.get(name), error)
         for name in moment.ended:
-            if name in self._learner.tasks:
+            if name in self._learner.sources:
                 self._finish(name)
         _call(self._on_moment, moment, report)
         if refused and self._on_refused is None:
             self._save(stream)
             _raise(refused)
 
-    def _start(self, names: Iterable[str], classes: Mapping[str, int | Sequence[str]]) -> dict[str, SpclError]:
-        """Add the tasks that are new; return the errors of those that cannot be added, by task."""
+    def _start(self, names: Iterable[str], stream: object) -> dict[str, SpclError]:
+        """Add the sources that are new or return; return the errors of those that cannot be added, by source."""
         refused: dict[str, SpclError] = {}
         for name in names:
             try:
-                self._add(name, classes)
+                self._add(name, stream)
             except SpclError as error:
                 if self._on_refused is None and not isinstance(error, TaskError):
                     raise
                 refused[name] = error
         return refused
 
-    def _add(self, name: str, classes: Mapping[str, int | Sequence[str]]) -> None:
-        if name in self._learner.tasks:
+    def _add(self, name: str, stream: Any) -> None:
+        learner = self._learner
+        known = learner.sources.get(name)
+        if known is not None and not known.finished:
             return
-        if self._on_start is not None:
+        if known is not None:
+            learner.add_source(name)  # it returns
+        elif self._on_start is not None:
             self._on_start(name)
-        elif name in classes:
-            self._learner.add_task(name, classes=classes[name])
-        if name not in self._learner.tasks:
+        else:
+            self._add_new(name, getattr(stream, "tasks", {}).get(name, name), stream)
+        if name not in learner.sources:
             raise TaskError(
-                f"task {name!r} starts, but was not added; call add_task before fit, or in the function that you pass "
-                f"as on_start="
+                f"source {name!r} starts, but was not added; call add_task or add_source before fit, or in the "
+                f"function that you pass as on_start="
             )
+
+    def _add_new(self, name: str, task: str, stream: Any) -> None:
+        """Add a source as the stream describes it, and its task if that is new."""
+        classes, encoders = getattr(stream, "classes", {}), getattr(stream, "encoders", {})
+        if task not in self._learner.tasks and task in classes:
+            self._learner.add_task(task, classes=classes[task])
+        if task in self._learner.tasks and (task != name or name in encoders):
+            self._learner.add_source(name, task=task, encoder=encoders.get(name))
 
     def _finish(self, name: str) -> None:
         try:
-            self._learner.finish_task(name)
+            self._learner.finish_source(name)
         except SpclError as error:
             if self._on_refused is None:
                 raise

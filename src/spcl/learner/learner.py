@@ -26,16 +26,22 @@ from spcl.learner.checks import (
     OneCallAtATime,
     RankCheck,
     check_arguments,
+    find_source,
     find_task,
     is_number,
+    new_classes,
+    new_source,
     new_task,
+    start_in_memory,
 )
 from spcl.learner.engines import Engines
 from spcl.learner.fit import Fit, MomentLike
 from spcl.learner.moving import destination, move
 from spcl.learner.parameters import (
     MakeOptimizer,
+    add_encoder,
     add_head,
+    exchange_parameters,
     frozen_normalisations,
     groups_undone_if_it_raises,
     keep_trainable,
@@ -54,7 +60,7 @@ from spcl.methods.base import Method
 from spcl.options import OPTIONS, LearnerOptions, LowMemory, Scenario, restored_options, saved_options
 from spcl.schedules import Schedule
 from spcl.stability import Stability
-from spcl.tasks import Task
+from spcl.tasks import Task, TaskSource
 from spcl.transforms import Transform
 
 
@@ -87,7 +93,8 @@ class Learner:
             own augmentation.
         memory: keeps samples of earlier tasks for replay; None replays nothing.
         scenario: ``"task"``: a sample's task is known when predicting, and its loss covers that task's classes;
-            ``"class"``: it is not, and the loss covers the classes of every task added so far.
+            ``"class"``: it is not, and the loss covers the classes of every task added so far; ``"domain"``: there is
+            one task, which all sources answer.
         memory_batch: how many samples to replay in a step; by default as many as the step's largest batch has.
         micro_batch: the largest number of samples in a pass, to save memory: a larger batch is computed in parts whose
             gradients add up to the gradient of the batch. Batch-norm, however, normalises every part by the part's own
@@ -210,7 +217,7 @@ class Learner:
 
     @property
     def scenario(self) -> Scenario:
-        """Task-incremental or class-incremental."""
+        """Task-, class- or domain-incremental."""
         return self.model.scenario
 
     @property
@@ -219,9 +226,19 @@ class Learner:
         return self.model.tasks
 
     @property
+    def sources(self) -> dict[str, TaskSource]:
+        """All sources ever added, in that order."""
+        return self.model.sources
+
+    @property
     def active_tasks(self) -> list[str]:
         """The tasks that are not finished."""
         return self._predictor.active_tasks
+
+    @property
+    def active_sources(self) -> list[str]:
+        """The sources that have not ended."""
+        return self._predictor.active_sources
 
     @property
     def classes(self) -> list[tuple[str, int]]:
@@ -243,6 +260,8 @@ class Learner:
     ) -> None:
         """Start a task: a classifier with ``classes`` classes, or a head and a loss of its own.
 
+        It has one source, of its own name, which gives way to the first one that :meth:`add_source` adds.
+
         Args:
             name: its name.
             classes: the number of classes, or their names; labels are 0, 1, …, or rows of probabilities.
@@ -254,43 +273,127 @@ class Learner:
         with self._calls.changing("add_task"):
             self._heads.check_memory()
             task = new_task(self.model, name, classes, head, loss)
-            with self._tasks_undone_if_it_raises():
+            with self._added_parts_undone_if_it_raises():
                 self.tasks[name] = task
+                self.model.add_source(TaskSource(name, task, is_implied=True))
                 if head is not None:
                     add_head(self.optimizer, task)
                     self._follow_trained()
                 if self.model.feature_dim is not None:
                     self._build_heads(self.model.feature_dim)
                 if self.memory is not None:
-                    self.memory.start(name, task.classes)
+                    start_in_memory(self.memory, self.sources[name])
+
+    def add_source(self, name: str, task: str | None = None, encoder: nn.Module | Named | None = None) -> None:
+        """Add a source of a task's samples, or start one again that has ended, with all that is known of it.
+
+        Each source brings batches of its own and has a gradient of its own; any number of sources may answer one task.
+
+        Args:
+            name: its name.
+            task: the name of the task that its samples answer; not needed for a source that returns.
+            encoder: a module in front of the backbone, through which its samples pass. Sources may have encoders in
+                common, or parts of them: what several sources can reach is shared, and its gradients are weighed with
+                the backbone's; what a single source can reach has that source's plain gradient, like the head of a
+                task. Or the name of an encoder of its own, or its name and options: ``"affine"``, a learned scale and
+                shift of every feature or channel, the identity at first.
+
+        >>> from spcl.methods import SORO
+        >>> learner = Learner(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), SORO())
+        >>> learner.add_task("activity", classes=["sit", "walk"])
+        >>> learner.add_source("anna", task="activity")
+        >>> learner.add_source("ben", task="activity", encoder=nn.Linear(6, 4))
+        >>> y = torch.arange(8) % 2
+        >>> report = learner.step({"anna": (torch.randn(8, 4), y), "ben": (torch.randn(8, 6), y)})
+        >>> learner.finish_source("ben")
+        >>> learner.predict(torch.randn(3, 6), source="ben").shape
+        torch.Size([3])
+        """
+        with self._calls.changing("add_source"):
+            self._heads.check_memory()
+            source = new_source(self.model, name, task, encoder)
+            implied = [each for each in source.task.sources.values() if each.is_implied and each.signature is None]
+            with self._added_parts_undone_if_it_raises():
+                for each in implied if not source.finished else ():
+                    self.model.remove_source(each)
+                    if self.memory is not None:
+                        self.memory.withdraw(each.name)
+                if self.memory is not None:
+                    start_in_memory(self.memory, source)
+                if not source.finished:
+                    self.model.add_source(source)
+                    if source.encoder is not None:
+                        add_encoder(self.optimizer, source)
+                        self._follow_trained()
+                source.finished = False
+
+    def add_classes(self, task: str, classes: int | Sequence[str]) -> None:
+        """Give a classifier more classes, which come after those that it has; what its head has learned stays.
+
+        Args:
+            task: its name.
+            classes: how many more, or the names of the new ones.
+        """
+        with self._calls.changing("add_classes"):
+            found = find_task(self.tasks, task)
+            count, names = new_classes(found, classes)
+            before = (found.classes or 0) + found.offset
+            head = self.model.larger_head(found, count)
+            if self.memory is not None:
+                self.memory.add_classes(
+                    task, (found.classes or 0) + count, before if self.model.has_joint_logits else None
+                )
+            if head is not None and found.head is not None:
+                exchange_parameters(self.optimizer, found.head, head)
+                if self._average is not None:
+                    self._average.exchange(found.head, head)
+            self.model.add_classes(found, count, names, head)
+            self._follow_trained()
+            self._use_engine(self._engines.make())
 
     def finish_task(self, name: str) -> None:
-        """End a task: from now on it is only replayed, and memory keeps the samples that its policy selects."""
+        """End all sources of a task: from now on it is only replayed."""
         with self._calls.changing("finish_task"):
             task = find_task(self.tasks, name)
             if task.finished:
                 raise TaskError(f"task {name!r} is finished already")
-            if self.memory is not None:
-                joint = self.model.has_joint_logits and task.classes is not None
-                describe = partial(self._predictor.logits_to_store, task=None if joint else task)
-                self.memory.finish(name, describe if self.method.stores_logits else None)
-            task.finished = True
+            for source in task.sources.values():
+                if not source.finished:
+                    self._finish(source)
+
+    def finish_source(self, name: str) -> None:
+        """End a source: from now on it is only replayed, and memory keeps the samples that its policy selects."""
+        with self._calls.changing("finish_source"):
+            source = find_source(self.model, name)
+            if source.finished:
+                raise TaskError(f"{source.words} is finished already")
+            self._finish(source)
+
+    def _finish(self, source: TaskSource) -> None:
+        if self.memory is not None:
+            joint = self.model.has_joint_logits and source.task.classes is not None
+            describe = partial(
+                self._predictor.logits_to_store, task=None if joint else source.task, encoder=source.encoder
+            )
+            self.memory.finish(source.name, describe if self.method.stores_logits else None)
+        source.finished = True
 
     # -- training
 
     def step(self, batches: Mapping[str, BatchLike]) -> StepReport:
-        """Make one update, or ``updates``, from a batch of each of the given tasks, and from memory if it has samples.
+        """Make one update, or ``updates``, from a batch of each given source, and from memory if it has samples.
 
-        A task with a non-finite loss or gradient is skipped and reported, and the step is repeated without it; after
+        A source with a non-finite loss or gradient is skipped and reported, and the step is repeated without it; after
         three skips in a row a warning names it. If the call raises, the current update is undone, earlier updates
         remain; only an interrupted optimiser step cannot be undone. The report describes the first update, except
         ``skipped`` and ``seconds``, which cover all.
 
-        A classifier's samples with the label −100, PyTorch's ``ignore_index``, have none: they are neither learned nor
-        stored, a task without any label takes no part, and without any task nothing is updated.
+        Samples without a label, −100 (PyTorch's ``ignore_index``) or where targets are numbers NaN, are neither learned
+        nor stored, a source without any label takes no part, and without any source nothing is updated.
 
         Args:
-            batches: (inputs, targets) of any of the running tasks, as tensors or NumPy arrays; their sizes may differ.
+            batches: (inputs, targets) of any of the running sources, by name, as tensors or NumPy arrays; their sizes
+                may differ.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
                 it is. Float64 and float32 are converted to the backbone's type. Replayed samples of different shapes
                 take one pass through the backbone per shape.
@@ -305,7 +408,7 @@ class Learner:
             result = self._step.run(samples, update, self, self._meanwhile) if samples else Result()
             self.steps += 1
             if self._heads.observes:
-                trained = [(group.task, group.y) for group in samples if group.task.name in result.losses]
+                trained = [(group.task, group.y) for group in samples if group.name in result.losses]
                 self._heads.observe(trained, self.memory_batch)
         return StepReport(
             step=self.steps - 1,
@@ -336,7 +439,7 @@ class Learner:
             self._meanwhile = before
 
     def find_errors(self, batches: Mapping[str, BatchLike]) -> dict[str, TaskError]:
-        """Try each batch alone, without training; return the errors by task. For use after a step has raised.
+        """Try each batch alone, without training; return the errors by source. For use after a step has raised.
 
         >>> from spcl.methods import SORO
         >>> learner = Learner(nn.Linear(4, 8), SORO())
@@ -371,7 +474,9 @@ class Learner:
         meanwhile: Callable[[], object] | None = None,
         **sources: Stateful,
     ) -> None:
-        """Train on the moments of a stream until it ends: add the tasks that start, step, finish those that end.
+        """Train on the moments of a stream until it ends: add the sources that start, step, finish those that end.
+
+        A source that starts again, after it has ended, returns with all that is known of it.
 
         A batch that cannot be learned raises a :class:`~spcl.errors.TaskError` once the rest of its moment is learned
         and saved; another call continues with the next moment. Checkpoints are saved between moments and at the end.
@@ -380,12 +485,12 @@ class Learner:
 
         For every moment, in this order::
 
-            on_start(task)            of every task that starts
+            on_start(source)          of every source that is new
             before_step(batches)
             step                      with meanwhile() while a GPU computes; repeated without what cannot be learned
             on_step(report)
-            on_refused(task, …)       of every batch that cannot be learned
-            on_end(task)              of every task that has ended and was finished
+            on_refused(source, …)     of every batch that cannot be learned
+            on_end(source)            of every source that has ended and was finished
             on_moment(moment, report)
             on_checkpoint()           after a checkpoint, if it is time for one
 
@@ -395,13 +500,15 @@ class Learner:
             checkpoint: the file for :meth:`save`; the stream is saved along as ``stream``. While one call saves there,
                 others to the same file are refused, also of other processes.
             every: seconds between checkpoints; 0 saves after every moment.
-            on_start: adds a task that starts, given its name. By default a task that was not added before gets the
-                number or names of classes in ``stream.classes``.
-            before_step: receives the batches by task, including batches that are refused later.
+            on_start: adds a source that is new, given its name, and its task. By default the task is the one that
+                ``stream.tasks`` has for the source, else one of the source's name; a task that was not added before
+                gets the number or names of classes in ``stream.classes``, and a source its encoder in
+                ``stream.encoders``.
+            before_step: receives the batches by source, including batches that are refused later.
             on_step: receives the report of every step, e.g. to advance a schedule.
-            on_end: receives the name of a task that was finished.
-            on_refused: receives task, batch and error if a batch cannot be learned or its task not be added, and None
-                for the batch if a task cannot be finished. Nothing is then raised.
+            on_end: receives the name of a source that was finished.
+            on_refused: receives source, batch and error if a batch cannot be learned or its source not be added, and
+                None for the batch if a source cannot be finished. Nothing is then raised.
             on_moment: receives every moment and the report of its step; None without a step.
             on_checkpoint: called after every checkpoint.
             meanwhile: called once a step, while a GPU computes, else after the step; so is ``stream.prefetch``, if it
@@ -495,47 +602,87 @@ class Learner:
 
     # -- predictions
 
-    def predict(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+    def predict(
+        self,
+        x: InputsLike,
+        task: str | None = None,
+        *,
+        source: str | None = None,
+        encoder: nn.Module | None = None,
+        batch_size: int = PREDICT_BATCH,
+    ) -> Tensor:
         """Return labels for inputs, on the model's device.
 
         With ``task``, that task's labels (or the output of its own head). Without, class-incremental: indices into
-        :attr:`classes`, over all classes seen.
+        :attr:`classes`, over all classes seen; domain-incremental: the labels of the one task.
+
+        With ``source``, inputs pass that source's encoder, and the task is the source's, unless predictions are
+        class-incremental. With ``encoder`` they pass that module: the way for somebody who was never seen. Without
+        both, they pass the encoder that all sources have in common; encoders by name are left out, as at their
+        beginning.
 
         Inputs must have the shape and type that the task was trained on; floating-point numbers are converted. An input
         without a prediction, because its scores are NaN, raises an error: :meth:`logits` gives the scores as they are.
         """
-        return self._predictor.predict(x, task, batch_size=batch_size)
+        return self._predictor.predict(x, task, source=source, encoder=encoder, batch_size=batch_size)
 
-    def predict_proba(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+    def predict_proba(
+        self,
+        x: InputsLike,
+        task: str | None = None,
+        *,
+        source: str | None = None,
+        encoder: nn.Module | None = None,
+        batch_size: int = PREDICT_BATCH,
+    ) -> Tensor:
         """Return the probabilities of a classifier's classes, or of all classes seen: the softmax of the logits."""
-        return self._predictor.predict_proba(x, task, batch_size=batch_size)
+        return self._predictor.predict_proba(x, task, source=source, encoder=encoder, batch_size=batch_size)
 
-    def logits(self, x: InputsLike, task: str | None = None, *, batch_size: int = PREDICT_BATCH) -> Tensor:
+    def logits(
+        self,
+        x: InputsLike,
+        task: str | None = None,
+        *,
+        source: str | None = None,
+        encoder: nn.Module | None = None,
+        batch_size: int = PREDICT_BATCH,
+    ) -> Tensor:
         """Return the scores behind :meth:`predict`, of ``batch_size`` inputs at a time.
 
         They may be NaN, and the inputs may be any that the network takes.
         """
-        return self._predictor.logits(x, task, batch_size=batch_size)
+        return self._predictor.logits(x, task, source=source, encoder=encoder, batch_size=batch_size)
 
-    def evaluate(self, loader: Iterable[BatchLike], task: str | None = None) -> float:
+    def evaluate(
+        self,
+        loader: Iterable[BatchLike],
+        task: str | None = None,
+        *,
+        source: str | None = None,
+        encoder: nn.Module | None = None,
+    ) -> float:
         """Return the accuracy of a classifier, from 0 to 1, or the mean loss of another task, on (inputs, targets).
 
         Labels are the task's, or probabilities: then the most probable class counts. A class-incremental prediction is
-        correct if it is the right class among all classes seen; without ``task``, labels are indices into
-        :attr:`classes`. Samples of a classifier with the label −100 are left out, and where the model gives NaN, the
+        correct if it is the right class among all classes seen; without ``task`` and ``source``, labels are indices
+        into :attr:`classes`. Samples without a label (−100, or NaN) are left out, and where the model gives NaN, the
         prediction is wrong. The mean loss is over the samples, of a loss that is itself a mean over its batch.
+        ``source`` and ``encoder`` are as for :meth:`predict`.
         """
-        return self._predictor.evaluate(loader, task)
+        return self._predictor.evaluate(loader, task, source=source, encoder=encoder)
 
-    def module(self, task: str | None = None) -> nn.Module:
-        """Return backbone and head of a task as a plain module, or without ``task`` the logits of all classes seen.
+    def module(
+        self, task: str | None = None, *, source: str | None = None, encoder: nn.Module | None = None
+    ) -> nn.Module:
+        """Return encoder, backbone and head of a task as a plain module; without a task, with the heads of all classes.
 
-        It shares parameters (averaged weights, where there are any) and buffers with this model, so that it follows
-        further training, but has modes of its own: it is in evaluation mode. It computes in the precision of its
-        parameters, without autocast, and takes inputs on their device. Tasks that are added later are not part of it.
-        If ``predict_by`` is not ``"head"``, it has the current prediction heads, which later training does not change.
+        Which encoder and task, ``source`` and ``encoder`` say as for :meth:`predict`. It shares parameters (averaged
+        weights, where there are any) and buffers with this model, so that it follows further training, but has modes of
+        its own: it is in evaluation mode. It computes in the precision of its parameters, without autocast, and takes
+        inputs on their device. Tasks that are added later are not part of it. If ``predict_by`` is not ``"head"``, it
+        has the current prediction heads, which later training does not change.
         """
-        return self._predictor.module(task)
+        return self._predictor.module(task, source=source, encoder=encoder)
 
     def snapshot(self) -> Predictor:
         """Return a predictor with copies of the weights and heads that predict now, which follow no training."""
@@ -609,6 +756,7 @@ class Learner:
         distributed: World | None = None,
         heads: states.Heads | None = None,
         losses: states.Losses | None = None,
+        encoders: states.Encoders | None = None,
         **sources: Stateful,
     ) -> Self:
         """Return the learner as it was saved, and restore the random number generators.
@@ -624,6 +772,8 @@ class Learner:
             distributed: the ranks that train on, as many as one likes.
             heads: head and loss of every task that was added with its own, by name.
             losses: the loss of every classifier that was added with one other than a ``CrossEntropy``, by name.
+            encoders: the encoder of every source that was added with one other than a name, by the source's name; for
+                sources that have one encoder in common, by the first one's.
             sources: what was saved along, each restored by its ``load_state_dict``. A schedule needs the loaded
                 learner's optimiser: make it afterwards and pass it ``read_checkpoint(path)["sources"][name]``.
         """
@@ -646,7 +796,14 @@ class Learner:
                 learner._has_refrozen = "trainable" in settings
                 if settings.get("holds_gradients") is False:
                     learner._use_low_memory()
-                states.restore_parts(learner._parts(), state, heads or {}, losses or {}, sources)
+                states.restore_parts(
+                    learner._parts(),
+                    state,
+                    heads=heads or {},
+                    losses=losses or {},
+                    encoders=encoders or {},
+                    sources=sources,
+                )
         return learner
 
     # -- what trains
@@ -663,9 +820,10 @@ class Learner:
         """Train these parameters of the backbone, and no others, from now on."""
         backbone = self.model.backbone
         refuse_sharded(backbone, "frozen or unfrozen")
-        heads = self.model.modules()[1:]
-        if any(shares_trained(head, [backbone]) for head in heads):
-            raise SpclError("the backbone shares parameters with a head by now; give the backbone a copy of them")
+        if any(shares_trained(each, [backbone]) for each in self.model.modules()[1:]):
+            raise SpclError(
+                "the backbone shares parameters with a head or encoder by now; give the backbone a copy of them"
+            )
         frozen_layers, removed = frozen_normalisations(backbone), self._batch_check.removed_parameters() or set()
         with trainable(backbone, chosen):
             engine = self._engines.make()
@@ -711,14 +869,19 @@ class Learner:
         self._use_engine(self._engines.make())
 
     def _checked(self, batches: Mapping[str, BatchLike]) -> list[Samples]:
-        """Return the batches of a step once they are checked, and make the heads of tasks that are new."""
+        """Return the batches of a step once they are checked; make encoders and heads of sources that are new."""
         samples = self._batch_check.check(batches)
-        if new := [group for group in samples if group.task.signature is None]:
-            feature_dim = self._batch_check.features_of(new)
-            if feature_dim is not None:
-                self._build_heads(feature_dim)
+        if new := [group for group in samples if group.source.signature is None]:
+            with self._batch_check.encoders_for(new) as encoded:
+                feature_dim = self._batch_check.features_of(new)
+                with self._added_parts_undone_if_it_raises():
+                    for source in encoded:
+                        add_encoder(self.optimizer, source)
+                        self._follow_trained()
+                    if feature_dim is not None:
+                        self._build_heads(feature_dim)
             for group in new:
-                group.task.signature = describe(group.x, 1), describe(group.y, 1)
+                group.source.signature = describe(group.x, 1), describe(group.y, 1)
         return samples
 
     def _build_heads(self, feature_dim: int) -> None:
@@ -726,26 +889,42 @@ class Learner:
         if all(task.head is not None for task in self.model.classifiers):
             self.model.feature_dim = feature_dim
             return
-        with self._tasks_undone_if_it_raises():
+        with self._added_parts_undone_if_it_raises():
             for task in self.model.build_heads(feature_dim):
                 add_head(self.optimizer, task)
             self._follow_trained()
 
     @contextmanager
-    def _tasks_undone_if_it_raises(self) -> Iterator[None]:
-        """Undo what the block adds to tasks, heads, optimiser and average, if it raises."""
+    def _added_parts_undone_if_it_raises(self) -> Iterator[None]:
+        """Undo what the block adds to tasks, sources, heads, optimiser and average, if it raises."""
         heads, feature_dim = {task: task.head for task in self.tasks.values()}, self.model.feature_dim
+        sources = [(source, source.finished) for source in self.sources.values()]
         try:
             with groups_undone_if_it_raises(self.optimizer):
                 yield
         except BaseException:
             for name in [name for name, task in self.tasks.items() if task not in heads]:
                 del self.tasks[name]
+            self._restore_sources(sources)
             for task, head in heads.items():
                 task.head = head
             self.model.feature_dim = feature_dim
             self._follow_trained()
             raise
+
+    def _restore_sources(self, before: Sequence[tuple[TaskSource, bool]]) -> None:
+        """Let the model have the sources that it had, in memory, too."""
+        known = {source.name for source, _ in before}
+        for name in [name for name in self.sources if name not in known]:
+            self.model.remove_source(self.sources[name])
+            if self.memory is not None:
+                self.memory.withdraw(name)
+        for source, finished in before:
+            if source.name not in self.sources:
+                self.model.add_source(source)
+                if self.memory is not None and source.name not in self.memory.buffers:
+                    start_in_memory(self.memory, source)
+            source.finished = finished
 
     def _new_average(self) -> WeightAverage | None:
         if self.average is None:
@@ -759,8 +938,8 @@ class Learner:
 
 
 def _left_out(batches: Mapping[str, BatchLike], samples: Sequence[Samples]) -> dict[str, int]:
-    """Return by how many samples the batches of tasks are larger than what a step learns of them."""
-    learned = {group.task.name: len(group.y) for group in samples}
+    """Return by how many samples the batches of sources are larger than what a step learns of them."""
+    learned = {group.name: len(group.y) for group in samples}
     missing = {name: len(y) - learned.get(name, 0) for name, (_, y) in batches.items()}
     return {name: count for name, count in missing.items() if count}
 

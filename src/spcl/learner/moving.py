@@ -33,7 +33,7 @@ def move(parts: SavedParts, device: torch.device, dtype: torch.dtype) -> WeightA
     """Move model, prediction heads, optimiser and memory in place; return the average of the moved weights."""
     model, before = parts.model, (parts.model.device, parts.model.dtype)
     saved = None if parts.average is None else average_state(parts.average, model)
-    for parameter in (*model.backbone.parameters(), *model.head_parameters()):
+    for parameter in (*model.backbone.parameters(), *model.shared_encoder_parameters, *model.own_parameters()):
         parameter.grad = None  # a view of the gradient matrix
     model.move(device, dtype)
     parts.heads.move(device, dtype)
@@ -41,9 +41,10 @@ def move(parts: SavedParts, device: torch.device, dtype: torch.dtype) -> WeightA
     for task in model.tasks.values():
         if isinstance(task.loss, nn.Module):
             task.loss.to(device, dtype)
-        if task.signature is not None:
-            x, y = (_converted_signature(text, before[1], dtype) for text in task.signature)
-            task.signature = x, y
+    for source in model.sources.values():
+        if source.signature is not None:
+            x, y = (_converted_signature(text, before[1], dtype) for text in source.signature)
+            source.signature = x, y
     if parts.memory is not None:
         parts.memory.convert(before[1], dtype)
         if before[0].type != "cpu":

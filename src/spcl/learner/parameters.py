@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from spcl._util.validation import DICTS, check_content
 from spcl.engine.ranks.sharded import sharded_like
 from spcl.errors import CheckpointError, SpclError, did_you_mean
-from spcl.tasks import Task
+from spcl.tasks import Task, TaskSource
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -89,7 +89,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def optimizer_of(make: MakeOptimizer, shared: list[nn.Parameter], like: Tensor) -> Optimizer:
-    """Return an optimiser of the shared parameters, with an empty group for the heads.
+    """Return an optimiser of the shared parameters, with an empty group for heads and encoders.
 
     The group exists from the start, because a schedule must know all groups before the first step. An optimiser cannot
     be made of no parameters: where all are frozen, it is made of an empty one of the type and device of ``like``, which
@@ -136,19 +136,52 @@ def keep_trainable(optimizer: Optimizer, shared: Iterable[nn.Parameter], removed
 
 
 def add_head(optimizer: Optimizer, task: Task) -> None:
-    """Add the parameters of a task's head to the group of the heads."""
+    """Add the parameters of a task's head to the group of heads and encoders."""
     assert task.head is not None
+    _add_to_heads(optimizer, task.head, task.name)
+
+
+def add_encoder(optimizer: Optimizer, source: TaskSource) -> None:
+    """Add the parameters of a source's encoder to the group of heads and encoders, but for those that are there."""
+    assert source.encoder is not None
+    _add_to_heads(optimizer, source.encoder, [ENCODER, source.name])
+
+
+ENCODER = "encoder"
+"""Marks entries of the group of heads and encoders that name a source and not a task."""
+
+
+def _add_to_heads(optimizer: Optimizer, module: nn.Module, entry: str | list[str]) -> None:
     heads = _head_group(optimizer)
-    added = [parameter for parameter in task.head.parameters() if parameter.requires_grad]
+    known = set(heads["params"])
+    added = [each for each in module.parameters() if each.requires_grad and each not in known]
     heads["params"] += added
     if added and type(optimizer) is torch.optim.Adagrad:  # before PyTorch 2.12 it makes its state when it is made
         optimizer.state.update(torch.optim.Adagrad(added, **optimizer.defaults).state)
-    heads["tasks"].append(task.name)
+    heads["tasks"].append(entry)
+
+
+def exchange_parameters(optimizer: Optimizer, before: nn.Module, after: nn.Module) -> None:
+    """Put the parameters of a larger head in the places of a smaller one's; new entries of their state are zero."""
+    heads = _head_group(optimizer)
+    pairs = dict(zip(before.parameters(), after.parameters(), strict=True))
+    heads["params"][:] = [pairs.get(each, each) for each in heads["params"]]
+    for old, new in pairs.items():
+        if (state := optimizer.state.pop(old, None)) is not None:
+            optimizer.state[new] = {name: _grown(value, old, new) for name, value in state.items()}
+
+
+def _grown(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
+    if not isinstance(value, Tensor) or value.shape != old.shape or old.shape == new.shape:
+        return value
+    larger = torch.zeros_like(new, dtype=value.dtype, device=value.device, requires_grad=False)
+    larger[: len(value)] = value
+    return larger
 
 
 @contextmanager
 def groups_undone_if_it_raises(optimizer: Optimizer) -> Iterator[None]:
-    """Remove from the optimiser what the block added to the group of the heads, if the block raises."""
+    """Remove from the optimiser what the block added to the group of heads and encoders, if the block raises."""
     group = _head_group(optimizer)
     parameters, tasks = list(group["params"]), list(group["tasks"])
     try:
@@ -183,17 +216,27 @@ def saved_optimizer(saved: Mapping[str, Any]) -> MakeOptimizer:
     return lambda parameters: kind(parameters, **defaults)
 
 
-def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
-    """Restore the state of every parameter; the heads join the optimiser in the order in which they were made."""
+def restore_optimizer(
+    optimizer: Optimizer,
+    saved: Mapping[str, Any],
+    tasks: Mapping[str, Task],
+    sources: Mapping[str, TaskSource],
+) -> None:
+    """Restore the state of every parameter; heads and encoders join the optimiser in the order they were made."""
     _check_optimizer(saved, optimizer.defaults)
     if type(optimizer).__name__ != saved["class"]:
         raise CheckpointError(
             f"the checkpoint was made with {saved['class']}, but the optimiser is {type(optimizer).__name__}"
         )
-    for task in saved["groups"][-1].get("tasks", []):  # an optimiser put in later may name none
-        if task not in tasks:
-            raise CheckpointError(f"the optimiser has the head of task {task!r:.80}, which the learner has not")
-        add_head(optimizer, tasks[task])
+    for entry in saved["groups"][-1].get("tasks", []):  # an optimiser put in later may name none
+        if isinstance(entry, str):
+            if entry not in tasks:
+                raise CheckpointError(f"the optimiser has the head of task {entry!r:.80}, which the learner has not")
+            add_head(optimizer, tasks[entry])
+        elif len(entry) != 2 or entry[1] not in sources or sources[entry[1]].encoder is None:
+            raise CheckpointError(f"the optimiser has the encoder of {entry!r:.80}, which the learner has not")
+        else:
+            add_encoder(optimizer, sources[entry[1]])
     groups = [
         _tuples(group) | {key: group[key] for key in ("params", "tasks") if key in group} for group in saved["groups"]
     ]
@@ -221,7 +264,7 @@ def _check_optimizer(saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> N
     if not saved["groups"]:
         raise CheckpointError("the optimiser has no groups in the checkpoint; use another checkpoint")
     for group in saved["groups"]:
-        known = {"params": list[int], "tasks": list[str]}
+        known = {"params": list[int], "tasks": list[str | list[str]]}
         check_content("a group of the optimiser", group, {name: known[name] for name in known if name in group})
         _check_options("a group of the optimiser", group, defaults)
 
@@ -234,6 +277,8 @@ def _check_options(part: str, options: Mapping[str, Any], defaults: Mapping[str,
             continue
         if isinstance(default, bool):
             check_content(part, options, {name: bool})
+        elif default is None and name in ("foreach", "fused"):
+            check_content(part, options, {name: bool | None})
         elif isinstance(default, Real):
             check_content(part, options, {name: number})
         elif isinstance(default, tuple) and all(isinstance(each, Real) for each in default):
@@ -292,7 +337,7 @@ def _strided_like(value: Any, parameter: nn.Parameter) -> Any:
 
 
 def _head_group(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the optimiser's last group, which has the parameters of all heads and names their tasks."""
+    """Return the optimiser's last group, which has the parameters of heads and encoders, and names their owners."""
     if "tasks" not in optimizer.param_groups[-1]:
         optimizer.add_param_group({"params": [], "tasks": []})
     return optimizer.param_groups[-1]

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import cross_entropy, linear, normalize, pad
 
 from spcl._util.registry import Named, Registry, named_options
 from spcl.batches import split
 from spcl.engine.model import SharedModel
 from spcl.errors import SpclError
 from spcl.memory import Memory
-from spcl.memory.base import TaskBuffer
+from spcl.memory.base import SourceBuffer
 from spcl.tasks import Task
 
 StepSamples = list[tuple[Task, Tensor]]
@@ -189,21 +189,25 @@ class AdjustedLogits(ClassPredictor):
             head, shares = heads[name], frequencies / total
             assert isinstance(head, AdjustedHead)
             offsets = torch.where(shares > 0.0, self.strength * shares.log(), 0.0)
-            head.offsets.copy_(offsets)
+            head.offsets[: len(offsets)].copy_(offsets)
 
     def observe(self, samples: StepSamples, memory: Memory, memory_batch: int | None) -> None:
         """Average the frequencies of the classes in a step; of replayed samples, those to be expected."""
-        counts = {task.name: _counts(task, y) for task, y in samples if task.classes is not None}
-        stored = {name: memory.buffers[name] for name in memory.replayable_tasks()}
+        counts: dict[str, Tensor] = {}
+        for task, y in samples:
+            if task.classes is not None:
+                _add(counts, task.name, _counts(task, y))
+        stored = {name: memory.buffers[name] for name in memory.replayable_sources()}
         replayed = min(memory_batch or max(len(y) for _, y in samples), len(memory)) / max(len(memory), 1)
-        for name, buffer in stored.items():
+        for buffer in stored.values():
             if buffer.labelled:
                 labels = torch.from_numpy(buffer.labels[: buffer.size])
-                expected = replayed * torch.bincount(labels, minlength=buffer.classes).double()
-                counts[name] = counts[name] + expected if name in counts else expected
+                _add(counts, buffer.task, replayed * torch.bincount(labels, minlength=buffer.classes).double())
         total = sum(float(count.sum()) for count in counts.values())
         for name in self._frequencies | counts:  # a set of names would have an order of its own in every process
             before, now = self._frequencies.get(name), counts.get(name)
+            if before is not None and now is not None:  # classes may have been added
+                before = pad(before, (0, len(now) - len(before)))
             both = [] if before is None else [self.decay * before]
             both += [] if now is None else [(1.0 - self.decay) * now / total]
             self._frequencies[name] = torch.stack(both).sum(dim=0)
@@ -215,6 +219,10 @@ class AdjustedLogits(ClassPredictor):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
         self._frequencies = {name: value.cpu() for name, value in state["frequencies"].items()}
+
+
+def _add(counts: dict[str, Tensor], name: str, more: Tensor) -> None:
+    counts[name] = counts[name] + more if name in counts else more
 
 
 def _counts(task: Task, y: Tensor) -> Tensor:
@@ -342,9 +350,9 @@ class PredictionHeads:
             return
         buffers = self._memory.buffers
         stored = {
-            task.name: _stored_features(model, buffers[task.name])
+            task.name: _stored_features(model, task, buffers)
             for task in model.classifiers
-            if task.head is not None and task.name in buffers and buffers[task.name].size
+            if task.head is not None and any(name in buffers and buffers[name].size for name in task.sources)
         }
         heads = self._new_heads(model)
         self._predictor.fit(heads, stored, model.has_joint_logits)
@@ -353,7 +361,8 @@ class PredictionHeads:
         self._heads, self._version = heads, version
 
     def _current_version(self, model: SharedModel) -> object:
-        return [(task.name, task.finished, task.head is None) for task in model.classifiers]
+        sources = [(source.name, source.finished) for source in model.sources.values()]
+        return sources, [(task.name, task.classes, task.head is None) for task in model.classifiers]
 
     def _new_heads(self, model: SharedModel) -> dict[str, nn.Module]:
         heads = {}
@@ -379,10 +388,14 @@ class PredictionHeads:
         self._version = self._current_version(model) if are_current else None
 
 
-def _stored_features(model: SharedModel, buffer: TaskBuffer) -> StoredFeatures:
+def _stored_features(model: SharedModel, task: Task, buffers: Mapping[str, SourceBuffer]) -> StoredFeatures:
     """Return features and labels of the samples of a task in memory."""
-    inputs = buffer.take_inputs(np.arange(buffer.size))
-    with torch.no_grad(), model.precision():
-        features = [model.backbone(model.on_device(part)) for part in split(inputs, BATCH)]
-    labels = torch.from_numpy(buffer.labels[: buffer.size]).to(model.device)
-    return StoredFeatures(torch.cat(features).to(model.dtype), labels)
+    features, labels = [], []
+    for name, source in task.sources.items():
+        buffer = buffers.get(name)
+        if buffer is not None and buffer.size:
+            inputs = buffer.take_inputs(np.arange(buffer.size))
+            with torch.no_grad(), model.precision():
+                features += [model.features(part, source.encoder) for part in split(inputs, BATCH)]
+            labels.append(torch.from_numpy(buffer.labels[: buffer.size]).to(model.device))
+    return StoredFeatures(torch.cat(features).to(model.dtype), torch.cat(labels))

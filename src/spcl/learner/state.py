@@ -16,14 +16,16 @@ import spcl.memory
 from spcl._util.validation import DICTS, check_content
 from spcl.batches import describe
 from spcl.checkpoint import write_checkpoint
+from spcl.encoders import ENCODERS
 from spcl.engine.base import Engine, Stateful
 from spcl.engine.model import SharedModel
 from spcl.engine.ranks.sharded import sharded_like, whole
 from spcl.engine.update import WeightAverage
 from spcl.errors import CheckpointError, SpclError, did_you_mean
-from spcl.learner.checks import check_is_method, classifier_task
+from spcl.learner.checks import check_is_method, classifier_task, start_in_memory
 from spcl.learner.parameters import (
     MakeOptimizer,
+    add_encoder,
     add_head,
     optimizer_state,
     restore_optimizer,
@@ -38,25 +40,121 @@ from spcl.memory import Memory
 from spcl.methods import make_method, recorded_settings
 from spcl.methods.base import Method
 from spcl.options import LearnerOptions, restored_options
-from spcl.tasks import Task
+from spcl.tasks import Task, TaskSource
 
 Heads = Mapping[str, tuple[nn.Module, Loss]]
+Encoders = Mapping[str, nn.Module]
 Losses = Mapping[str, Loss]
 
 
 def task_state(task: Task) -> dict[str, Any]:
-    """Return a task and the weights of its head."""
+    """Return a task and the weights of its head; of its sources, what a task that is its own only source needs."""
     return {
         "name": task.name,
         "classes": task.classes,
         "finished": task.finished,
         "signature": task.signature,
         "left_out": task.skipped,  # keys of existing files
-        "left_out_in_a_row": task.skipped_in_a_row,
+        "left_out_in_a_row": max((source.skipped_in_a_row for source in task.sources.values()), default=0),
         "head": None if task.head is None else task.head.state_dict(),
         **({} if task.class_names is None else {"class_names": list(task.class_names)}),
         **({} if task.classes is None or task.loss is cross_entropy else {"loss": _loss_state(task.loss)}),
     }
+
+
+def source_states(model: SharedModel) -> list[dict[str, Any]]:
+    """Return the sources in their order; an empty list if each is the only source of the task of its name.
+
+    Encoders are saved with the first source that has them; others name that source.
+    """
+    sources = list(model.sources.values())
+    if all(source.is_implied for source in sources) and len(sources) == len(model.tasks):
+        return []
+    owners: dict[nn.Module, str] = {}
+    for source in sources:
+        if source.encoder is not None:
+            owners.setdefault(source.encoder, source.name)
+    return [
+        {
+            "name": source.name,
+            "task": source.task.name,
+            "finished": source.finished,
+            "implied": source.is_implied,
+            "signature": source.signature,
+            "skipped": source.skipped,
+            "skipped_in_a_row": source.skipped_in_a_row,
+            "encoder_name": source.encoder_name,
+            "encoder_of": None if source.encoder is None else owners[source.encoder],
+            "encoder": source.encoder.state_dict()
+            if source.encoder is not None and owners[source.encoder] == source.name
+            else None,
+        }
+        for source in sources
+    ]
+
+
+def restore_sources(model: SharedModel, state: Mapping[str, Any], encoders: Encoders) -> None:
+    """Add the sources of :func:`source_states` to a model with all tasks; weights of encoders are still missing."""
+    saved = state.get("task_sources") or [
+        {"name": each["name"], "task": each["name"], "finished": each["finished"], "implied": True}
+        | {"signature": each["signature"], "skipped": each["left_out"], "skipped_in_a_row": each["left_out_in_a_row"]}
+        | {"encoder_name": None, "encoder_of": None, "encoder": None}
+        for each in state["tasks"]
+    ]
+    for name in encoders:
+        if name not in [entry["name"] for entry in saved if entry["encoder_of"] is not None]:
+            raise CheckpointError(
+                f"encoders has {name!r}, but the checkpoint has no source of that name with an encoder"
+            )
+    for entry in saved:
+        source = TaskSource(entry["name"], model.tasks[entry["task"]], encoder_name=entry["encoder_name"])
+        source.is_implied, source.finished = entry["implied"], entry["finished"]
+        source.skipped, source.skipped_in_a_row = entry["skipped"], entry["skipped_in_a_row"]
+        source.signature = None if entry["signature"] is None else tuple(entry["signature"])
+        source.encoder = _restored_encoder(model, entry, encoders)
+        model.add_source(source)
+
+
+def _restored_encoder(model: SharedModel, saved: Mapping[str, Any], encoders: Encoders) -> nn.Module | None:
+    """Return the encoder of a source: made again if it had a name, else the given one."""
+    name, owner = saved["name"], saved["encoder_of"]
+    if owner is None:
+        return None
+    if owner != name:
+        if encoders.get(name, model.sources[owner].encoder) is not model.sources[owner].encoder:
+            raise CheckpointError(f"sources {owner!r} and {name!r} had one encoder; pass the same module for both")
+        return model.sources[owner].encoder
+    if saved["encoder_name"] is not None:
+        inputs = _inputs_like(saved["signature"][0])
+        encoder: nn.Module = ENCODERS.make(saved["encoder_name"], inputs)
+        return encoder.to(model.device, model.dtype)
+    if name not in encoders:
+        raise CheckpointError(f"source {name!r} has an encoder of its own; pass it as encoders={{{name!r}: module}}")
+    if not isinstance(encoders[name], nn.Module) or shares_trained(encoders[name], [model.backbone, *model.heads()]):
+        raise CheckpointError(f"encoders[{name!r}] must be a module that shares no parameters with backbone or heads")
+    return encoders[name].to(model.device)
+
+
+def _inputs_like(signature: str) -> Tensor:
+    """Return no inputs of the described kind.
+
+    >>> _inputs_like("float32[3, 8]").shape
+    torch.Size([0, 3, 8])
+    """
+    kind, _, shape = signature.removesuffix("]").partition("[")
+    dtype = getattr(torch, kind, None)
+    if not isinstance(dtype, torch.dtype) or not all(size.strip().isdigit() for size in shape.split(",") if size):
+        raise CheckpointError(f"samples of {signature!r:.80} are not tensors; use another checkpoint")
+    return torch.empty(0, *(int(size) for size in shape.split(",") if size), dtype=dtype)
+
+
+def restore_encoders(model: SharedModel, state: Mapping[str, Any]) -> None:
+    """Restore the weights of all encoders."""
+    for entry in state.get("task_sources", []):
+        encoder = model.sources[entry["name"]].encoder
+        if encoder is not None and entry["encoder"] is not None:
+            check_fits(f"the encoder of source {entry['name']!r}", encoder, entry["encoder"])
+            encoder.load_state_dict(entry["encoder"])
 
 
 def restore_tasks(model: SharedModel, saved: list[dict[str, Any]], heads: Heads, losses: Losses) -> None:
@@ -110,9 +208,6 @@ def _restored_task(saved: Mapping[str, Any], heads: Heads, losses: Losses, offse
         raise CheckpointError(
             f"task {name!r} was added with a head and loss of its own; pass them as heads={{{name!r}: (head, loss)}}"
         )
-    task.finished = saved["finished"]
-    task.signature = None if saved["signature"] is None else tuple(saved["signature"])
-    task.skipped, task.skipped_in_a_row = saved["left_out"], saved["left_out_in_a_row"]
     return task
 
 
@@ -178,6 +273,7 @@ def check_state(state: Mapping[str, Any], backbone: nn.Module, sources: Iterable
 PARTS: Mapping[str, Any] = {
     "learner": dict,
     "tasks": DICTS,
+    "task_sources": DICTS,
     "backbone": dict,
     "method": dict,
     "optimizer": dict,
@@ -195,6 +291,18 @@ TASK_CONTENT: Mapping[str, Any] = {
     "left_out_in_a_row": int,
     "head": dict | None,
 }
+SOURCE_CONTENT: Mapping[str, Any] = {
+    "name": str,
+    "task": str,
+    "finished": bool,
+    "implied": bool,
+    "signature": list[str] | None,
+    "skipped": int,
+    "skipped_in_a_row": int,
+    "encoder_name": str | dict | None,
+    "encoder_of": str | None,
+    "encoder": dict | None,
+}
 
 
 def _check_content(state: Mapping[str, Any]) -> None:
@@ -203,16 +311,17 @@ def _check_content(state: Mapping[str, Any]) -> None:
     check_content("the learner", state["learner"], LEARNER_CONTENT)
     for number, task in enumerate(state["tasks"]):
         check_content(f"task {task.get('name', number)!r:.80}", task, TASK_CONTENT)
+    _check_task_sources(state)
     try:
         LearnerOptions(**restored_options(state["learner"]))
     except SpclError as error:
         raise CheckpointError(f"{error}, but the checkpoint has it; use another checkpoint") from None
     features = state["learner"]["feature_dim"]
     for task in state["tasks"]:
-        signature = task["signature"] or ("", "")
-        if len(signature) != 2:
+        if task["signature"] is not None and len(task["signature"]) != 2:
             raise CheckpointError(
-                f"the signature of task {task['name']!r} is {signature!r:.80}; use another checkpoint"
+                f"signature of task {task['name']!r} is {task['signature']!r:.80} in the checkpoint, not of a "
+                f"sample and a target; use another checkpoint"
             )
         numbers = sum(each.numel() for each in (task["head"] or {}).values())
         if task["classes"] is not None and features is not None and max(task["classes"], features) > numbers:
@@ -223,6 +332,22 @@ def _check_content(state: Mapping[str, Any]) -> None:
     for name, updates in state.get("average_updates", {}).items():
         if not isinstance(updates, int):
             raise CheckpointError(f"the average of the {name} has {updates!r:.80} updates; use another checkpoint")
+
+
+def _check_task_sources(state: Mapping[str, Any]) -> None:
+    """Raise an error unless sources have the tasks and encoders of the checkpoint."""
+    tasks, known = {task["name"] for task in state["tasks"]}, dict[str, Any]()
+    for number, source in enumerate(state.get("task_sources", [])):
+        check_content(f"source {source.get('name', number)!r:.80}", source, SOURCE_CONTENT)
+        name, owner, signature = source["name"], source["encoder_of"], source["signature"] or ("", "")
+        known[name] = source
+        if source["task"] not in tasks or (owner is not None and (owner not in known or not known[owner]["encoder"])):
+            raise CheckpointError(
+                f"source {name!r} has the task {source['task']!r} and the encoder of {owner!r}, but the checkpoint "
+                f"does not; use another checkpoint"
+            )
+        if len(signature) != 2:
+            raise CheckpointError(f"the signature of source {name!r} is {signature!r:.80}; use another checkpoint")
 
 
 def check_sources(call: Callable[..., object], load: Callable[..., object], sources: Mapping[str, Stateful]) -> None:
@@ -290,6 +415,7 @@ def model_state(parts: SavedParts) -> dict[str, Any]:
     """Return the state of the parts that make up the model: tasks with their heads, backbone and method."""
     return {
         "tasks": [task_state(task) for task in parts.model.tasks.values()],
+        **({"task_sources": sources} if (sources := source_states(parts.model)) else {}),
         "backbone": uncompiled(parts.model.backbone).state_dict(),
         "method": _method_state(parts.method),
         **({} if parts.average is None else average_state(parts.average, parts.model)),
@@ -329,7 +455,13 @@ def saved_parts(
 
 
 def restore_parts(
-    parts: SavedParts, state: Mapping[str, Any], heads: Heads, losses: Losses, sources: Mapping[str, Stateful]
+    parts: SavedParts,
+    state: Mapping[str, Any],
+    *,
+    heads: Heads,
+    losses: Losses,
+    encoders: Encoders,
+    sources: Mapping[str, Stateful],
 ) -> None:
     """Restore the parts of a new learner and the sources saved with it; the backbone changes when all others fit.
 
@@ -340,10 +472,12 @@ def restore_parts(
     if state["learner"]["feature_dim"] is not None:
         model.build_heads(state["learner"]["feature_dim"])
     restore_heads(model.tasks, state["tasks"])
+    restore_sources(model, state, encoders)
+    restore_encoders(model, state)
     _restore_groups(parts.optimizer, model.backbone, state["learner"].get("trainable"))
     if state.keys() >= TRAINING:
-        restore_optimizer(parts.optimizer, state["optimizer"], model.tasks)
-        _restore_memory(parts.memory, state["memory"], model.tasks)
+        restore_optimizer(parts.optimizer, state["optimizer"], model.tasks, model.sources)
+        _restore_memory(parts.memory, state["memory"], model.sources)
     else:
         _admit_tasks(parts)
     parts.method.load_state_dict(state["method"]["state"])
@@ -365,8 +499,11 @@ def _admit_tasks(parts: SavedParts) -> None:
     for task in parts.model.tasks.values():
         if task.head is not None:
             add_head(parts.optimizer, task)
-        if parts.memory is not None and not task.finished:  # a finished one would get a share of the budget
-            parts.memory.start(task.name, task.classes)
+    for source in parts.model.sources.values():
+        if source.encoder is not None:
+            add_encoder(parts.optimizer, source)
+        if parts.memory is not None and not source.finished:  # a finished one would get a share of the budget
+            start_in_memory(parts.memory, source)
 
 
 # -- trained parameters and their averages
@@ -398,7 +535,12 @@ def _restore_groups(optimizer: Optimizer, backbone: nn.Module, names: Sequence[S
 
 def _averaged_modules(model: SharedModel) -> dict[str, nn.Module]:
     heads = {f"head of {task.name}": task.head for task in model.tasks.values() if task.head is not None}
-    return {"backbone": uncompiled(model.backbone)} | heads
+    encoders: dict[nn.Module, str] = {}
+    for source in model.sources.values():
+        if source.encoder is not None:
+            encoders.setdefault(source.encoder, f"encoder of {source.name}")
+    named = {name: encoder for encoder, name in encoders.items()}
+    return {"backbone": uncompiled(model.backbone)} | named | heads
 
 
 def average_state(average: WeightAverage, model: SharedModel) -> dict[str, Any]:
@@ -479,7 +621,7 @@ def _saved_memory(saved: Mapping[str, Any] | None) -> Memory | None:
     return kind(saved["budget"], device=saved["device"], dtype=dtype)  # type: ignore[no-any-return]
 
 
-def _restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None, tasks: Mapping[str, Task]) -> None:
+def _restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None, sources: Mapping[str, TaskSource]) -> None:
     """Restore the content of a memory."""
     if memory is None:
         return
@@ -487,9 +629,10 @@ def _restore_memory(memory: Memory | None, saved: Mapping[str, Any] | None, task
         raise CheckpointError("the checkpoint holds no memory; load it without memory=")
     memory.load_state_dict(saved["state"])
     for name, buffer in memory.buffers.items():
-        if name not in tasks or (buffer.classes if buffer.labelled else None) != tasks[name].classes:
+        task = sources[name].task if name in sources else None
+        if task is None or (buffer.classes if buffer.labelled else None, buffer.task) != (task.classes, task.name):
             raise CheckpointError(
-                f"memory has samples of another task {name!r} than the learner; use another checkpoint"
+                f"memory has samples of another source {name!r} than the learner; use another checkpoint"
             )
 
 

@@ -1,4 +1,4 @@
-"""One step: Algorithm 2 of the paper as a transaction, from the tasks' batches to new weights, or nothing."""
+"""One step: Algorithm 2 of the paper as a transaction, from the sources' batches to new weights, or nothing."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class StepReport:
 
     Attributes:
         step: the number of the step, from 0.
-        losses: the loss of every gradient (task, or ``"memory"``) that took part.
+        losses: the loss of every gradient (source, or ``"memory"``) that took part.
         weights: the weight of every gradient in the update; empty if the method does not weigh gradients.
         before: stability of the gradients, to which a coupled penalty's gradient was added; None if the method's
             reduction is ``"mean"`` or ``"sum"`` and the learner does not ``measure_stability``.
@@ -52,7 +52,7 @@ class StepReport:
         seconds: seconds per phase (on a GPU: until the work was launched). ``capture``, the time spent capturing CUDA
             graphs, is contained in the other phases.
         memory_bytes: the size of the memory's content.
-        unlabelled: the number of samples without a label (−100), by task; they were left out.
+        unlabelled: the number of samples without a label (−100, or NaN), by source; they were left out.
     """
 
     step: int
@@ -100,7 +100,7 @@ class Computed(NamedTuple):
 
     Attributes:
         passes: what the passes over the batches found.
-        batches: the batches of tasks, then replay batches.
+        batches: the batches of sources, then replay batches.
         edits: replay batches from memory, and the inputs that replace theirs.
     """
 
@@ -128,7 +128,7 @@ class Step:
 
         run                       for each update of a step:
             attempt               until all gradients that take part are healthy:
-                backward              gradients of tasks, heads and memory    (Algorithm 2, lines 3, 4, 7)
+                backward              gradients of sources and memory         (Algorithm 2, lines 3, 4, 7)
                 penalty_gradient      orthogonality gradient                  (line 5)
                 gramian               Gramian and health of the gradients     (line 8)
                 store                 memory gets the new samples, while a GPU computes
@@ -169,12 +169,13 @@ class Step:
     ) -> Result:
         """Make the updates of a step; return the result of the first one, and everything skipped in any of them.
 
-        A task that is skipped takes no part in the further updates of the step. An update that raises is undone;
+        A source that is skipped takes no part in the further updates of the step. An update that raises is undone;
         earlier updates remain. ``meanwhile`` is called in each attempt at the first update, after its work is launched.
         """
         captured = self._engine.capture_seconds
-        if not self._model.backbone.training:
-            self._model.backbone.train()
+        for module in (self._model.backbone, *self._model.encoders):
+            if not module.training:
+                module.train()
         self.keep_statistics()
         self._seconds = {}
         results: list[Result] = []
@@ -185,14 +186,14 @@ class Step:
             done = self._update(trained, update, options, is_last=is_last, meanwhile=None if results else meanwhile)
             results.append(done)
             skipped = done.skipped | skipped
-            trained = [group for group in samples if group.task.name not in skipped]
+            trained = [group for group in samples if group.name not in skipped]
         if self._engine.capture_seconds > captured:
             self._seconds["capture"] = self._engine.capture_seconds - captured
         _count_skipped(samples, skipped)
         return replace(results[0], skipped=skipped, seconds=self._seconds)
 
     def try_each(self, samples: Sequence[Samples], update: Update, options: StepOptions) -> dict[str, TaskError]:
-        """Return the errors that computing an update from each batch alone raises, by task; every update is undone."""
+        """Return the errors that computing an update from each batch alone raises, by source; each update is undone."""
         raised: dict[str, TaskError] = {}
         for group in samples:
             self._transaction.begin(update.optimizer)
@@ -204,8 +205,8 @@ class Step:
                 if is_out_of_memory(error):
                     raise
                 if not isinstance(error, TaskError):
-                    error = TaskError(f"task {group.task.name!r}: {type(error).__name__}: {error}")
-                raised[group.task.name] = error
+                    error = TaskError(f"{group.source.words}: {type(error).__name__}: {error}")
+                raised[group.name] = error
             finally:
                 self._transaction.rollback()
                 self._transaction.commit()
@@ -257,7 +258,7 @@ class Step:
                     skipped |= found.faults
                     apart = False
                 self._transaction.rollback(draws=MEMORY not in skipped)  # a faulty memory draws other samples
-                trained = [group for group in samples if group.task.name not in skipped]
+                trained = [group for group in samples if group.name not in skipped]
             if trained:
                 with self._phase("update"):
                     self._method.after_step(result.losses)
@@ -296,7 +297,7 @@ class Step:
         is_last: bool = False,
         meanwhile: Callable[[], object] | None = None,
     ) -> Result:
-        """Compute the update from the tasks' batches and from memory: Algorithm 2, lines 3 to 10.
+        """Compute the update from the sources' batches and from memory: Algorithm 2, lines 3 to 10.
 
         Raise :class:`FaultsError` if gradients are faulty, :class:`UnsupportedError` if only separate passes can show
         which. The last update of a step shows its samples to memory.
@@ -341,14 +342,15 @@ class Step:
 
     def _known_gradients(self, batches: Sequence[Samples], replayed: int) -> Gradients:
         """Return what is known of the step's gradients before they are computed."""
-        parts = [(group.task.name, group.task.classes or 1, group.y.shape[0]) for group in batches]
-        tasks = []
+        parts = [(group.name, group.task.classes or 1, group.y.shape[0]) for group in batches]
+        replayable: list[str] = []
         if replayed and self._memory is not None:
-            tasks = [self._model.tasks[name] for name in self._memory.replayable_tasks()]
+            replayable = self._memory.replayable_sources()
+            tasks = dict.fromkeys(self._model.sources[name].task for name in replayable)
             parts.append((MEMORY, sum(task.classes or 1 for task in tasks), replayed))
         names, classes, samples = zip(*parts, strict=True)
         losses = np.array([np.nan] * len(names))
-        return Gradients(names, losses, None, classes, samples, tuple(task.name for task in tasks))
+        return Gradients(names, losses, None, classes, samples, tuple(replayable))
 
     def _reduction(self, known: Gradients, separate: bool) -> ReductionPlan:
         """Plan the reduction of the step's gradients; for reduction ``"sum"`` the method's weights are needed now."""
@@ -360,7 +362,7 @@ class Step:
     # -- gradients
 
     def _backward(self, samples: Sequence[Samples], replayed: int, augment: Transform | None, apart: bool) -> Computed:
-        """Compute the gradients of tasks, heads and memory: Algorithm 2, lines 3, 4 and 7."""
+        """Compute the gradients of sources, memory, encoders and heads: Algorithm 2, lines 3, 4 and 7."""
         engine, method, index = self._engine, self._method, len(samples)
         early = augment if method.watches_updates else None  # the losses after the update are of the same inputs
         late = None if method.watches_updates else augment
@@ -403,9 +405,9 @@ class Step:
         return self._memory.draw(count)
 
     def _samples_of(self, drawn: Sequence[ReplayBatch]) -> list[Samples]:
-        """Return a replay batch as samples of the tasks."""
-        tasks = self._model.tasks
-        return [Samples(tasks[part.task], part.x, part.y, part.logits, replayed=True) for part in drawn]
+        """Return a replay batch as samples of the sources."""
+        sources = self._model.sources
+        return [Samples(sources[part.source], part.x, part.y, part.logits, replayed=True) for part in drawn]
 
     def _store(self, computed: Computed, new: Sequence[Samples]) -> None:
         """Store edited and new samples in memory, until the transaction is rolled back."""
@@ -414,7 +416,7 @@ class Step:
         for batch, x in computed.edits:
             self._memory.replace(batch, x)
         for group in new:
-            self._memory.observe(group.task.name, group.x, group.y, computed.passes.logits.get(group.task.name))
+            self._memory.observe(group.name, group.x, group.y, computed.passes.logits.get(group.name))
 
     def _draw_ahead(self, replayed: int) -> None:
         """Draw the next update's replay batch now, assuming that it has the same size."""
@@ -621,18 +623,18 @@ def _shape(value: object) -> tuple[int, ...] | str:
 
 
 def _count_skipped(samples: Sequence[Samples], skipped: Mapping[str, str]) -> None:
-    """Count the steps in which tasks were skipped, and warn where that happens repeatedly."""
+    """Count the steps in which sources were skipped, and warn where that happens repeatedly."""
     if MEMORY in skipped:
         warnings.warn(f"memory was skipped in a step: {skipped[MEMORY]}", RuntimeWarning, stacklevel=4)
-    for task in (group.task for group in samples):
-        if task.name not in skipped:
-            task.skipped_in_a_row = 0
+    for source in (group.source for group in samples):
+        if source.name not in skipped:
+            source.skipped_in_a_row = 0
             continue
-        task.skipped += 1
-        task.skipped_in_a_row += 1
-        if task.skipped_in_a_row == WARN_AFTER:
+        source.skipped += 1
+        source.skipped_in_a_row += 1
+        if source.skipped_in_a_row == WARN_AFTER:
             warnings.warn(
-                f"task {task.name!r} was skipped in {WARN_AFTER} steps in a row: {skipped[task.name]}; "
+                f"{source.words} was skipped in {WARN_AFTER} steps in a row: {skipped[source.name]}; "
                 f"check its data and the learning rate",
                 RuntimeWarning,
                 stacklevel=4,

@@ -7,7 +7,7 @@ other policies.
 """
 
 from spcl.memory.balanced import BalancedCoreset, EpochCoreset
-from spcl.memory.base import MEMORIES, Memory, ReplayBatch, TaskBuffer
+from spcl.memory.base import MEMORIES, Memory, ReplayBatch, SourceBuffer
 from spcl.memory.reservoir import Reservoir
 
-__all__ = ["MEMORIES", "BalancedCoreset", "EpochCoreset", "Memory", "ReplayBatch", "Reservoir", "TaskBuffer"]
+__all__ = ["MEMORIES", "BalancedCoreset", "EpochCoreset", "Memory", "ReplayBatch", "Reservoir", "SourceBuffer"]

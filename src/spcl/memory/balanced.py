@@ -1,33 +1,43 @@
-"""Class-balanced coresets of the finished tasks: the memory of the paper, and the memory in its authors' code."""
+"""Class-balanced coresets of the finished sources: the memory of the paper, and the memory in its authors' code."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from spcl.batches import Inputs
-from spcl.memory.base import MEMORIES, Memory
+from spcl.errors import CheckpointError, SpclError
+from spcl.memory.base import MEMORIES, Memory, SourceBuffer
+
+Share = Literal["class", "source", "both"]
+"""What has equal shares of the budget: every class of a task, every source, or every class of every source."""
 
 
 @MEMORIES.register("balanced")
 class BalancedCoreset(Memory):
-    """A class-balanced random coreset of the finished tasks (the paper's replay memory).
+    """A class-balanced random coreset of the finished sources (the paper's replay memory).
 
-    Nothing can be drawn until the first task finishes. Then the ``C`` classes of the finished tasks share the budget
-    equally: ``⌊budget/C⌋`` samples each, and one more for the first ``budget mod C`` classes in the order in which
-    tasks started. Whenever a task finishes, the shares shrink and random samples of every class are evicted. A class
-    with fewer samples than its share leaves the rest of its share unused.
+    Nothing can be drawn until the first source finishes. Then the ``C`` classes of the finished sources share the
+    budget equally: ``⌊budget/C⌋`` samples each, and one more for the first ``budget mod C`` classes in the order in
+    which sources started. Whenever a source finishes, the shares shrink and random samples of every class are evicted.
+    A class with fewer samples than its share leaves the rest of its share unused.
 
-    While a task runs, a uniform sample of each of its classes is kept as candidates, as many as the task would get if
-    it finished now. Logits are computed by the ``model`` given to :meth:`finish`.
+    While a source runs, a uniform sample of each of its classes is kept as candidates, as many as the source would get
+    if it finished now. Logits are computed by the ``model`` given to :meth:`finish`.
+
+    Args:
+        budget, seed, device, dtype: as of every :class:`Memory`.
+        share: what has equal shares of the budget where several sources answer one task: every ``"class"`` of a task,
+            whose samples are those of any source; every ``"source"``; or ``"both"``, every class of every source.
 
     >>> import torch
     >>> memory = BalancedCoreset(10, seed=0)
-    >>> for task, classes in ("digits", 2), ("letters", 3):
-    ...     memory.start(task, classes)
-    ...     memory.observe(task, torch.rand(60, 4), torch.arange(60) % classes)
+    >>> for source, classes in ("digits", 2), ("letters", 3):
+    ...     memory.start(source, classes)
+    ...     memory.observe(source, torch.rand(60, 4), torch.arange(60) % classes)
     >>> memory.draw(4), len(memory)
     ([], 0)
     >>> memory.finish("letters")
@@ -36,46 +46,105 @@ class BalancedCoreset(Memory):
     >>> memory.finish("digits")
     >>> memory.counts()
     {'digits': [2, 2], 'letters': [2, 2, 2]}
-    >>> [(batch.task, tuple(batch.x.shape)) for batch in memory.draw(32)]
+    >>> [(batch.source, tuple(batch.x.shape)) for batch in memory.draw(32)]
     [('digits', (4, 4)), ('letters', (6, 4))]
     """
 
     draws_ahead = True
     replays_running = False
-    keeps_observed_logits = False  # they would be outdated when the task ends
-    _shared_by = 0  # number of finished classes at the last call of `choose`
+    keeps_observed_logits = False  # they would be outdated when the source ends
+
+    def __init__(
+        self,
+        budget: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        share: Share = "class",
+    ) -> None:
+        super().__init__(budget, seed=seed, device=device, dtype=dtype)
+        if share not in get_args(Share):
+            raise SpclError(f"share is {share!r}; choose one of {', '.join(get_args(Share))}")
+        self.share = share
+        self._shared_by: object = None  # what ended sources had for claims at the last call of `choose`
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:
-        """Keep the lowest ranks of every class, up to its share."""
-        kept = {}
-        finished = sum(buffer.classes for buffer in self.buffers.values() if not buffer.running)
-        before = 0
-        for task, buffer in self.buffers.items():
-            if len(buffer.ranks) > buffer.size or finished != self._shared_by:  # otherwise nothing has changed
-                total = finished + (buffer.classes if buffer.running else 0)
-                positions = before + np.arange(buffer.classes)
-                shares = self.budget // total + (positions < self.budget % total)
-                kept[task] = _lowest(buffer.ranks, buffer.labels, shares)
-            before += 0 if buffer.running else buffer.classes
-        self._shared_by = finished
+        """Keep the lowest ranks of whatever has a share, up to its share."""
+        ended = {name: buffer for name, buffer in self.buffers.items() if not buffer.running}
+        places: dict[object, int] = {}
+        firsts: dict[str, int] = {}  # the number of shares of ended sources before each source
+        for name, buffer in self.buffers.items():
+            firsts[name] = len(places)
+            if name in ended:
+                for claim in self._claims(name, buffer):
+                    places.setdefault(claim, len(places))
+        has_changed = self._shared_by != (shared_by := (self.budget, tuple(places), tuple(ended)))
+        self._shared_by = shared_by
+        kept = self._chosen_of_ended(ended, places) if has_changed else {}
+        for name, buffer in self.buffers.items():
+            if buffer.running and (has_changed or len(buffer.ranks) > buffer.size):
+                claims = self._claims(name, buffer)
+                new = [claim for claim in claims if claim not in places]
+                positions = dict(zip(new, range(firsts[name], firsts[name] + len(new)), strict=True)) | places
+                shares = self._sizes([positions[claim] for claim in claims], len(places) + len(new))
+                kept[name] = _lowest(buffer.ranks, self._claim_of_samples(buffer), shares)
         return kept
 
-    def resize(self, budget: int) -> None:
-        """Keep at most ``budget`` samples of finished tasks from now on; evict what is above the new shares."""
-        self._shared_by = -1  # the shares of all tasks change
-        super().resize(budget)
+    def _claims(self, source: str, buffer: SourceBuffer) -> list[object]:
+        """Return what has a share of the budget for the sake of a source."""
+        if self.share == "source":
+            return [source]
+        owner = (buffer.task,) if self.share == "class" else (source, buffer.task)
+        return [(*owner, label) for label in range(buffer.classes)]
 
-    def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
-        """Make the samples of ``task`` replayable, with the logits that ``model`` gives for them.
+    def _claim_of_samples(self, buffer: SourceBuffer) -> NDArray[np.int64]:
+        """Return the index of the claim that each sample belongs to."""
+        return buffer.labels if self.share != "source" else np.zeros_like(buffer.labels)
 
-        If the model raises, for example out of memory, the task keeps running and can be finished again.
+    def _sizes(self, positions: Sequence[int], total: int) -> NDArray[np.int64]:
+        """Return the sizes of the shares at these positions of so many."""
+        return self.budget // total + (np.array(positions) < self.budget % total)
+
+    def _chosen_of_ended(
+        self, ended: Mapping[str, SourceBuffer], places: Mapping[object, int]
+    ) -> dict[str, NDArray[np.bool_]]:
+        """Return the samples of ended sources to keep; sources of one task compete for the shares of its classes."""
+        if not ended:
+            return {}
+        owners = [
+            np.array([places[claim] for claim in self._claims(name, buffer)])[self._claim_of_samples(buffer)]
+            for name, buffer in ended.items()
+        ]
+        ranks = np.concatenate([buffer.ranks for buffer in ended.values()])
+        mask = _lowest(ranks, np.concatenate(owners), self._sizes(range(len(places)), len(places)))
+        parts = np.split(mask, np.cumsum([len(buffer.ranks) for buffer in ended.values()])[:-1])
+        return dict(zip(ended, parts, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain data; the samples are copies."""
+        return super().state_dict() | ({} if self.share == "class" else {"share": self.share})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore from :meth:`state_dict`; shares are as they were saved."""
+        share = state.get("share", "class")
+        if share not in get_args(Share):
+            raise CheckpointError(f"memory has shares by {share!r:.80}; use another checkpoint")
+        super().load_state_dict(state)
+        self.share = share
+        self._shared_by = None
+
+    def finish(self, source: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
+        """Make the samples of ``source`` replayable, with the logits that ``model`` gives for them.
+
+        If the model raises, for example out of memory, the source keeps running and can be finished again.
         """
-        super().finish(task)
+        super().finish(source)
         if model is not None:
             try:
-                self.buffers[task].store_logits(model)
+                self.buffers[source].store_logits(model)
             except BaseException:
-                self.buffers[task].running = True
+                self.buffers[source].running = True
                 raise
 
 
@@ -95,7 +164,7 @@ def _lowest(ranks: NDArray[np.float64], labels: NDArray[np.int64], shares: NDArr
 class EpochCoreset(BalancedCoreset):
     """A balanced coreset that is replayed in epochs: every sample once, in random order, before any sample again.
 
-    The last draw of an epoch gets the samples that are left, which may be few. A new epoch also begins when a task
+    The last draw of an epoch gets the samples that are left, which may be few. A new epoch also begins when a source
     finishes.
 
     >>> import torch
@@ -110,6 +179,11 @@ class EpochCoreset(BalancedCoreset):
 
     draws_ahead = True
     _epoch: NDArray[np.int64] = np.empty(0, dtype=np.int64)  # positions left to draw, in order
+
+    def start(self, source: str, classes: int | None, task: str | None = None) -> None:
+        """Start to keep samples of a source; one that returns is not replayed while it runs, so an epoch begins."""
+        super().start(source, classes, task)
+        self._epoch = self._epoch[:0] if source in self.buffers and self.buffers[source].size else self._epoch
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the next positions of the epoch, or the first of a new one."""
@@ -127,15 +201,15 @@ class EpochCoreset(BalancedCoreset):
         generator, self._epoch = state
         super().restore_draws(generator)
 
-    def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
-        """Make the samples of ``task`` replayable, and begin a new epoch."""
-        self.check_finish(task)
+    def finish(self, source: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
+        """Make the samples of ``source`` replayable, and begin a new epoch."""
+        self.check_finish(source)
         self._cancel_draws()
         self._epoch = self._epoch[:0]
-        super().finish(task, model)
+        super().finish(source, model)
 
     def resize(self, budget: int) -> None:
-        """Keep at most ``budget`` samples of finished tasks from now on, and begin a new epoch."""
+        """Keep at most ``budget`` samples of finished sources from now on, and begin a new epoch."""
         super().resize(budget)
         self._epoch = self._epoch[:0]
 

@@ -23,7 +23,7 @@ from spcl.tasks import INTEGERS, check_targets
 class Memory(ABC):
     """A replay memory of at most ``budget`` replayable samples.
 
-    Samples are stored per task in the data's dtype and drawn uniformly.
+    Samples are stored per source in the data's dtype and drawn uniformly.
     Every observed sample gets a *rank*, by default a random one, and a policy keeps the samples with the lowest ranks:
     the ``k`` lowest of ``n`` random ranks are a uniform sample of size ``k``, for any ``n`` and however often ``k``
     has shrunk. A policy implements :meth:`choose`; it may also override :meth:`rank`, :meth:`replayable` and
@@ -32,18 +32,18 @@ class Memory(ABC):
     ``draws_ahead = True`` (not inherited: set it in each class) lets a GPU learner make the next draw early and undo
     it; draws may then depend only on :meth:`draw_state` and the stored samples.
 
-    >>> class NewestOfEachTask(Memory):
+    >>> class NewestOfEachSource(Memory):
     ...     def rank(self, arrivals):
     ...         return -arrivals.astype(float)
     ...
     ...     def choose(self):
     ...         share = self.budget // len(self.buffers)
-    ...         return {task: buffer.ranks.argsort().argsort() < share for task, buffer in self.buffers.items()}
-    >>> memory = NewestOfEachTask(4)
-    >>> for task, first in ("a", 0), ("b", 10):
-    ...     memory.start(task, classes=2)
-    ...     memory.observe(task, torch.arange(first, first + 5), torch.tensor([0, 1, 0, 1, 1]))
-    >>> [(batch.task, sorted(batch.x.tolist())) for batch in memory.draw(8)]
+    ...         return {source: buffer.ranks.argsort().argsort() < share for source, buffer in self.buffers.items()}
+    >>> memory = NewestOfEachSource(4)
+    >>> for source, first in ("a", 0), ("b", 10):
+    ...     memory.start(source, classes=2)
+    ...     memory.observe(source, torch.arange(first, first + 5), torch.tensor([0, 1, 0, 1, 1]))
+    >>> [(batch.source, sorted(batch.x.tolist())) for batch in memory.draw(8)]
     [('a', [3, 4]), ('b', [13, 14])]
 
     Args:
@@ -54,13 +54,13 @@ class Memory(ABC):
             In dicts and tuples it applies to floating-point parts only: others may be tokens or masks.
 
     Attributes:
-        buffers: the samples of every task, in the order in which tasks started.
+        buffers: the samples of every source, in the order in which sources started.
         seen: the number of samples observed.
     """
 
     draws_ahead: ClassVar[bool] = False
     replays_running: ClassVar[bool] = True
-    """Whether samples of running tasks may be drawn, or only samples of finished tasks."""
+    """Whether samples of running sources may be drawn, or only samples of finished sources."""
     keeps_observed_logits: ClassVar[bool] = True
     """Whether logits given to :meth:`observe` are stored."""
 
@@ -78,14 +78,14 @@ class Memory(ABC):
         self.device = None if device is None else torch.device(device)
         self.dtype = dtype
         self.generator = np.random.default_rng(seed)
-        self.buffers: dict[str, TaskBuffer] = {}
+        self.buffers: dict[str, SourceBuffer] = {}
         self.seen = 0
         self._before: tuple[int, Any] | None = None
         self._ahead: deque[DrawAhead] = deque()
 
     @abstractmethod
     def choose(self) -> dict[str, NDArray[np.bool_]]:
-        """Return which samples to keep, as a mask over ``buffer.ranks`` for each task; tasks without a mask keep all.
+        """Return which samples to keep, as a mask over ``buffer.ranks`` by source; sources without one keep all.
 
         Called after every :meth:`observe` and :meth:`finish`; must leave at most ``budget`` replayable samples.
         """
@@ -94,13 +94,13 @@ class Memory(ABC):
         """Return the ranks of new samples, given how many were seen before each; the lowest ranks are kept longest."""
         return self.generator.random(len(arrivals))
 
-    def replayable(self, buffer: "TaskBuffer") -> bool:
-        """Return whether a task's samples may be drawn; if not, they are candidates and do not count to the budget."""
+    def replayable(self, buffer: "SourceBuffer") -> bool:
+        """Return whether a source's samples may be drawn; else they are candidates and do not count to the budget."""
         return self.replays_running or not buffer.running
 
-    def replayable_tasks(self) -> list[str]:
-        """Return the names of the tasks that have samples that may be drawn."""
-        return [task for task, buffer in self.buffers.items() if buffer.size and self.replayable(buffer)]
+    def replayable_sources(self) -> list[str]:
+        """Return the names of the sources that have samples that may be drawn."""
+        return [source for source, buffer in self.buffers.items() if buffer.size and self.replayable(buffer)]
 
     def resize(self, budget: int) -> None:
         """Keep at most ``budget`` replayable samples from now on; evict what is too much, as the policy chooses.
@@ -116,24 +116,64 @@ class Memory(ABC):
         _check_budget(budget)
         self._cancel_draws()
         self.budget = budget
-        for task in list(self.buffers)[:1]:
-            self._evict(task, {})
+        for source in list(self.buffers)[:1]:
+            self._evict(source, {})
 
-    def start(self, task: str, classes: int | None) -> None:
-        """Start to keep samples of ``task``; ``classes`` is None if it is not a classification task."""
-        if task in self.buffers:
-            raise TaskError(f"memory already holds a task {task!r}; give the new task another name")
+    def start(self, source: str, classes: int | None, task: str | None = None) -> None:
+        """Start to keep samples of a source, or go on with one that has ended.
+
+        Args:
+            source: its name.
+            classes: the number of classes of its task; None if that is not a classification task.
+            task: the name of the task, which sources may have in common; by default the source's own name.
+        """
+        task = source if task is None else task
         if classes is not None and classes < 1:
-            raise TaskError(f"task {task!r} has {classes} classes; give at least 1, or None if it has no classes")
-        self.buffers[task] = TaskBuffer(classes)
+            raise TaskError(f"source {source!r} has {classes} classes; give at least 1, or None if it has no classes")
+        known = self.buffers.get(source)
+        if known is None:
+            self.buffers[source] = SourceBuffer(classes, task)
+            return
+        if known.running:
+            raise TaskError(f"memory already holds a source {source!r}; give the new source another name")
+        if (known.task, known.classes if known.labelled else None) != (task, classes):
+            raise TaskError(
+                f"memory holds samples of source {source!r} for task {known.task!r} with {known.classes} classes, but "
+                f"it starts again for task {task!r} with {classes}; give the new source another name"
+            )
+        self._cancel_draws()
+        known.running = True
 
-    def check(self, task: str, x: Inputs, y: Tensor) -> None:
-        """Raise :class:`~spcl.errors.TaskError` if samples do not fit their task; change nothing."""
-        buffer = self._running(task)
+    def withdraw(self, source: str) -> None:
+        """Forget a source that has brought no samples."""
+        if source in self.buffers and not self.buffers[source].fields:
+            del self.buffers[source]
+
+    def add_classes(self, task: str, classes: int, added_at: int | None = None) -> None:
+        """Let the sources of a task have this many classes from now on.
+
+        Args:
+            task: the name of the task.
+            classes: the number of classes, old and new.
+            added_at: where the new classes are among those that the stored logits of all tasks cover; None if stored
+                logits cover the classes of one task.
+        """
+        self._cancel_draws()
+        added = 0
+        for buffer in self.buffers.values():
+            if buffer.task == task and buffer.labelled:
+                added, buffer.classes = classes - buffer.classes, classes
+        for buffer in self.buffers.values() if added_at is not None and added else ():
+            if buffer.labelled:
+                buffer.insert_logits(added_at or 0, added)
+
+    def check(self, source: str, x: Inputs, y: Tensor) -> None:
+        """Raise :class:`~spcl.errors.TaskError` if samples do not fit their source; change nothing."""
+        buffer = self._running(source)
         count, kind = kind_of_pair(x, y)
         if y.ndim == 0 or not count == y.shape[0] > 0:
             raise TaskError(
-                f"task {task!r}: x ({describe(x)}) and y ({describe(y)}) must have the same number of samples, "
+                f"source {source!r}: x ({describe(x)}) and y ({describe(y)}) must have the same number of samples, "
                 f"at least 1"
             )
         if buffer.fields and kind != buffer.known_kind:
@@ -141,35 +181,35 @@ class Memory(ABC):
             stored, targets = buffer.inputs_of(fields), fields["y"]
             if sample_kind(stored) != sample_kind(x if self.dtype is None else self._no_samples(x)):
                 raise TaskError(
-                    f"task {task!r}: x ({describe(x, 1)}) does not fit the memory's ({describe(stored, 1)})"
+                    f"source {source!r}: x ({describe(x, 1)}) does not fit the memory's ({describe(stored, 1)})"
                 )
             if sample_kind(targets) != sample_kind(y):
                 raise TaskError(
-                    f"task {task!r}: y ({describe(y, 1)}) does not fit the memory's ({describe(targets, 1)})"
+                    f"source {source!r}: y ({describe(y, 1)}) does not fit the memory's ({describe(targets, 1)})"
                 )
             buffer.known_kind = kind
         if buffer.labelled:
             labels = y.to(torch.int64) if y.dtype in INTEGERS else y
-            check_targets(f"task {task!r}", labels, "classification", buffer.classes)
+            check_targets(f"source {source!r}", labels, "classification", buffer.classes)
 
-    def observe(self, task: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
-        """Add a training batch of a running task, optionally with the model's logits, and evict beyond the budget."""
-        self.check(task, x, y)
+    def observe(self, source: str, x: Inputs, y: Tensor, logits: Tensor | None = None) -> None:
+        """Add a training batch of a running source, optionally with the model's logits, and evict beyond the budget."""
+        self.check(source, x, y)
         if logits is not None and len(logits) != len(y):
-            raise TaskError(f"task {task!r}: {len(logits)} logits for {len(y)} samples; give one row per sample")
+            raise TaskError(f"source {source!r}: {len(logits)} logits for {len(y)} samples; give one row per sample")
         self._cancel_draws()
-        buffer = self.buffers[task]
+        buffer = self.buffers[source]
         if not buffer.fields:
             buffer.allocate(self._no_samples(x), y)
         buffer.add_candidates(self.rank(np.arange(self.seen, self.seen + len(y))), y)
         self.seen += len(y)
         batch = input_fields(x) | {"y": y}
-        self._evict(task, batch | {"logits": logits} if logits is not None and self.keeps_observed_logits else batch)
+        self._evict(source, batch | {"logits": logits} if logits is not None and self.keeps_observed_logits else batch)
 
     def begin(self) -> None:
         """Start a transaction: :meth:`rollback` returns to here until :meth:`commit`.
 
-        A learner stores new samples before it knows whether the update is finite. No task may finish meanwhile.
+        A learner stores new samples before it knows whether the update is finite. No source may finish meanwhile.
 
         >>> from spcl.memory import Reservoir
         >>> memory = Reservoir(2)
@@ -205,24 +245,24 @@ class Memory(ABC):
         for buffer in self.buffers.values():
             buffer.rollback()
 
-    def finish(self, task: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
-        """Stop adding samples of ``task``.
+    def finish(self, source: str, model: Callable[[Inputs], Tensor] | None = None) -> None:
+        """Stop adding samples of ``source``.
 
-        Policies may store the logits that ``model`` gives for the task's inputs; the base class does not.
+        Policies may store the logits that ``model`` gives for the source's inputs; the base class does not.
         """
-        self.check_finish(task)
+        self.check_finish(source)
         self._cancel_draws()
-        self.buffers[task].running = False
-        self._evict(task, {})
+        self.buffers[source].running = False
+        self._evict(source, {})
 
-    def check_finish(self, task: str) -> None:
-        """Raise :class:`~spcl.errors.TaskError` if ``task`` cannot finish now; change nothing."""
-        self._running(task)
+    def check_finish(self, source: str) -> None:
+        """Raise :class:`~spcl.errors.TaskError` if ``source`` cannot finish now; change nothing."""
+        self._running(source)
         if self._before is not None:
-            raise TaskError(f"task {task!r} cannot finish within a step; finish it when the step has returned")
+            raise TaskError(f"source {source!r} cannot finish within a step; finish it when the step has returned")
 
     def draw(self, count: int) -> "list[ReplayBatch]":
-        """Draw ``count`` samples (or all, if there are fewer), grouped by task.
+        """Draw ``count`` samples (or all, if there are fewer), grouped by source.
 
         Draws are uniform without replacement, unless a policy overrides :meth:`pick`.
         """
@@ -239,14 +279,14 @@ class Memory(ABC):
             self.restore_draws(before)
 
     def _draw(self, count: int) -> "list[ReplayBatch]":
-        buffers = {task: self.buffers[task] for task in self.replayable_tasks()}
+        buffers = {source: self.buffers[source] for source in self.replayable_sources()}
         if not buffers:
             return []
         starts = [0, *accumulate(buffer.size for buffer in buffers.values())]
         chosen = np.sort(self.pick(starts[-1], count))
         bounds = np.searchsorted(chosen, starts).tolist()
         parts = zip(buffers, starts, bounds, bounds[1:], strict=False)
-        return _replay_batches(buffers, {task: chosen[a:b] - start for task, start, a, b in parts if a < b})
+        return _replay_batches(buffers, {source: chosen[a:b] - start for source, start, a, b in parts if a < b})
 
     def pick(self, size: int, count: int) -> NDArray[np.int64]:
         """Return the positions of the samples of one draw among ``size`` replayable ones.
@@ -281,21 +321,21 @@ class Memory(ABC):
         """Replace the inputs of drawn samples; call it before the next :meth:`observe` or :meth:`finish`."""
         if sample_kind(x) != sample_kind(batch.x) or number_of_samples(x) != len(batch.y):
             raise TaskError(
-                f"task {batch.task!r}: edited x ({describe(x)}) does not fit the memory's ({describe(batch.x)}); "
+                f"source {batch.source!r}: edited x ({describe(x)}) does not fit the memory's ({describe(batch.x)}); "
                 "build the memory with the dtype in which inputs are edited"
             )
         self._cancel_draws()
-        self.buffers[batch.task].replace(batch.slots.numpy(), input_fields(x))
+        self.buffers[batch.source].replace(batch.slots.numpy(), input_fields(x))
 
     def __len__(self) -> int:
         """Return the number of replayable samples."""
         return sum([buffer.size for buffer in self.buffers.values() if self.replayable(buffer)])
 
     def counts(self) -> dict[str, list[int]]:
-        """Return the number of replayable samples of every task and class."""
+        """Return the number of replayable samples of every source and class."""
         return {
-            task: np.bincount(buffer.labels, minlength=buffer.classes).tolist()
-            for task, buffer in self.buffers.items()
+            source: np.bincount(buffer.labels, minlength=buffer.classes).tolist()
+            for source, buffer in self.buffers.items()
             if self.replayable(buffer)
         }
 
@@ -312,7 +352,7 @@ class Memory(ABC):
             "budget": self.budget,
             "seen": self.seen,
             "generator": self.generator.bit_generator.state,
-            "tasks": [{"name": task, **buffer.state_dict()} for task, buffer in self.buffers.items()],
+            "tasks": [{"name": source, **buffer.state_dict()} for source, buffer in self.buffers.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -328,7 +368,7 @@ class Memory(ABC):
             raise CheckpointError(f"memory has seen {state['seen']!r:.80} samples; use another checkpoint")
         self.seen = state["seen"]
         self.generator.bit_generator.state = state["generator"]
-        self.buffers = {task["name"]: TaskBuffer.from_state_dict(task, self.device) for task in state["tasks"]}
+        self.buffers = {source["name"]: SourceBuffer.from_state_dict(source, self.device) for source in state["tasks"]}
 
     def _no_samples(self, x: Inputs) -> Inputs:
         """Return inputs like ``x`` without samples, with the dtype and device of stored inputs."""
@@ -340,19 +380,19 @@ class Memory(ABC):
 
         return map_leaves(empty, x)
 
-    def _running(self, task: str) -> "TaskBuffer":
-        if task not in self.buffers:
+    def _running(self, source: str) -> "SourceBuffer":
+        if source not in self.buffers:
             raise TaskError(
-                f"memory has no task {task!r} (its tasks: {', '.join(self.buffers) or 'none'}); start the task first"
+                f"memory has no source {source!r} (its sources: {', '.join(self.buffers) or 'none'}); start it first"
             )
-        if not self.buffers[task].running:
-            raise TaskError(f"task {task!r} is finished; memory accepts samples of running tasks only")
-        return self.buffers[task]
+        if not self.buffers[source].running:
+            raise TaskError(f"source {source!r} is finished; memory accepts samples of running sources only")
+        return self.buffers[source]
 
-    def _evict(self, task: str, batch: Mapping[str, Tensor]) -> None:
+    def _evict(self, source: str, batch: Mapping[str, Tensor]) -> None:
         """Store the chosen samples of ``batch`` and evict all samples that the policy does not choose."""
         kept = self.choose()
-        buffer, mask = self.buffers[task], kept.pop(task, None)
+        buffer, mask = self.buffers[source], kept.pop(source, None)
         buffer.retain(np.ones(len(buffer.ranks), dtype=bool) if mask is None else mask, batch)
         for name, mask in kept.items():
             if not mask.all():
@@ -360,7 +400,7 @@ class Memory(ABC):
         if len(self) > self.budget:
             raise SpclError(
                 f"{type(self).__name__}.choose left {len(self)} replayable samples in a memory of {self.budget}; "
-                f"its masks must leave at most {self.budget} over all tasks"
+                f"its masks must leave at most {self.budget} over all sources"
             )
 
 
@@ -370,23 +410,23 @@ def _check_budget(budget: object) -> None:
 
 
 def _replay_batches(
-    buffers: Mapping[str, "TaskBuffer"], chosen: Mapping[str, NDArray[np.int64]]
+    buffers: Mapping[str, "SourceBuffer"], chosen: Mapping[str, NDArray[np.int64]]
 ) -> "list[ReplayBatch]":
     """Return copies of the samples at the chosen positions; their rows go to a GPU in one transfer."""
     if not chosen:
         return []
-    rows = [buffers[task].rows[positions] for task, positions in chosen.items()]
+    rows = [buffers[source].rows[positions] for source, positions in chosen.items()]
     all_rows, sizes = torch.from_numpy(np.concatenate(rows)), [*map(len, rows)]
     on_devices, batches = {all_rows.device: all_rows.split_with_sizes(sizes)}, []
-    for place, (task, positions) in enumerate(chosen.items()):
-        buffer, fields = buffers[task], {}
+    for place, (source, positions) in enumerate(chosen.items()):
+        buffer, fields = buffers[source], {}
         for name, field in buffer.fields.items():
             if field.device not in on_devices:
                 on_devices[field.device] = all_rows.to(field.device, non_blocking=True).split_with_sizes(sizes)
             fields[name] = field.index_select(0, on_devices[field.device][place])
         inputs, edits = buffer.inputs_of(fields), torch.from_numpy(buffer.edits[positions])
         slots = torch.from_numpy(positions)
-        batches.append(ReplayBatch(task, inputs, fields["y"], fields.get("logits"), slots, edits))
+        batches.append(ReplayBatch(source, inputs, fields["y"], fields.get("logits"), slots, edits))
     return batches
 
 
@@ -417,19 +457,19 @@ def draw_ahead(memory: Memory, count: int) -> None:
 
 @dataclass(frozen=True)
 class ReplayBatch:
-    """Samples of one task drawn from a memory.
+    """Samples of one source drawn from a memory.
 
     Attributes:
-        task: the task's name.
+        source: the source's name.
         x: inputs, in the form in which they were observed: a tensor, or a dict or tuple of tensors.
         y: targets.
         logits: the model's logits when the samples were stored, NaN for classes added later; None if memory has stored
-            no logits for the task.
-        slots: indices of the samples in the task's buffer, valid until samples are added or evicted.
+            no logits for the source.
+        slots: indices of the samples in the source's buffer, valid until samples are added or evicted.
         edits: how often the inputs of each sample were replaced.
     """
 
-    task: str
+    source: str
     x: Inputs
     y: Tensor
     logits: Tensor | None
@@ -449,8 +489,8 @@ class DrawAhead:
 BATCH_SIZE = 256  # samples per call of the model in `store_logits`
 
 
-class TaskBuffer:
-    """The samples of one task, in the rows of tensors with room for more: ``x``, ``y`` and optionally ``logits``.
+class SourceBuffer:
+    """The samples of one source, in the rows of tensors with room for more: ``x``, ``y`` and optionally ``logits``.
 
     Inputs that are a dict or tuple have a field for each tensor, e.g. ``x.tokens`` or ``x[0]``.
 
@@ -463,16 +503,18 @@ class TaskBuffer:
     :meth:`retain` stores the chosen candidates and evicts the samples that were not chosen.
 
     Attributes:
+        task: the name of the task that the source answers.
         classes: number of classes of the task; a task without classes counts as one class.
         labelled: whether the task has classes, so that ``y`` holds labels.
-        running: whether the task still gets new samples.
+        running: whether the source still gets new samples.
         rows: the row of every stored sample.
         size: the number of stored samples.
         nbytes: bytes of all stored samples.
         known_kind: the kind of the last batch that was found to fit the stored samples.
     """
 
-    def __init__(self, classes: int | None) -> None:
+    def __init__(self, classes: int | None, task: str) -> None:
+        self.task = task
         self.classes = 1 if classes is None else classes
         self.labelled = classes is not None
         self.running = True
@@ -559,6 +601,14 @@ class TaskBuffer:
             self._write("logits", self.rows[positions], logits)
         self._update_nbytes()
 
+    def insert_logits(self, place: int, count: int) -> None:
+        """Insert columns of NaN, for classes that were added, into the stored logits, if they reach there."""
+        field = self.fields.get("logits")
+        if field is not None and field.ndim > 1 and field.shape[1] > place:
+            new = field.new_full((len(field), count, *field.shape[2:]), math.nan)
+            self.fields = {**self.fields, "logits": torch.cat([field[:, :place], new, field[:, place:]], dim=1)}
+            self._update_nbytes()
+
     # -- reading
 
     def take(self, name: str) -> Tensor:
@@ -581,6 +631,7 @@ class TaskBuffer:
         """Return the state as plain data; the samples are copies."""
         return {
             "classes": self.classes if self.labelled else None,
+            "task": self.task,
             "running": self.running,
             "ranks": torch.from_numpy(self.ranks),
             "edits": torch.from_numpy(self.edits),
@@ -588,9 +639,9 @@ class TaskBuffer:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | None) -> "TaskBuffer":
+    def from_state_dict(cls, state: Mapping[str, Any], device: torch.device | None) -> "SourceBuffer":
         """Restore a buffer from :meth:`state_dict`, with inputs and logits on ``device`` (None: unchanged)."""
-        buffer = cls(state["classes"])
+        buffer = cls(state["classes"], state.get("task", state.get("name")))
         buffer.running = state["running"]
         buffer.ranks = state["ranks"].cpu().numpy().copy()
         buffer.edits = state["edits"].cpu().numpy().copy()
@@ -604,9 +655,9 @@ class TaskBuffer:
         return buffer
 
     def _check_restored(self) -> None:
-        """Raise an error unless all samples have all fields, and labels are classes of the task."""
+        """Raise an error unless all samples have all fields, and labels are classes of the source."""
         if not isinstance(self.running, bool):
-            raise CheckpointError(f"a task of memory is running = {self.running!r:.80}; use another checkpoint")
+            raise CheckpointError(f"a source of memory is running = {self.running!r:.80}; use another checkpoint")
         if self.size and not ({"y"} < self.fields.keys() and set(leaves(self.inputs_of(self.fields)))):
             raise CheckpointError(f"memory has the fields {sorted(self.fields)} of samples; use another checkpoint")
         sizes = [self.ranks.shape, self.edits.shape, *((len(field),) for field in self.fields.values())]

@@ -8,9 +8,9 @@ from spcl.memory.base import MEMORIES, Memory
 
 @MEMORIES.register("reservoir")
 class Reservoir(Memory):
-    """A uniform random sample of all samples observed, over all tasks (reservoir sampling, Vitter 1985).
+    """A uniform random sample of all samples observed, over all sources (reservoir sampling, Vitter 1985).
 
-    Samples can be drawn while their tasks still run. Memory stores the logits given to :meth:`observe`.
+    Samples can be drawn while their sources still run. Memory stores the logits given to :meth:`observe`.
 
     >>> import torch
     >>> memory = Reservoir(100, seed=0)
@@ -26,12 +26,12 @@ class Reservoir(Memory):
     draws_ahead = True
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:
-        """Keep the lowest ranks over all tasks."""
+        """Keep the lowest ranks over all sources."""
         ranks = np.concatenate([buffer.ranks for buffer in self.buffers.values()])
         if len(ranks) <= self.budget:
             return {}
         threshold = np.partition(ranks, self.budget)[self.budget]
         ends = np.cumsum([len(buffer.ranks) for buffer in self.buffers.values()])
         losing = set(np.searchsorted(ends, np.flatnonzero(ranks >= threshold), side="right").tolist())
-        tasks = enumerate(self.buffers.items())
-        return {task: buffer.ranks < threshold for place, (task, buffer) in tasks if place in losing}
+        sources = enumerate(self.buffers.items())
+        return {source: buffer.ranks < threshold for place, (source, buffer) in sources if place in losing}

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from pydantic import Field
 
+from spcl._util.validation import check_content
 from spcl.methods.base import Gradients, Method, Weights
 from spcl.methods.settings import MethodSettings
 
@@ -70,4 +71,5 @@ class DWA(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
+        check_content(f"method {self.name!r}", state, {"losses": dict[str, list[float]]})
         self._losses = {name: list(losses) for name, losses in state["losses"].items()}

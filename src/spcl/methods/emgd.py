@@ -1,11 +1,14 @@
 """EMGD, elastic multi-gradient descent."""
 
+import math
 from typing import Any
 
 import torch
 from pydantic import Field
 
+from spcl._util.validation import check_content
 from spcl.aggregation import emgd_weights
+from spcl.errors import CheckpointError
 from spcl.methods.base import Gradients, Method, Weights
 from spcl.methods.settings import MethodSettings
 
@@ -61,4 +64,7 @@ class EMGD(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
+        check_content(f"method {self.name!r}", state, {"norms": dict[str, float]})
+        if not all(map(math.isfinite, state["norms"].values())):
+            raise CheckpointError(f"norms of method {self.name!r} is {state['norms']!r:.80}; use another checkpoint")
         self._norms = dict(state["norms"])

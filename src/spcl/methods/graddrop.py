@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from spcl._util.validation import check_content
 from spcl.methods.base import Method
 from spcl.methods.settings import MethodSettings
 
@@ -71,4 +72,5 @@ class GradDrop(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
+        check_content(f"method {self.name!r}", state, {"steps": int})
         self._steps = state["steps"]

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from spcl._util.validation import check_content
 from spcl.methods.base import MEMORY, Gradients, Method
 from spcl.methods.settings import MethodSettings
 
@@ -110,5 +111,7 @@ class PreferenceMethod(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`."""
+        kinds = {"samples": dict[str, int], "losses": dict[str, list[float]]}
+        check_content(f"method {self.name!r}", state, {key: kind for key, kind in kinds.items() if key in state})
         self._samples = dict(state.get("samples", {}))
         self._losses = {name: list(pair) for name, pair in state.get("losses", {}).items()}

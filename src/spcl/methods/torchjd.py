@@ -12,7 +12,8 @@ import torch
 from pydantic import Field, create_model
 from torch import Tensor, nn
 
-from spcl.errors import SpclError
+from spcl._util.validation import check_content
+from spcl.errors import CheckpointError, SpclError
 from spcl.methods.base import Gradients, Method, Weights
 from spcl.methods.registry import TORCHJD
 from spcl.methods.settings import MethodSettings
@@ -78,6 +79,7 @@ class TorchJD(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore from :meth:`state_dict`; the aggregator itself is restored in the next step, from its first input."""
         if state:
+            check_content(f"method {self.name!r}", state, {"columns": list[str], "rule": dict | None})
             self._names, self._saved, self._rule = list(state["columns"]), state["rule"], None
 
     def _rule_for(self, names: list[str], matrix: Tensor) -> "Aggregator":
@@ -92,7 +94,12 @@ class TorchJD(Method):
             if self._saved is not None:
                 with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
                     form(matrix)  # creates the buffers that the saved state is written to
-                write_state(rule, self._saved)
+                try:
+                    write_state(rule, self._saved)
+                except (LookupError, TypeError, AttributeError, RuntimeError) as error:
+                    raise CheckpointError(
+                        f"the state of method {self.name!r} does not fit it ({error}); use another checkpoint"
+                    ) from error
                 self._saved = None
             return form(matrix)
         except ValueError as error:
@@ -218,6 +225,8 @@ def write_state(module: nn.Module, state: dict[str, Any]) -> None:
     """Restore the state from :func:`read_state` in a module with the same attributes."""
     for path, owner, name, present in list(_entries(module)):
         value = state[path]
+        if isinstance(present, int | float) and not isinstance(value, int if isinstance(present, int) else int | float):
+            raise TypeError(f"{path} is {value!r:.40}")
         if isinstance(present, Tensor) and isinstance(value, Tensor):
             value = value.to(present.device, copy=True)
         if isinstance(getattr(owner, name), np.ndarray):

@@ -10,6 +10,7 @@ from operator import or_
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,13 +22,14 @@ from spcl.data.protocol import (
     LABEL_SETS,
     Configuration,
     Protocol,
+    check_configuration,
     draw_protocol,
     draw_timeline,
     fit,
     in_paradigm,
     load_protocol,
 )
-from spcl.data.samples import hold_out
+from spcl.data.samples import SourceSamples, hold_out
 from spcl.distributed import World
 from spcl.errors import DataError, SpclError, did_you_mean, is_out_of_memory
 from spcl.learner import Learner
@@ -41,7 +43,7 @@ from spcl.optimizers import OPTIMIZERS
 from spcl.options import OPTIONS
 from spcl.runs.settings import RunSettings
 from spcl.schedules import SCHEDULES
-from spcl.streams import ParallelStream, StreamTask
+from spcl.streams import ParallelStream, StreamTask, Timeline
 from spcl.tasks import TaskDescription
 from spcl.transforms import compose
 
@@ -54,11 +56,13 @@ class Problem:
 
     Attributes:
         data: training and test samples.
-        configuration: label set and timeline; of data of several sources, every source is a task, and the classes of
-            all sources are numbered through.
+        configuration: label set and timeline of the sources; of data of several sources, the classes of all tasks are
+            numbered through.
         stream: the moments.
-        tests: the samples each task is evaluated on, with local labels.
+        tests: the samples each source is evaluated on, with labels local to its task.
         tasks: what each task predicts.
+        unseen: the samples of sources that are never trained.
+        task_of: the name of the task that each source answers, unseen ones included.
     """
 
     data: ImageData | SourceData
@@ -66,6 +70,28 @@ class Problem:
     stream: ParallelStream
     tests: dict[str, tuple[Inputs, Tensor]]
     tasks: dict[str, TaskDescription]
+    unseen: dict[str, tuple[Inputs, Tensor]]
+    task_of: dict[str, str]
+
+    @property
+    def asked(self) -> dict[str, TaskDescription]:
+        """What each source is asked: the description of its task."""
+        return {source: self.tasks[task] for source, task in self.task_of.items()}
+
+    @property
+    def shares_tasks(self) -> bool:
+        """Whether sources are something else than tasks."""
+        return any(source != task for source, task in self.task_of.items())
+
+    @property
+    def inputs(self) -> list[InputSpec]:
+        """Shape and type of the samples of every task, or of all together where all have one kind."""
+        if not isinstance(self.data, SourceData):
+            return inputs_of(self.data)
+        return [
+            reduce(or_, [InputSpec.of(each.train_x) for each in self.data.sources if each.task_name == task])
+            for task in self.tasks
+        ]
 
 
 def make_problem(settings: RunSettings, device: torch.device, data: ImageData | SourceData | None = None) -> Problem:
@@ -99,8 +125,12 @@ def lay_out(settings: RunSettings, data: ImageData | SourceData, device: torch.d
 
 
 def _lay_out_classes(settings: RunSettings, data: ImageData, device: torch.device) -> Problem:
-    """Lay out data whose classes are split into tasks."""
+    """Lay out data whose classes are split into tasks; domain-incrementally, into the sources of one task."""
+    if settings.at_once is not None:
+        raise SpclError(f"at_once is for data of several sources, but {data.name} has none; leave it out")
     configuration = _stretched(settings, _configuration(settings, data))
+    if settings.scenario == "domain":
+        return _lay_out_domains(settings, data, configuration, device)
     stream = ParallelStream(
         data.train_x.to(device),
         data.train_y,
@@ -120,7 +150,37 @@ def _lay_out_classes(settings: RunSettings, data: ImageData, device: torch.devic
         )
         for name, classes in zip(stream.names, configuration.label_set, strict=True)
     }
-    return Problem(data, configuration, stream, _test_samples(data, stream, device), tasks)
+    tests = _test_samples(data, configuration, stream.names, device)
+    return Problem(data, configuration, stream, tests, tasks, {}, {name: name for name in tasks})
+
+
+SHARED_TASK = "classes"
+"""The name of the task of all classes, where parts of them are the domains."""
+
+
+def _lay_out_domains(
+    settings: RunSettings, data: ImageData, configuration: Configuration, device: torch.device
+) -> Problem:
+    """Lay out data whose classes are split into sources of one task: its classes appear over time."""
+    x, members = data.train_x.to(device), [torch.isin(data.train_y, torch.tensor(c)) for c in configuration.label_set]
+    parts = [
+        StreamTask(f"task-{number}", x[own.to(device)], data.train_y[own], data.classes, SHARED_TASK)
+        for number, own in enumerate(members)
+    ]
+    stream = ParallelStream.of_tasks(
+        parts, configuration.timeline, settings.batch_size, settings.seed, epochs=settings.epochs
+    )
+    counts = torch.bincount(data.train_y, minlength=data.classes).tolist()
+    task = TaskDescription(
+        name=SHARED_TASK, classes=data.classes, class_names=tuple(data.class_names), class_counts=tuple(counts)
+    )
+    local = _test_samples(data, configuration, stream.names, device)
+    tests = {
+        name: (x, torch.tensor(classes)[y])
+        for (name, (x, y)), classes in zip(local.items(), configuration.label_set, strict=True)
+    }
+    task_of = dict.fromkeys(stream.names, SHARED_TASK)
+    return Problem(data, configuration, stream, tests, {SHARED_TASK: task}, {}, task_of)
 
 
 def warn_of_few_steps(problems: Iterable[Problem]) -> None:
@@ -182,53 +242,87 @@ def _stretched(settings: RunSettings, configuration: Configuration) -> Configura
 
 
 def _lay_out_sources(settings: RunSettings, data: SourceData, device: torch.device) -> Problem:
-    """Lay out data whose sources are the tasks."""
+    """Lay out data of several sources, each a task, or one of those that answer a task."""
     _check_sources(settings, data)
-    durations = [-(-len(source.train_y) // settings.batch_size) for source in data.sources]
-    timeline = draw_timeline(
-        durations, settings.config, settings.protocol_seed, overlap=settings.overlap, gap=settings.gap
-    )
-    tasks = [
-        StreamTask(source.name, _on(device, source.train_x), source.train_y, source.classes) for source in data.sources
-    ]
+    order, timeline = _laid_out(settings, data)
+    sources = [data.trained[place] for place in order]
     drawn = in_paradigm(Configuration((), timeline, settings.config), settings.paradigm)
     timeline = _stretched(settings, drawn).timeline
-    stream = ParallelStream.of_tasks(tasks, timeline, settings.batch_size, settings.seed, epochs=settings.epochs)
+    parts = [
+        StreamTask(each.name, _on(device, each.train_x), each.train_y, each.classes, each.task_name) for each in sources
+    ]
+    stream = ParallelStream.of_tasks(parts, timeline, settings.batch_size, settings.seed, epochs=settings.epochs)
+    by_task: dict[str, list[SourceSamples]] = {}
+    for source in sources:
+        by_task.setdefault(source.task_name, []).append(source)
+    tests = {each.name: (_on(device, each.test_x), each.test_y) for each in [*sources, *data.sources]}
     return Problem(
         data,
         Configuration(stream.label_set, timeline, settings.config),
         stream,
-        {source.name: (_on(device, source.test_x), source.test_y) for source in data.sources},
-        {
-            source.name: TaskDescription(
-                name=source.name,
-                kind=source.kind,
-                classes=source.outputs,
-                class_names=source.class_names or None,
-                class_counts=source.class_counts or None,
-            )
-            for source in data.sources
-        },
+        {each.name: tests[each.name] for each in sources},
+        {task: _description(task, members) for task, members in by_task.items()},
+        {each.name: tests[each.name] for each in data.sources if each.unseen},
+        {each.name: each.task_name for each in [*sources, *data.sources]},
     )
 
 
+def _description(task: str, sources: Sequence[SourceSamples]) -> TaskDescription:
+    """Return what sources are asked that answer one task."""
+    first, counts = sources[0], [each.class_counts for each in sources]
+    return TaskDescription(
+        name=task,
+        kind=first.kind,
+        classes=first.outputs,
+        class_names=first.class_names or None,
+        class_counts=tuple(map(sum, zip(*counts, strict=True))) if all(counts) else None,
+    )
+
+
+ORDERS = 3
+"""The number of orders of sources; for each there are as many timelines."""
+
+
+def _laid_out(settings: RunSettings, data: SourceData) -> tuple[list[int], Timeline]:
+    """Return the order of the trained sources and their timeline, one of nine that are drawn.
+
+    With ``at_once``, configuration 3·i + j has order i and timeline j; else the order is the order in the data.
+    """
+    durations = [-(-len(source.train_y) // settings.batch_size) for source in data.trained]
+    if settings.at_once is None:
+        timeline = draw_timeline(
+            durations, settings.config, settings.protocol_seed, overlap=settings.overlap, gap=settings.gap
+        )
+        return list(range(len(durations))), timeline
+    check_configuration(settings.config, ORDERS * ORDERS)
+    which, variant = divmod(settings.config, ORDERS)
+    order = np.random.default_rng([settings.protocol_seed, which]).permutation(len(durations)).tolist()
+    drawn = np.random.SeedSequence([settings.protocol_seed, ORDERS + variant]).generate_state(1)[0]
+    return order, Timeline.at_once([durations[place] for place in order], settings.at_once, int(drawn))
+
+
 def _check_sources(settings: RunSettings, data: SourceData) -> None:
-    """Refuse settings that do not fit data whose sources are the tasks."""
-    if any(source.unseen or source.task_name != source.name for source in data.sources):
-        raise DataError(f"sources of {data.name} share a task, which runs cannot train yet; use its samples in Python")
+    """Refuse settings that do not fit data of several sources."""
     if settings.protocol is not None:
         raise DataError(
-            f"each source of {data.name} is a task, so that the protocol {settings.protocol} does not apply; "
+            f"the sources of {data.name} have tasks, so that the protocol {settings.protocol} does not apply; "
             f"leave it out, and the timeline is drawn by protocol_seed"
         )
-    if settings.tasks != len(data.sources):
+    if settings.tasks != len(data.trained):
         raise DataError(
-            f"{data.name} has {len(data.sources)} sources, each of them a task, but tasks = {settings.tasks}; "
-            f"leave tasks out"
+            f"{data.name} has {len(data.trained)} sources to train, but tasks = {settings.tasks}; leave tasks out"
+        )
+    tasks = list(dict.fromkeys(source.task_name for source in data.sources))
+    if settings.scenario == "domain" and len(tasks) > 1:
+        raise DataError(
+            f"the sources of {data.name} answer {len(tasks)} tasks, but domain-incrementally there is one; choose "
+            f"another scenario"
         )
     for source in data.sources:
         if source.name in ("", MEMORY):
             raise DataError(f"{data.name} has a source named {source.name!r}; give it another name")
+        if source.task_name != source.name and source.name in tasks:
+            raise DataError(f"{data.name} has a source and a task of others named {source.name!r}; rename one of them")
         if settings.scenario == "class" and source.kind != "classification":
             raise SpclError(
                 f"source {source.name!r} of {data.name} is a {source.kind}, which has no place among the classes of a "
@@ -245,9 +339,11 @@ def _on(device: torch.device, x: Inputs) -> Inputs:
     return map_leaves(lambda part: part.to(device), x)
 
 
-def _test_samples(data: ImageData, stream: ParallelStream, device: torch.device) -> dict[str, tuple[Inputs, Tensor]]:
+def _test_samples(
+    data: ImageData, configuration: Configuration, names: Sequence[str], device: torch.device
+) -> dict[str, tuple[Inputs, Tensor]]:
     tests: dict[str, tuple[Inputs, Tensor]] = {}
-    for name, classes in zip(stream.names, stream.label_set, strict=True):
+    for name, classes in zip(names, configuration.label_set, strict=True):
         local = torch.full((data.classes,), -1)
         local[list(classes)] = torch.arange(len(classes))
         labels = local[data.test_y]
@@ -534,6 +630,15 @@ def pick_device(name: str) -> torch.device:
 
 
 PLAIN_LOSS = "cross-entropy"
+
+
+def add_source(learner: Learner, source: str, problem: Problem, settings: RunSettings) -> None:
+    """Add a source of a run to the learner, with the encoder that the settings name, and its task if that is new."""
+    task = problem.task_of[source]
+    if task not in learner.tasks:
+        add_task(learner, problem.tasks[task], settings)
+    if task != source or settings.encoder is not None:
+        learner.add_source(source, task=task, encoder=settings.encoder)
 
 
 def add_task(learner: Learner, task: TaskDescription, settings: RunSettings) -> None:

@@ -19,7 +19,7 @@ from spcl.batches import Inputs, leaves
 from spcl.errors import SpclError, install_command
 from spcl.learner import Learner
 from spcl.models import InputSpec
-from spcl.runs.trained import TrainedRun, assemble, check_task
+from spcl.runs.trained import TrainedRun, asked_task, assemble, check_task
 
 __all__ = ["DESCRIPTION", "describe_export", "export_run"]
 
@@ -31,7 +31,7 @@ TRACED, CHECKED = 2, 3  # batch sizes; a program that is specialised to the firs
 Compute = Callable[[Any], Tensor]
 
 
-def export_run(run: TrainedRun, path: str | Path, task: str | None = None) -> None:
+def export_run(run: TrainedRun, path: str | Path, task: str | None = None, source: str | None = None) -> None:
     """Write the model of a run, for batches of any size, to a file, and its description to ``<file>.json``.
 
     A PyTorch program (``.pt2``) is loaded with ``torch.export.load(path).module()`` and needs nothing of this package.
@@ -42,14 +42,16 @@ def export_run(run: TrainedRun, path: str | Path, task: str | None = None) -> No
         run: the run.
         path: the file, whose suffix is the format.
         task: whose head to export; None, class-incremental, exports the logits of all classes seen.
+        source: whose encoder to export in front of the network; None, for somebody who was never trained.
     """
+    task = asked_task(run, task, source)
     inputs, path = check_task(run, task), Path(path)
     write = FORMATS.get(path.suffix)
     if write is None:
         raise SpclError(f"cannot export to {path}; give a file that ends in {' or '.join(FORMATS)}")
     learner = run.learner("cpu")
-    module = learner.module(task)
-    description = describe_export(run, learner, task)
+    module = learner.module(task, source=source)
+    description = describe_export(run, learner, task) | ({} if source is None else {"source": source})
     with user_errors(path), scratch_path(path) as scratch:
         with _export_errors(run):
             program = write(module, inputs, scratch, description)

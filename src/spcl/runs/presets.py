@@ -100,7 +100,8 @@ def _check(settings: RunSettings) -> None:
     What is made without the data is made, so that its own checks of options are passed, too.
     """
     for name, registry in NAMED.items():
-        registry.check(getattr(settings, name))
+        if (value := getattr(settings, name)) is not None:
+            registry.check(value)
     for name, registry in LISTED.items():
         for setting in getattr(settings, name):
             registry.check(setting)

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Self
 
 import torch
@@ -148,7 +149,13 @@ class RunResult(_Record):
         forgetting: F, the mean over tasks of the final accuracy minus the accuracy when the task ended.
         anytime: the mean over the steps of the run of the mean accuracy of the tasks seen so far; every evaluation of
             these tasks stands for the steps since the one before. None where tasks were evaluated only one by one.
-        tasks: the final accuracy of every task, and the accuracy when it ended; 100·R² of regressions, F1 of labels.
+        tasks: the final accuracy of every source, and the accuracy when it ended; 100·R² of regressions, F1 of labels.
+            Where sources are tasks, of every task.
+        task_of: the task of every source, where sources share tasks; else empty.
+        unseen: the final score of every source that was never trained.
+        prequential: by source, the mean score of samples before they were trained on, in per cent of a classifier, else
+            the loss; empty unless batches were tested first.
+        first: likewise the score of the first batch of every source of a task that was known: forward transfer.
         data: name and size of the data.
         fingerprint: checksum of the data.
         confusion: for every classification how often each of its classes (rows) was predicted as each class (columns).
@@ -180,6 +187,10 @@ class RunResult(_Record):
     forgetting: float = Field(strict=True)
     anytime: float | None = None
     tasks: dict[str, TaskResult]
+    task_of: dict[str, str] = Field(default_factory=dict)
+    unseen: dict[str, float] = Field(default_factory=dict)
+    prequential: dict[str, float] = Field(default_factory=dict)
+    first: dict[str, float] = Field(default_factory=dict)
     confusion: dict[str, list[list[int]]] = Field(default_factory=dict)
     class_names: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     filters: dict[str, dict[str, float | None]] = Field(default_factory=dict)
@@ -208,7 +219,39 @@ class RunResult(_Record):
         'accuracy 70.00 %, F -5.00 %'
         """
         anytime = "" if self.anytime is None else f", anytime {self.anytime:.2f} %"
-        return f"{self.measure} {self.accuracy:.2f} %{anytime}, F {self.forgetting:+.2f} %"
+        unseen = "" if self.unseen_accuracy is None else f", unseen sources {self.unseen_accuracy:.2f} %"
+        return f"{self.measure} {self.accuracy:.2f} %{anytime}, F {self.forgetting:+.2f} %{unseen}"
+
+    @property
+    def at_end(self) -> float:
+        """The mean over sources of the score when each ended.
+
+        >>> tasks = {"a": {"at_end": 85.0, "final": 80.0}, "b": {"at_end": 75.0, "final": 60.0}}
+        >>> result = RunResult(accuracy=70.0, forgetting=-10.0, tasks=tasks)
+        >>> result.at_end, result.worst
+        (80.0, 60.0)
+        """
+        return fmean(task.at_end for task in self.tasks.values())
+
+    @property
+    def worst(self) -> float:
+        """The final score of the source with the lowest."""
+        return min(task.final for task in self.tasks.values())
+
+    @property
+    def unseen_accuracy(self) -> float | None:
+        """The mean final score of the sources that were never trained; None if there are none."""
+        return fmean(self.unseen.values()) if self.unseen else None
+
+    @property
+    def prequential_accuracy(self) -> float | None:
+        """The mean over sources of their score before training, test then train; None if it was not measured."""
+        return fmean(self.prequential.values()) if self.prequential else None
+
+    @property
+    def transfer(self) -> float | None:
+        """The mean score of sources on their first batch, before training on it; None if it was not measured."""
+        return fmean(self.first.values()) if self.first else None
 
     @field_validator("data", mode="before")
     @classmethod

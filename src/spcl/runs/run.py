@@ -19,18 +19,19 @@ from torch import Tensor, nn
 
 from spcl._util.files import write_json
 from spcl._util.signals import handling
+from spcl.batches import BatchLike, as_batch
 from spcl.checkpoint import checked_content, read_newest
 from spcl.data import ImageData, SourceData
 from spcl.distributed import World
 from spcl.engine.ranks import deal
 from spcl.errors import CheckpointError, OutOfMemoryError, SpclError, is_out_of_memory
 from spcl.learner import Learner, StepReport
+from spcl.learner.checks import labelled
 from spcl.orthogonality import filter_statistics
 from spcl.plugins import load_plugins
 from spcl.runs.build import (
-    add_task,
+    add_source,
     check_given_data,
-    inputs_of,
     is_named_data,
     learner_parts,
     make_heads,
@@ -174,9 +175,12 @@ class Progress:
     """The state of a run apart from its learner and stream.
 
     Attributes:
-        at_end: the score of every task when it ended.
-        latest: the last score of every task.
-        anytime: the mean, over the steps up to the last evaluation of all tasks seen, of the mean score of these tasks.
+        at_end: the score of every source when it ended.
+        latest: the last score of every source.
+        anytime: the mean, over the steps up to the last evaluation of all sources seen, of their mean score.
+        first: the score of every source on its first batch, before it was trained on, where batches are tested first.
+        predicted: by source, the sum of the scores of samples before they were trained on.
+        counted: by source, the number of these samples.
         evaluated_steps: the number of these steps.
         trained_seconds: the time spent in training.
         metrics_position: the length of the metrics file.
@@ -184,15 +188,30 @@ class Progress:
 
     at_end: dict[str, float] = field(default_factory=dict)
     latest: dict[str, float] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
+    predicted: dict[str, float] = field(default_factory=dict)
+    counted: dict[str, float] = field(default_factory=dict)
     anytime: float = 0.0
     evaluated_steps: int = 0
     trained_seconds: float = 0.0
     metrics_position: int = 0
 
     def evaluated(self, step: int, score: float) -> None:
-        """Add an evaluation of all tasks seen, after this many steps: it stands for the steps since the last one."""
+        """Add an evaluation of all sources seen, after this many steps: it stands for the steps since the last one."""
         self.anytime += (score - self.anytime) * (step - self.evaluated_steps) / step
         self.evaluated_steps = step
+
+    def tested(self, source: str, score: float, samples: int, is_first: bool) -> None:
+        """Add the score of a batch before it is trained on."""
+        if is_first:
+            self.first[source] = score
+        self.predicted[source] = self.predicted.get(source, 0.0) + score * samples
+        self.counted[source] = self.counted.get(source, 0.0) + samples
+
+    @property
+    def prequential(self) -> dict[str, float]:
+        """The mean score of every source's samples before they were trained on."""
+        return {source: total / self.counted[source] for source, total in self.predicted.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -337,8 +356,8 @@ class TrainingRun:
 
             self.learner.fit(
                 moments(),
-                on_start=lambda name: add_task(self.learner, self.problem.tasks[name], self.settings),
-                before_step=lambda batches: self._unfreeze_if_due(),
+                on_start=lambda name: add_source(self.learner, name, self.problem, self.settings),
+                before_step=self._before_step,
                 on_moment=on_moment,
                 meanwhile=stream.prefetch,
             )
@@ -347,9 +366,24 @@ class TrainingRun:
         """Return whether the condition holds on any rank: a signal reaches them between different steps."""
         return condition if self.distributed is None else self.distributed.any(condition)
 
-    def _unfreeze_if_due(self) -> None:
+    def _before_step(self, batches: Mapping[str, BatchLike]) -> None:
         if self.learner.steps == self.settings.unfreeze_after:
             self.learner.unfreeze()
+        if self.settings.prequential:
+            for name, batch in batches.items():
+                self._test(name, batch)
+
+    def _test(self, name: str, batch: BatchLike) -> None:
+        """Score a batch that is not trained on yet; in per cent of a classifier, else the loss."""
+        source, model = self.learner.sources[name], self.learner.model
+        heads = model.classifiers if model.scenario == "class" else [source.task]
+        if any(task.head is None for task in heads):
+            return  # nothing is known of this task
+        is_classifier = source.task.classes is not None
+        x, y = labelled(*as_batch(batch))
+        if samples := len(y):
+            score = self.learner.evaluate([(x, y)], source=name) * (100.0 if is_classifier else 1.0)
+            self.progress.tested(name, score, samples, is_first=source.signature is None)
 
     def _record(self, moment: Moment, report: StepReport) -> None:
         if report.step % self.settings.record_every == 0 or report.skipped:
@@ -361,26 +395,25 @@ class TrainingRun:
     # -- evaluate
 
     def _evaluate_if_due(self, moment: Moment, report: StepReport) -> None:
-        if tasks := self._tasks_to_evaluate(moment, report):
-            accuracies, self.tables = self._evaluation(tasks)
+        if sources := self._sources_to_evaluate(moment, report):
+            accuracies, self.tables = self._evaluation({name: self.problem.tests[name] for name in sources})
             self.progress.latest |= accuracies
-            if accuracies.keys() == self.learner.tasks.keys():
+            if accuracies.keys() == self.learner.sources.keys():
                 self.progress.evaluated(self.learner.steps, average_accuracy(accuracies))
-            self.progress.at_end |= {task: accuracies[task] for task in moment.ended}
+            self.progress.at_end |= {source: accuracies[source] for source in moment.ended}
             self.recorder.evaluation(moment.step, moment.ended, accuracies)
 
-    def _tasks_to_evaluate(self, moment: Moment, report: StepReport) -> list[str]:
+    def _sources_to_evaluate(self, moment: Moment, report: StepReport) -> list[str]:
         every = self.settings.evaluate_every
         if moment.ended and self.settings.evaluate == "ended" and not self._is_last_step():
             return list(moment.ended)
         due = moment.ended or self._is_last_step() or (every is not None and (report.step + 1) % every == 0)
-        return list(self.learner.tasks) if due else []
+        return list(self.learner.sources) if due else []
 
-    def _evaluation(self, tasks: list[str]) -> "Evaluation":
-        tests = {task: self.problem.tests[task] for task in tasks}
+    def _evaluation(self, tests: "Tests") -> "Evaluation":
         if self.distributed is None:
-            return evaluate(self.learner, tests, self.problem.tasks)
-        return evaluate_on_ranks(self.distributed, self.learner, tests, self.problem.tasks)
+            return evaluate(self.learner, tests, self.problem.asked)
+        return evaluate_on_ranks(self.distributed, self.learner, tests, self.problem.asked)
 
     # -- save
 
@@ -404,7 +437,7 @@ class TrainingRun:
 
     def _write(self, result: RunResult) -> None:
         if self.settings.keep_model:
-            save_model(self.folder, self.learner, self.problem.tasks.values(), inputs_of(self.problem.data))
+            save_model(self.folder, self.learner, self.problem.tasks.values(), self.problem.inputs)
         write_json(self.folder.result, result.model_dump(mode="json"))
         for tracker in self.trackers:
             with tracker_errors(tracker):
@@ -413,8 +446,10 @@ class TrainingRun:
 
     def _result(self) -> RunResult:
         final, at_end = self.progress.latest, self.progress.at_end
-        tables = self.tables or self._evaluation(list(final)).tables  # empty when resumed after the last step
-        tasks = self.problem.tasks
+        tables = self.tables  # empty when resumed after the last step
+        if not tables:
+            tables = self._evaluation({name: self.problem.tests[name] for name in final}).tables
+        asked = self.problem.asked
         return RunResult(
             scenario=self.settings.scenario,
             benchmark=self.settings.benchmark,
@@ -427,13 +462,17 @@ class TrainingRun:
             forgetting=forgetting(final, at_end),
             anytime=self._anytime(),
             tasks={
-                name: TaskResult(at_end=at_end[name], final=final[name], metric=METRICS[tasks[name].kind])
+                name: TaskResult(at_end=at_end[name], final=final[name], metric=METRICS[asked[name].kind])
                 for name in final
             },
-            confusion={task: tables[task].tolist() for task in final if task in tables},
-            class_names={task: tasks[task].class_names for task in final if tasks[task].class_names},
+            task_of={name: asked[name].name for name in final} if self.problem.shares_tasks else {},
+            unseen=self._evaluation(self.problem.unseen).scores if self.problem.unseen else {},
+            prequential=self.progress.prequential,
+            first=self.progress.first,
+            confusion={name: tables[name].tolist() for name in final if name in tables},
+            class_names={name: names for name in final if (names := asked[name].class_names)},
             filters=convolution_statistics(self.learner.model.backbone),
-            left_out={task.name: task.skipped for task in self.learner.tasks.values() if task.skipped},
+            left_out={each.name: each.skipped for each in self.learner.sources.values() if each.skipped},
             steps=self.learner.steps,
             fingerprint=self.provenance.fingerprint,
             timeline=self.problem.configuration.timeline.spans,
@@ -465,35 +504,45 @@ def stop_requested() -> Iterator[threading.Event]:
 
 
 Tests = Mapping[str, tuple[Any, Tensor]]
-"""Inputs and targets of every task."""
+"""Inputs and targets of every source."""
+
+AskedOf = Mapping[str, TaskDescription]
+"""What every source is asked."""
 
 
 class Evaluation(NamedTuple):
-    """The score of every task in per cent, and the confusion tables of the classifications."""
+    """The score of every source in per cent, and the confusion tables of the classifications."""
 
     scores: dict[str, float]
     tables: dict[str, NDArray[np.int64]]
 
 
-def evaluate(learner: Learner, tests: Tests, tasks: Mapping[str, TaskDescription]) -> Evaluation:
-    """Evaluate tasks by the metric of their kind: accuracy, R² or F1, all in per cent."""
-    kinds = {name: tasks[name].kind for name in tests}
-    tables = confusions(learner, {name: test for name, test in tests.items() if kinds[name] == "classification"})
+def evaluate(learner: Learner, tests: Tests, asked: AskedOf) -> Evaluation:
+    """Evaluate sources by the metric of their task's kind: accuracy, R² or F1, all in per cent."""
+    kinds = {name: asked[name].kind for name in tests}
+    tables = confusions(learner, {name: test for name, test in tests.items() if kinds[name] == "classification"}, asked)
     scores = {}
     for name, (x, y) in tests.items():
         if name in tables:
-            scores[name] = confusion_accuracy(learner, name, tables[name])
+            scores[name] = confusion_accuracy(learner, asked[name].name, tables[name])
         else:
-            output = learner.logits(x, task=name).cpu()  # NaN, too, where training has diverged
+            output = _logits(learner, name, asked[name].name, x).cpu()  # NaN, too, where training has diverged
             scores[name] = 100.0 * (r_squared if kinds[name] == "regression" else f1_score)(output, y)
     return Evaluation(scores, tables)
 
 
-def evaluate_on_ranks(world: World, learner: Learner, tests: Tests, tasks: Mapping[str, TaskDescription]) -> Evaluation:
-    """Evaluate as :func:`evaluate` does, each rank a part of the tasks; every rank gets all scores."""
+def _logits(learner: Learner, source: str, task: str, x: Any) -> Tensor:
+    """Return the scores for samples of a source; one that was never trained has no encoder of its own."""
+    if source in learner.sources:
+        return learner.logits(x, source=source)
+    return learner.logits(x, task=None if learner.scenario == "class" else task)
+
+
+def evaluate_on_ranks(world: World, learner: Learner, tests: Tests, asked: AskedOf) -> Evaluation:
+    """Evaluate as :func:`evaluate` does, each rank a part of the sources; every rank gets all scores."""
     names = list(tests)
     block = deal([len(y) for _, y in tests.values()], world.size)[world.rank]
-    parts = world.gather_objects(evaluate(learner, {names[index]: tests[names[index]] for index in block}, tasks))
+    parts = world.gather_objects(evaluate(learner, {names[index]: tests[names[index]] for index in block}, asked))
     scores = {name: score for part in parts for name, score in part.scores.items()}
     return Evaluation(scores, {name: table for part in parts for name, table in part.tables.items()})
 
@@ -524,29 +573,28 @@ def f1_score(logits: Tensor, targets: Tensor) -> float:
     return 2 * hits / (2 * hits + errors) if hits or errors else 1.0
 
 
-def confusions(learner: Learner, tests: Tests) -> dict[str, NDArray[np.int64]]:
-    """Count for every task how often each of its classes (rows) was predicted as each class (columns).
+def confusions(learner: Learner, tests: Tests, asked: AskedOf) -> dict[str, NDArray[np.int64]]:
+    """Count for every source how often each class of its task (rows) was predicted as each class (columns).
 
     The columns are the task's own classes or, class-incremental, all classes seen.
     """
     if not tests:
         return {}
-    with_task = learner.scenario == "task"
-    logits = (learner.logits(x, task=task if with_task else None) for task, (x, _) in tests.items())
+    logits = (_logits(learner, name, asked[name].name, x) for name, (x, _) in tests.items())
     predicted = [each.argmax(dim=1) for each in logits]
     on_host = torch.split(torch.cat(predicted).cpu(), [len(labels) for labels in predicted])  # waits for a GPU once
     pairs = zip(tests.items(), on_host, strict=True)
-    return {task: _confusion(learner, task, y, labels) for (task, (_, y)), labels in pairs}
+    return {name: _confusion(learner, asked[name].name, y, labels) for (name, (_, y)), labels in pairs}
 
 
 def confusion_accuracy(learner: Learner, task: str, table: NDArray[np.int64]) -> float:
     """Compute the accuracy of a confusion table, in per cent."""
-    offset = 0 if learner.scenario == "task" else learner.tasks[task].offset
+    offset = learner.tasks[task].offset if learner.scenario == "class" else 0
     return 100.0 * float(np.trace(table[:, offset:])) / float(table.sum())
 
 
 def average_accuracy(final: Mapping[str, float]) -> float:
-    r"""Compute :math:`A = \frac1T \sum_t a_{\bar e}^t`, the mean over tasks of the score at the end of the run.
+    r"""Compute :math:`A = \frac1T \sum_t a_{\bar e}^t`, the mean over sources of the score at the end of the run.
 
     >>> average_accuracy({"a": 80.0, "b": 60.0})
     70.0
@@ -555,7 +603,7 @@ def average_accuracy(final: Mapping[str, float]) -> float:
 
 
 def forgetting(final: Mapping[str, float], at_end: Mapping[str, float]) -> float:
-    r"""Compute :math:`F = \frac1T \sum_t (a_{\bar e}^t - a_{e_t}^t)`, the mean change since each task ended.
+    r"""Compute :math:`F = \frac1T \sum_t (a_{\bar e}^t - a_{e_t}^t)`, the mean change since each source ended.
 
     >>> forgetting({"a": 80.0, "b": 60.0}, {"a": 90.0, "b": 60.0})
     -5.0
@@ -572,7 +620,7 @@ def convolution_statistics(backbone: nn.Module) -> dict[str, dict[str, float | N
 
 def _confusion(learner: Learner, task: str, y: Tensor, predicted: Tensor) -> NDArray[np.int64]:
     classes = learner.tasks[task].classes or 0
-    columns = classes if learner.scenario == "task" else len(learner.classes)
+    columns = len(learner.classes) if learner.scenario == "class" else classes
     return torch.bincount(y * columns + predicted, minlength=classes * columns).view(classes, columns).numpy()
 
 
@@ -635,8 +683,8 @@ def evaluate_run(
     chosen = pick_device(device)
     problem = make_problem(settings, chosen, data)
     learner = run.learner(device)
-    now = evaluate(learner, {task: problem.tests[task] for task in run.result.tasks}, problem.tasks).scores
-    metrics = {name: METRICS[task.kind] for name, task in run.tasks.items()}
+    now = evaluate(learner, {name: problem.tests[name] for name in run.result.tasks}, problem.asked).scores
+    metrics = {name: METRICS[task.kind] for name, task in problem.asked.items() if name in now}
     outcome = Reevaluation(metrics, {task: result.final for task, result in run.result.tasks.items()}, now)
     if run.result.fingerprint not in (None, fingerprint(problem.data)):
         warnings.warn(f"the data of {settings.benchmark} has changed since the run was made", stacklevel=2)

@@ -17,6 +17,7 @@ from spcl._util.registry import Named, Registry
 from spcl._util.validation import setting, tagged
 from spcl.data.catalogue import PRESET_SETTINGS, PRESETS, Preset
 from spcl.data.protocol import Paradigm
+from spcl.encoders import ENCODERS
 from spcl.errors import SpclError
 from spcl.learner.predictors import PREDICTORS
 from spcl.losses import LOSSES
@@ -33,6 +34,7 @@ from spcl.transforms import TRANSFORMS
 
 NAMED: dict[str, Registry[Any]] = {
     "backbone": BACKBONES,
+    "encoder": ENCODERS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "memory": MEMORIES,
@@ -76,6 +78,13 @@ class _ProblemSettings(BaseModel):
     overlap: float = setting(1.0, "how much tasks may overlap, when the protocol is drawn", LAYOUT, ge=0.0, le=1.0)
     gap: int = setting(0, "how many idle steps may come between tasks, when the protocol is drawn", LAYOUT, ge=0)
     epochs: int = setting(1, "passes of every task over its samples; timelines are stretched by it", LAYOUT, ge=1)
+    at_once: int | None = setting(
+        None,
+        "how many sources run at once, one starting when another ends; of data of several sources, in an order that is "
+        "drawn, too",
+        LAYOUT,
+        ge=1,
+    )
 
 
 if TYPE_CHECKING:
@@ -108,6 +117,9 @@ else:
 class _PartSettings(BaseModel):
     """Parts of the learner."""
 
+    encoder: Named | None = setting(
+        None, "in front of the network, one for each source: affine, a scale and shift of its own, …", LEARNER
+    )
     optimizer: Named = setting("adam", "adam, adamw, sgd, …: its name, and its own options", LEARNER)
     schedule: Named = setting("constant", "of the learning rate over the steps of the run")
     loss: Named = setting("cross-entropy", "of classification tasks", LEARNER, LAYOUT)
@@ -135,6 +147,7 @@ class _ExecutionSettings(BaseModel):
     )
     evaluate: Literal["ended", "seen"] = setting("seen", "when a task ends: it alone, or every task seen", RECORD)
     evaluate_every: int | None = setting(None, "also evaluate every this many steps", RECORD, ge=1)
+    prequential: bool = setting(False, "evaluate every batch before it is trained on: test, then train", RECORD)
     record_every: int = setting(1, "write losses and stability every this many steps", RECORD, ge=1)
     trackers: tuple[Named, ...] = setting((), "where to report: tensorboard, wandb, …", RECORD)
     checkpoint_seconds: float = setting(60.0, "longest time between checkpoints; 0 saves every step", RECORD, ge=0.0)
@@ -161,7 +174,7 @@ class RunSettings(_ExecutionSettings, _LearnerSettings, _PartSettings, Preset, _
 
     @field_validator(*NAMED)
     @classmethod
-    def _without_options(cls, value: Named) -> Named:
+    def _without_options(cls, value: Named | None) -> Named | None:
         """Record a name without options as the name alone."""
         return value["name"] if isinstance(value, dict) and value.keys() == {"name"} else value
 

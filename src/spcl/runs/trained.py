@@ -323,12 +323,28 @@ Chunk = tuple[SampleFile, int, Inputs]
 OnError = Callable[[DataError], object]
 
 
+def asked_task(run: TrainedRun, task: str | None, source: str | None) -> str | None:
+    """Return the task of predictions: the given one, the source's, or the only one of a domain-incremental run.
+
+    None stands for all classes of a class-incremental run; an error lists the tasks or sources.
+    """
+    listed = "; ".join(map(_described, run.tasks.values()))
+    if task is not None and task not in run.tasks:
+        raise TaskError(f"the run in {run.path} has no task {task!r}; its tasks are {listed}")
+    if source is not None:
+        sources = {each["name"]: each["task"] for each in run.state.get("task_sources", [])}
+        if (known := (sources or {name: name for name in run.tasks}).get(source)) is None:
+            raise TaskError(f"the run in {run.path} has no source {source!r}; its sources are {', '.join(sources)}")
+        if task not in (None, known):
+            raise TaskError(f"source {source!r} of the run in {run.path} answers task {known!r}, not {task!r}")
+        return known if run.settings.scenario != "class" else task
+    return next(iter(run.tasks)) if task is None and run.settings.scenario == "domain" else task
+
+
 def check_task(run: TrainedRun, task: str | None) -> InputSpec:
     """Return the inputs of a task, or of all tasks of a class-incremental run; an error lists the tasks."""
     listed = "; ".join(map(_described, run.tasks.values()))
     if task is not None:
-        if task not in run.tasks:
-            raise TaskError(f"the run in {run.path} has no task {task!r}; its tasks are {listed}")
         return run.inputs[task]
     if run.settings.scenario == "task":
         raise TaskError(f"the run in {run.path} is task-incremental; name the task of the samples, one of {listed}")
@@ -344,6 +360,7 @@ def predict_files(
     paths: Iterable[str | Path],
     *,
     task: str | None = None,
+    source: str | None = None,
     top: int = 1,
     on_error: OnError,
 ) -> Iterator[Row]:
@@ -354,14 +371,16 @@ def predict_files(
         learner: its learner.
         paths: files and folders.
         task: the samples' task; None, class-incremental, predicts among all classes seen.
+        source: whose samples they are; None, somebody who was never trained.
         top: how many classes to give for a sample, the most probable first.
         on_error: receives the error of every file that cannot be predicted; the others are.
     """
+    task = asked_task(run, task, source)
     files = list(_opened(check_task(run, task), map(Path, paths), on_error))
     chunks = track(_chunks(files, on_error), "predicting", sum(math.ceil(file.count / BATCH) for file in files))
     for batch in _batches(chunks):
         parts = [samples for _, _, samples in batch]
-        rows = iter(_predictions(run, learner, concatenate(parts), task, top))
+        rows = iter(_predictions(run, learner, concatenate(parts), task, source, top))
         for (file, start, _), samples in zip(batch, parts, strict=True):
             for index in range(start, start + number_of_samples(samples)):
                 origin = {"file": str(file.path), "index": None if file.is_picture else index}
@@ -397,13 +416,15 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         yield batch
 
 
-def _predictions(run: TrainedRun, learner: Learner, x: Inputs, task: str | None, top: int) -> list[list[Row]]:
+def _predictions(
+    run: TrainedRun, learner: Learner, x: Inputs, task: str | None, source: str | None, top: int
+) -> list[list[Row]]:
     """Return the rows of every sample."""
     if task is not None and run.tasks[task].kind != "classification":
-        outputs = learner.predict(x, task).flatten(1)
+        outputs = learner.predict(x, task, source=source).flatten(1)
         return [_own_rows(run.tasks[task], values) for values in outputs.cpu()]
     classes = learner.classes if task is None else [each for each in learner.classes if each[0] == task]
-    probabilities = learner.predict_proba(x, task)
+    probabilities = learner.predict_proba(x, task, source=source)
     values, indices = probabilities.topk(min(top, len(classes)), dim=1)
     return [
         [_row(run, classes[index], rank, value) for rank, (index, value) in enumerate(zip(*pair, strict=True), 1)]

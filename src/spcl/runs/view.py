@@ -100,7 +100,7 @@ class PlainView(SilentView):
     def begin(self, settings: RunSettings, problem: Problem, done: int) -> None:
         """Print the title and the number of steps."""
         self.has_begun = True
-        self._total, self._tasks = len(problem.stream), problem.tasks
+        self._total, self._tasks = len(problem.stream), problem.asked
         self._console.print(f"{title(settings)}: {self._total} steps, {done} done", highlight=False, soft_wrap=True)
 
     def step(self, step: int, report: StepReport, accuracies: Mapping[str, float]) -> None:
@@ -166,7 +166,7 @@ class LiveView:
         losses = ", ".join(f"{name} {value:.2f}" for name, value in report.losses.items())
         facts.add_row("κ before → after", _condition(report))
         facts.add_row("losses", losses)
-        facts.add_row("accuracy", _scores(accuracies, self._problem.tasks) or "–")
+        facts.add_row("accuracy", _scores(accuracies, self._problem.asked) or "–")
         facts.add_row("speed", f"{rate:.1f} steps/s, memory {report.memory_bytes / 1e6:.2f} MB")
         return Group(Text(title(self._settings), style="bold"), self._progress, timeline, facts)
 
@@ -175,14 +175,20 @@ class LiveView:
         self._live.stop()
         table = Table(title=title(self._settings), title_justify="left")
         noun = result.measure
-        for heading in ("task", f"{noun} when it ended", f"{noun} at the end", "change"):
-            table.add_column(heading, justify="left" if heading == "task" else "right")
+        what = "source" if result.task_of else "task"
+        for heading in (what, f"{noun} when it ended", f"{noun} at the end", "change"):
+            table.add_column(heading, justify="left" if heading == what else "right")
         for name, task in result.tasks.items():
             change = task.final - task.at_end
             shown = name if task.metric == "accuracy" else f"{name} ({task.metric})"
             table.add_row(shown, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_section()
         table.add_row("mean", "", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold")
+        more = {"worst": result.worst if result.task_of else None, "never trained": result.unseen_accuracy}
+        more |= {"before training": result.prequential_accuracy, "first batch": result.transfer}
+        for name, value in more.items():
+            if value is not None:
+                table.add_row(name, "", f"{value:.2f} %", "")
         self._console.print(table)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate, chain
 from operator import index
 from typing import Any, Self
@@ -102,6 +103,27 @@ class Timeline:
         _check_durations(durations)
         ends = np.cumsum(durations).tolist()
         return cls(tuple((end - duration, end - 1) for duration, end in zip(durations, ends, strict=True)))
+
+    @classmethod
+    def at_once(cls, durations: Sequence[int], count: int, seed: int) -> "Timeline":
+        """Let `count` tasks run at once: whenever one has ended, the next one starts.
+
+        The first starts at step 0, the others of the first `count` at random while it runs, in the order of the tasks.
+
+        >>> Timeline.at_once((4, 4, 3, 2), 2, seed=0).spans
+        ((0, 3), (3, 6), (4, 6), (7, 8))
+        """
+        _check_durations(durations)
+        if count < 1:
+            raise SpclError(f"{count} tasks are to run at once; give at least 1")
+        drawn = np.random.default_rng(seed).integers(durations[0], size=min(count, len(durations)) - 1)
+        starts = [0, *sorted(drawn.tolist())]
+        ends: list[int] = []
+        for task, duration in enumerate(durations):
+            if task >= len(starts):
+                starts.append(max(starts[-1], heappop(ends) + 1))
+            heappush(ends, starts[task] + duration - 1)
+        return cls(tuple((start, start + duration - 1) for start, duration in zip(starts, durations, strict=True)))
 
     @property
     def steps(self) -> int:
@@ -302,19 +324,21 @@ def _checked_labels(labels: Tensor, classes: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StreamTask:
-    """The samples of one task of a stream.
+    """The samples of one source of a stream: a task of its own, or one of several that answer a task.
 
     Attributes:
         name: Its name.
         x: The inputs: a tensor, or a dict or tuple of tensors with one first dimension.
         y: The targets, of any type and shape; labels of classes are local to the task.
         classes: The number of classes, None for other kinds of targets.
+        task: The name of the task that the samples answer; by default the source's own name.
     """
 
     name: str
     x: Inputs
     y: Tensor
     classes: int | None = None
+    task: str | None = None
 
 
 class ParallelStream:
@@ -335,7 +359,7 @@ class ParallelStream:
         timeline: The first and last step of each task.
         batch_size: The number of samples of a task in a step; its last batch may be smaller.
         seed: The same seed gives the same stream.
-        names: The tasks' names, by default `task-0`, `task-1`, …
+        names: The names of the sources, by default `task-0`, `task-1`, …
         epochs: How often every task passes over its samples; see `Timeline.stretched`.
 
     >>> import torch
@@ -380,6 +404,10 @@ class ParallelStream:
         >>> stream = ParallelStream.of_tasks([text, speed], Timeline(((0, 1), (1, 3))), batch_size=2, seed=0)
         >>> [list(moment.batches) for moment in stream], stream.classes
         ([['text'], ['text', 'speed'], ['speed'], ['speed']], {'text': 2})
+        >>> people = [StreamTask(name, torch.zeros(2, 3), torch.arange(2), 2, "activity") for name in ("ann", "ben")]
+        >>> stream = ParallelStream.of_tasks(people, Timeline(((0, 0), (1, 1))), batch_size=2, seed=0)
+        >>> stream.tasks, stream.classes
+        ({'ann': 'activity', 'ben': 'activity'}, {'activity': 2})
         """
         check_seed(seed)
         for task in tasks:
@@ -387,12 +415,18 @@ class ParallelStream:
                 counts = ", ".join(str(len(part)) for part in leaves(task.x).values())
                 raise DataError(f"task {task.name!r} has {counts} samples and {len(task.y)} targets; give one for each")
         _check_steps([len(task.y) for task in tasks], timeline, batch_size, epochs)
-        ends = accumulate(task.classes or 0 for task in tasks)
-        label_set = tuple(tuple(range(end - (task.classes or 0), end)) for task, end in zip(tasks, ends, strict=True))
+        classes = {task.task or task.name: task.classes or 0 for task in tasks}
+        for task in tasks:
+            if (task.classes or 0) != classes[task.task or task.name]:
+                raise DataError(f"sources of task {task.task!r} have different numbers of classes; give all the same")
+        ends = dict(zip(classes, accumulate(classes.values()), strict=True))
+        labels = {name: tuple(range(ends[name] - count, ends[name])) for name, count in classes.items()}
+        label_set = tuple(labels[task.task or task.name] for task in tasks)
         stream = cls.__new__(cls)
         samples = [_Samples(task.x, None, task.y, (seed, i)) for i, task in enumerate(tasks)]
         names = _checked_names([task.name for task in tasks], len(tasks))
         stream._begin(samples, names, label_set, timeline, batch_size)
+        stream.tasks = {task.name: task.task or task.name for task in tasks}
         return stream
 
     def _begin(
@@ -404,6 +438,7 @@ class ParallelStream:
         batch_size: int,
     ) -> None:
         self.names = names
+        self.tasks = {name: name for name in names}
         self.label_set = label_set
         self.timeline = timeline
         self.batch_size = batch_size
@@ -415,7 +450,8 @@ class ParallelStream:
     @property
     def classes(self) -> dict[str, int]:
         """Number of classes of each task that has classes."""
-        return {name: len(members) for name, members in zip(self.names, self.label_set, strict=True) if members}
+        pairs = zip(self.names, self.label_set, strict=True)
+        return {self.tasks[name]: len(members) for name, members in pairs if members}
 
     def __len__(self) -> int:
         return len(self._steps)

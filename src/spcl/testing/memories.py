@@ -111,8 +111,8 @@ def _check_draws(claims: Claims, new: Callable[..., Memory]) -> None:
         claims.that(0 < total <= count, "a draw has at most as many samples as asked for", total, f"1 to {count}")
         for batch in drawn:
             task, number, y = _inputs(batch).T
-            right = (task == float(batch.task.removeprefix("task "))) & (y == batch.y) & (number % CLASSES == y)
-            found = f"x = {_inputs(batch).tolist()}, y = {batch.y.tolist()} in {batch.task!r}"
+            right = (task == float(batch.source.removeprefix("task "))) & (y == batch.y) & (number % CLASSES == y)
+            found = f"x = {_inputs(batch).tolist()}, y = {batch.y.tolist()} in {batch.source!r}"
             claims.that(bool(right.all()), law, found, "pairs of observed samples")
         claims.same("the same seed draws the same", _content(again), _content(drawn))
     kept = Counter(_rows(memory.draw(100)))
@@ -141,7 +141,7 @@ def _check_targets_and_logits(claims: Claims, new: Callable[..., Memory]) -> Non
 
 
 def _content(batches: Sequence[ReplayBatch]) -> list[Any]:
-    return [[batch.task, batch.x, batch.y] for batch in batches]
+    return [[batch.source, batch.x, batch.y] for batch in batches]
 
 
 def _inputs(batch: ReplayBatch) -> Tensor:

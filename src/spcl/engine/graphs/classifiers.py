@@ -319,7 +319,7 @@ class ClassifierGraphs:
         return static
 
     def logits(self, static: StaticSamples, batches: Sequence[Samples]) -> dict[str, Tensor]:
-        """Return copies of the first batches' logits by task: for its own classes, or for all classes."""
+        """Return copies of the first batches' logits by source: for its own classes, or for all classes."""
         if static.logits is None:
             return {}
         sizes = [len(samples.y) for samples in batches]
@@ -327,7 +327,7 @@ class ClassifierGraphs:
         classes = [own_classes(samples.task) for samples in batches]
         if self._model.scenario == "class":
             classes = [slice(sum(task.classes or 0 for task in self._model.classifiers))] * len(batches)
-        return {group.task.name: copy[:, own] for group, copy, own in zip(batches, copies, classes, strict=True)}
+        return {group.name: copy[:, own] for group, copy, own in zip(batches, copies, classes, strict=True)}
 
     def head_gradients(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the gradients of the heads trained in this step; the next step overwrites them.
@@ -390,4 +390,9 @@ class ClassifierGraphs:
 
 def _is_plain(group: Samples) -> bool:
     is_classifier = group.task.classes is not None and group.task.loss is cross_entropy
-    return is_classifier and isinstance(group.x, Tensor) and not group.y.is_floating_point()
+    return (
+        is_classifier
+        and group.source.encoder is None
+        and isinstance(group.x, Tensor)
+        and not group.y.is_floating_point()
+    )

@@ -101,7 +101,7 @@ class CudaGraphEngine(EagerEngine):
         """Make one pass over all batches and return it; None if each batch needs its own."""
         samples = [group for batch in batches for group in batch.samples]
         if not (joins and self._classifiers.supports_together(samples)):
-            reason = "not all tasks are plain classifiers with samples of one shape"
+            reason = "not all sources have plain classifiers, samples of one shape and no encoder"
             self.fallback_reason = self._capture.unsupported or reason
             return None
         try:
@@ -122,11 +122,14 @@ class CudaGraphEngine(EagerEngine):
     @override
     def penalty_gradient(self) -> None:
         """Copy the orthogonality gradient, which :meth:`begin` has started to compute, to its row."""
-        row = self.gradients.penalty_row
+        whole = row = self.gradients.penalty_row
         if self._penalty is not None:
             gradient, row = self._penalty.gradient, row[len(self._penalty.gradient) :]
-            self.gradients.penalty_row[: len(gradient)].copy_(gradient)
-        row.zero_()  # the columns of heads, if they have any
+            whole[: len(gradient)].copy_(gradient)
+        row.zero_()  # the columns of encoders and heads, if they have any
+        if self.model.shared_encoder_parameters:
+            views = dict(zip(self.gradients.parameters, self.gradients.views(whole), strict=True))
+            self.add_encoder_penalty(views, penalty_factor(self.method))
 
     @override
     def gramian(self, needed: bool) -> Callable[[], tuple[Array | None, Array]]:
@@ -179,23 +182,31 @@ class CudaGraphEngine(EagerEngine):
             return super()._backward_task(index, samples)
         static = self._classifiers.run(index, [samples], [samples.x])
         self._note_health(index, static.health, add=False)
-        return self._classifiers.logits(static.samples, [samples]).get(samples.task.name)
+        return self._classifiers.logits(static.samples, [samples]).get(samples.name)
 
     @override
     def _weighed_heads(self) -> list[nn.Parameter]:
-        if not (self._heads_are_plain and self.model.classifiers and self.model.feature_dim):
+        if not (self._has_plain(True) and self._heads_are_plain and self.model.classifiers and self.model.feature_dim):
             return super()._weighed_heads()
         joint = self._classifiers.joint_classifier()
         return [joint.weight, joint.bias]
 
     def _has_plain(self, loss: bool) -> bool:
-        """Return whether a plain loss can be captured with its heads: not if heads have columns of their own."""
-        return loss and (self._heads_are_plain or not self.method.settings.weigh_heads)
+        """Return whether a plain loss can be captured with its heads.
+
+        Not if shared encoders, or heads that are not plain, have columns of their own in the gradient matrix.
+        """
+        return (
+            not self.model.shared_encoder_parameters
+            and loss
+            and (self._heads_are_plain or not self.method.settings.weigh_heads)
+        )
 
     @override
     def _forward(self, samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Output]:
-        # one kind of inputs only: else all forward passes would precede the backward passes, but graphs share memory
-        of_one_kind = len({sample_kind(x) for x in inputs}) == 1
+        # one kind of inputs only: else all forward passes would precede the backward passes, but graphs share memory;
+        # no encoders: a graph of the backbone gives no gradient of its inputs
+        of_one_kind = not self.model.encoders and len({sample_kind(x) for x in inputs}) == 1
         return self.model.outputs(samples, inputs, self._backbone if of_one_kind else None)
 
     @override

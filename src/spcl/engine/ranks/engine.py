@@ -58,7 +58,7 @@ class DistributedEngine(Engine):
         self._shares = Shares(world.data, model, method)
         self._idle_steps = 0
         self._averages = RunningAverages(world)
-        self._heads = HeadSums(model, self.local.gradients)
+        self._own_sums = OwnSums(model, self.local.gradients)
         self._random = RankRandomness(world, model.device)
         self._use_slices()
 
@@ -277,14 +277,14 @@ class DistributedEngine(Engine):
         if self._error is None:
             health[self._own] = self.local.gradients.health[: len(self._own)]
         failed, drew = torch.tensor([self._error is not None, self._random.was_used], dtype=torch.float64)
-        return RankReport(health, failed, drew, self._averages.passes(), self._heads.present())
+        return RankReport(health, failed, drew, self._averages.passes(), self._own_sums.present())
 
     def _receive(self, summed: "RankReport") -> Array:
         """Return the health of all gradients, given the sum of the ranks' reports; raise if any rank has an error."""
         if summed.failed:
             self._raise()
         self._averages.note(summed.passes)
-        self._heads.note(summed.heads)
+        self._own_sums.note(summed.heads)
         self._random.advance(bool(summed.drew))
         health: Array = summed.health.numpy()
         return health
@@ -314,9 +314,9 @@ class DistributedEngine(Engine):
 
     def _assign_grads(self) -> None:
         """Add up the gradients of heads and the running averages over the ranks, and assign all gradients."""
-        heads = self._heads.parts()
+        heads = self._own_sums.parts()
         sums = self.world.sum_all([*heads, *self._averages.parts()])
-        self._heads.assign(sums[: len(heads)])
+        self._own_sums.assign(sums[: len(heads)])
         self._averages.assign(sums[len(heads) :])
         self.local.gradients.assign_grads(0)
 
@@ -405,12 +405,14 @@ class RankRandomness:
         self.was_used = False
 
 
-class HeadSums:
-    """The gradients of heads, to be added up over the ranks; a head that no rank has trained has no gradient.
+class OwnSums:
+    """The gradients of heads and of encoders that one source has, to be added up over the ranks.
+
+    What no rank has trained has no gradient.
 
     Args:
         model: the shared model.
-        gradients: the gradient matrix; heads with columns in it are none of this class's concern.
+        gradients: the gradient matrix; what has columns in it is none of this class's concern.
     """
 
     def __init__(self, model: SharedModel, gradients: GradientMatrix) -> None:
@@ -420,10 +422,10 @@ class HeadSums:
 
     def _parameters(self) -> list[nn.Parameter]:
         weighed = set(self._gradients.parameters)
-        return [parameter for parameter in self._model.head_parameters() if parameter not in weighed]
+        return [parameter for parameter in self._model.own_parameters() if parameter not in weighed]
 
     def present(self) -> Tensor:
-        """Return for every parameter of a head whether it has a gradient on this rank."""
+        """Return for every parameter whether it has a gradient on this rank."""
         return torch.tensor([parameter.grad is not None for parameter in self._parameters()], dtype=torch.float64)
 
     def note(self, counts: Tensor) -> None:

@@ -68,7 +68,7 @@ class Shares:
         return share_of(self._group.rank, self._group.size, samples)
 
     def own(self, samples: Sequence[Samples]) -> list[Samples]:
-        r"""Return this rank's share of a batch, given by task, without the tasks that have no samples in the share.
+        r"""Return this rank's share of a batch, given by source, without the sources that have no samples in the share.
 
         The loss of a share has the factor \|share| / \|batch|.
         """
@@ -93,13 +93,13 @@ class Shares:
         total, kinds = sum(len(group.y) for group in samples), len({sample_kind(group.x) for group in samples})
         if self.all_pass and kinds > 1:
             raise SpclError(
-                f"a batch of {' and '.join(group.task.name for group in samples)} has samples of {kinds} kinds, each "
+                f"a batch of {' and '.join(group.name for group in samples)} has samples of {kinds} kinds, each "
                 f"with a pass of its own, but all ranks must make the same passes through a sharded backbone; give "
                 f"samples of one kind, or a backbone that is not sharded"
             )
         if self.must_be_everywhere and (total < FEWEST_SAMPLES * self._group.size or kinds > 1):
             raise SpclError(
-                f"a batch of {' and '.join(group.task.name for group in samples)} has {total} samples of {kinds} "
+                f"a batch of {' and '.join(group.name for group in samples)} has {total} samples of {kinds} "
                 f"kinds, but SyncBatchNorm needs {FEWEST_SAMPLES} of one kind on each of {self._group.size} ranks; "
                 f"give larger batches, or split tasks over the ranks"
             )
@@ -109,7 +109,7 @@ class Shares:
     def check_tasks(self, batches: Sequence[Samples]) -> None:
         """Raise unless the losses of new tasks are means over samples."""
         for group in batches:
-            self._check(group.task.name, 0, [group], lambda outputs: self._method.task_loss(outputs[0]))
+            self._check(group.name, 0, [group], lambda outputs: self._method.task_loss(outputs[0]))
 
     def check_memory(self, samples: Sequence[Samples], draw: int) -> None:
         """Raise unless the loss of a replay batch is a mean over samples; each loss is checked once."""
@@ -200,15 +200,15 @@ def _has_class_weights(group: Samples) -> bool:
 def shared_logits(
     world: World, shares: Shares, model: SharedModel, batches: Sequence[Samples], own: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the outputs of the heads on all batches, by task, given the outputs on this rank's shares."""
-    shapes = {group.task.name: _shape(model, group.task) for group in batches if group.task.classes is not None}
+    """Return the outputs of the heads on all batches, by source, given the outputs on this rank's shares."""
+    shapes = {group.name: _shape(model, group.task) for group in batches if group.task.classes is not None}
     if len(shapes) < len(batches):  # for heads other than classifiers only a rank with samples knows the shape
         found = world.gather_objects({name: tuple(each.shape[1:]) for name, each in own.items()})
         shapes = {name: shape for each in found for name, shape in each.items()} | shapes
     logits = {
-        group.task.name: torch.zeros(len(group.y), *shapes[group.task.name], dtype=model.dtype, device=model.device)
+        group.name: torch.zeros(len(group.y), *shapes[group.name], dtype=model.dtype, device=model.device)
         for group in batches
-        if group.task.name in shapes
+        if group.name in shapes
     }
     for name in logits.keys() & own.keys():
         mine = logits[name][shares.of_batch(len(logits[name]))]
