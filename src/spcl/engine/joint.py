@@ -45,7 +45,7 @@ class OnePass:
         if len(batches) < 2:
             return []
         if self._gradients.plan.is_weighted and self._model.own_encoder_parameters:
-            self.reason = "the gradients of shared parameters have factors, those of a source's own encoder have none"
+            self.reason = "the gradients of shared parameters have factors, but not of a source's own encoder"
             return []
         joining, self.reason = self.rule.decide([batch.samples for batch in batches])
         if joining is None:
