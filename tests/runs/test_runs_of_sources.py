@@ -379,7 +379,7 @@ def test_pictures_have_no_affine_encoder_in_bytes(tmp_path: Path) -> None:
     persons = {name: (x, [0, 1] * 20) for name in ("anna", "ben")}
     data = from_sources(persons, tasks=dict.fromkeys(persons, "kind"))
     settings = resolve_settings({"method": "er", "encoder": "affine", "batch_size": 4, "device": "cpu"}, data=data)
-    with pytest.raises(TaskError, match="'affine' needs one tensor of numbers .* uint8"):
+    with pytest.raises(TaskError, match=r"'affine' needs one tensor of numbers .* uint8"):
         execute(settings, tmp_path / "run", data=data)
     assert not (tmp_path / "run").exists()
 
