@@ -19,7 +19,7 @@ class SourcesByHand:
     """Copies of a learner's networks before a step, and that step on them.
 
     Args:
-        learner: the learner, of which nothing is changed.
+        learner: the learner, which stays as it is.
         rate: the learning rate of SGD.
         replayed: the number of samples to replay.
     """

@@ -92,9 +92,9 @@ def with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Sa
 class SharedModel:
     r"""One backbone, one head per task, and encoders in front of the backbone for the sources that have one.
 
-    The parameters that several sources can reach are shared: the backbone's, and those of encoders that sources have in
-    common. Their gradients, one per source, are weighed. What a single source reaches, its own encoder, has the plain
-    gradient of that source and of its samples in memory, like the head of a task.
+    The parameters that several sources can reach are shared: the backbone's, and parameters of encoders that sources
+    have in common. Their gradients, one per source, are weighed. What a single source reaches, its own encoder, has the
+    plain gradient of that source and of its samples in memory, like the head of a task.
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets the logits of every
     classifier added so far, side by side in that order; with ``joint_logits`` so it does in training also

@@ -273,7 +273,7 @@ class Predictor:
             task: the name of a task, or None.
             source: the name of a source, or None.
             encoder: a module, or None.
-            labels: whether labels are those of the source's task, also class-incrementally.
+            labels: whether labels count the classes of the source's task, also class-incrementally.
         """
         asked = None if task is None else find_task(self.tasks, task)
         brings = None if source is None else self._brings(source, asked)

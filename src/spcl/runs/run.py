@@ -465,7 +465,7 @@ class TrainingRun:
                 name: TaskResult(at_end=at_end[name], final=final[name], metric=METRICS[asked[name].kind])
                 for name in final
             },
-            task_of={name: asked[name].name for name in final} if self.problem.shares_tasks else {},
+            task_of=dict(self.problem.task_of) if self.problem.shares_tasks else {},
             unseen=self._evaluation(self.problem.unseen).scores if self.problem.unseen else {},
             prequential=self.progress.prequential,
             first=self.progress.first,
