@@ -258,8 +258,8 @@ def from_sources(
             floating-point targets make a regression (but whole numbers that repeat, and columns of zeros and ones, are
             an error: they may be classes), a vector of integers or text makes a classification, and other targets are
             multi-label.
-        tasks: For sources that share a task, by name, its name. The classes of the task are those of all its trained
-            sources together. By default a source is a task of its own.
+        tasks: For sources that share a task, by name, its name. The task has every class that one of its
+            trained sources has. By default a source is a task of its own.
         unseen: The names of sources that are never trained, only evaluated on their test samples.
         test_fraction: The part that is held out.
         seed: Chooses what is held out.

@@ -32,6 +32,7 @@ from spcl.data.protocol import (
 from spcl.data.samples import SourceSamples, hold_out
 from spcl.distributed import World
 from spcl.encoders import ENCODERS
+from spcl.engine.eager import augmented
 from spcl.errors import DataError, SpclError, did_you_mean, is_out_of_memory
 from spcl.learner import Learner
 from spcl.learner.parameters import matching
@@ -463,10 +464,10 @@ def make_learner(
         for samples in _training_samples(data):  # an encoder that cannot take them raises now, not later
             ENCODERS.make(settings.encoder, map_leaves(lambda part: part[:2], samples))
     if parts["augment"] is not None:
-        tried = copy.deepcopy(parts["augment"])
+        # a transform that cannot take the samples is refused now, not in a step
+        few = [map_leaves(lambda part: part[:2].clone(), samples) for samples in _training_samples(data)]
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for samples in _training_samples(data):  # a transform that cannot take them raises now, not later
-                tried(map_leaves(lambda part: part[:2].clone().to(device), samples))
+            augmented(copy.deepcopy(parts["augment"]), few, device)
     return Learner(**parts, **options, distributed=distributed)
 
 
