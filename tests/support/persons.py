@@ -18,7 +18,7 @@ def write_persons(path: Path, tasks: int = 1, of_unseen: float = 1.0) -> Path:
 
     Args:
         path: of the file.
-        tasks: the persons answer so many tasks in turn; of two tasks, the second has two classes.
+        tasks: 1, or 2, which the persons answer in turn; the second task has two classes.
         of_unseen: a factor of the training samples of persons who are unseen.
     """
     rng = np.random.default_rng(0)
