@@ -277,9 +277,12 @@ class Sources(WeakValueDictionary[str, "TaskSource"]):
 class TaskSource:
     """Who brings the samples of a task; a task that was added alone has one source, of its own name.
 
+    A source whose samples answer several tasks is one of these for each task, named ``source/task``.
+
     Attributes:
         name: its name, unique in the learner.
         task: the task that its samples answer.
+        batch: the name under which its batches come: its own, or the name that it shares with other tasks' parts.
         encoder: the module in front of the backbone; None for none.
         encoder_name: the name of the encoder, or its name and options, if it is one of
             :data:`spcl.encoders.ENCODERS`, which is made when the first batch arrives; else None.
@@ -294,12 +297,16 @@ class TaskSource:
     task: Task
     encoder: nn.Module | None = None
     encoder_name: str | dict[str, Any] | None = None
+    batch: str = ""
     is_implied: bool = False
     finished: bool = False
     signature: tuple[str, str] | None = None
     skipped: int = 0
     skipped_in_a_row: int = 0
     _kind: object = None  # cache: the kind of the last batch that fitted the signature
+
+    def __post_init__(self) -> None:
+        self.batch = self.batch or self.name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         copied = memo[id(self)] = copy.copy(self)
@@ -318,7 +325,7 @@ class TaskSource:
     def check_batch(self, x: Inputs, y: Tensor) -> None:
         """Refuse a batch that cannot be trained on; its labels are left to :func:`check_labels_of_sources`."""
         if self.finished:
-            raise TaskError(f"{self.words} is finished; start it again with add_source({self.name!r})")
+            raise TaskError(f"{self.words} is finished; start it again with add_source({self.batch!r})")
         count, kind = kind_of_pair(x, y)
         self._check_sizes(count, x, y)
         if self.signature is not None and kind != self._kind:

@@ -248,6 +248,84 @@ def test_sources_that_cannot_share_a_task_are_refused(sources: tuple[SourceSampl
         SourceData("watches", sources)
 
 
+PERSONS = {
+    "anna": (FEATURES, ["sit", "walk"] * 20),
+    "ben": (FEATURES + 1.0, ["walk", "run"] * 20),
+    "eve": (FEATURES - 1.0, ["run", "sit"] * 20),
+}
+ACTIVITY = dict.fromkeys(PERSONS, "activity")
+
+
+def test_sources_of_one_task_have_the_classes_of_all_of_them() -> None:
+    anna, ben, eve = from_sources(PERSONS, tasks=ACTIVITY, unseen=["eve"]).sources
+    assert anna.class_names == ben.class_names == eve.class_names == ("run", "sit", "walk")
+    assert (anna.task, anna.unseen, eve.task, eve.unseen) == ("activity", False, "activity", True)
+    assert anna.train_y.unique().tolist() == [1, 2]
+    assert ben.test_y.unique().tolist() == [0, 2]
+    assert eve.test_y.unique().tolist() == [0, 1]
+    alone = from_sources(PERSONS).sources[0]
+    assert torch.equal(alone.train_y, anna.train_y - 1)
+    assert torch.equal(alone.train_x, anna.train_x)  # type: ignore[arg-type]
+
+
+def test_sources_with_and_without_a_shared_task_keep_their_order() -> None:
+    data = from_sources({"car": (FEATURES, FEATURES[:, 0]), **PERSONS}, tasks={"ben": "activity", "eve": "activity"})
+    assert [(each.name, each.task_name) for each in data.sources] == [
+        ("car", "car"),
+        ("anna", "anna"),
+        ("ben", "activity"),
+        ("eve", "activity"),
+    ]
+
+
+def test_a_kind_may_be_given_for_a_task() -> None:
+    numbers = {name: (FEATURES, np.arange(40.0) % 4) for name in ("north", "south")}
+    data = from_sources(numbers, {"forecast": "regression"}, tasks=dict.fromkeys(numbers, "forecast"))
+    assert [source.kind for source in data.sources] == ["regression", "regression"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tasks": ["activity"]}, "tasks are a list; give a dict by the names"),
+        ({"tasks": {"adam": "activity"}}, "a task is given for 'adam', which is none of 'anna', 'ben', 'eve'"),
+        ({"tasks": {"anna": 3}}, "the task of source 'anna' is 3; give the name of a task"),
+        ({"tasks": {"anna": ""}}, "the task of source 'anna' is ''; give the name of a task"),
+        ({"tasks": ACTIVITY, "unseen": "eve"}, "unseen is 'eve'; give a list"),
+        ({"tasks": ACTIVITY, "unseen": ["adam"]}, "unseen names 'adam', which is none of 'anna', 'ben', 'eve'"),
+        ({"unseen": ["eve"]}, "all sources of the task 'eve' are unseen; train at least one"),
+        ({"tasks": ACTIVITY, "unseen": ["anna", "eve"]}, "activity: test labels without training samples: sit"),
+        ({"tasks": ACTIVITY, "kinds": {"anna": "multilabel"}}, "array of numbers"),
+    ],
+)
+def test_wrong_tasks_of_sources_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        from_sources(PERSONS, **options)
+
+
+def test_labels_and_probabilities_of_one_task_are_refused() -> None:
+    soft = torch.softmax(torch.from_numpy(FEATURES[:, :2]), dim=1)
+    given = {"a": (FEATURES, soft), "b": (FEATURES, [0, 1] * 20)}
+    with pytest.raises(DataError, match="t: some sources have probabilities, others labels"):
+        from_sources(given, {"t": "classification"}, tasks={"a": "t", "b": "t"})
+
+
+def test_sources_in_an_npz_file_say_which_task_they_answer(tmp_path: Path) -> None:
+    arrays = {f"{name}_{part}": each for name, pair in PERSONS.items() for part, each in zip("xy", pair, strict=True)}
+    arrays |= {f"{name}_task": "activity" for name in PERSONS}
+    np.savez(path := tmp_path / "watches.npz", **arrays, eve_unseen=True)
+    expected = from_sources(PERSONS, tasks=ACTIVITY, unseen=["eve"], name="watches")
+    assert fingerprint(load_benchmark(str(path))) == fingerprint(expected)
+    for wrong, message in (
+        ({"anna_task": 3}, "anna_task is 3; give the name of a task as text"),
+        ({"anna_task": ["a", "b"]}, "anna_task is a list; give the name of a task as text"),
+        ({"eve_unseen": 1}, r"eve_unseen is a ndarray of shape \(\) of int64; give True or False"),
+    ):
+        np.savez(path, **{**arrays, **wrong})  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=message):
+            load_benchmark(str(path))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,6 +1,7 @@
 """Packages say what they offer, and imports stand at the top."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
@@ -13,6 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "spcl"
 MODULES = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.py"))}
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+TEXTS = [
+    path
+    for folder in ("src", "tests", "docs", "examples", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in (".py", ".md", ".yaml", ".html") and "build" not in path.parts
+]
 MARKDOWN = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
 
 SLOW_OR_OPTIONAL = {
@@ -95,3 +102,10 @@ def test_no_name_means_two_things() -> None:
 def test_markdown_wraps_at_120() -> None:
     lines = [(path.name, line) for path in MARKDOWN for line in path.read_text(encoding="utf-8").splitlines()]
     assert [each for each in lines if len(each[1]) > 120 and not each[1].startswith(("|", "    ", "$$"))] == []
+
+
+def test_sentences_repeat_their_nouns() -> None:
+    """A pronoun for a noun two clauses away makes a reader search."""
+    unclear = re.compile(r"\b(?:those\s+of|of\s+which|so\s+many)\b", re.IGNORECASE)
+    texts = [path for path in (*TEXTS, *MARKDOWN) if path != Path(__file__)]
+    assert [path.name for path in texts if unclear.search(path.read_text(encoding="utf-8"))] == []

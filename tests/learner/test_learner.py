@@ -461,6 +461,14 @@ def printed_by(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+def test_wearers_who_left_and_one_who_was_never_seen_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_by("wearables", capsys)
+    found = {name: float(right) for name, right in re.findall(r"^(\w+) +\(.*\): (\d+)%", printed, re.MULTILINE)}
+    assert min(found[name] for name in ("anna", "ben", "carla")) > 85
+    assert found["dora"] > 55  # of four activities, without a scale and shift of her own
+    assert printed.count("anna puts on") == 2
+
+
 def test_own_method_helps_the_task_with_small_gradients(capsys: pytest.CaptureFixture[str]) -> None:
     found = dict(re.findall(r"(\w+)\(.*\): ([\d.]+)%", printed_by("own_method", capsys)))
     assert float(found["Balanced"]) > float(found["ER"])

@@ -111,7 +111,7 @@ def test_a_schedule_of_pytorch_follows_a_moved_optimiser() -> None:
     ("arguments", "message"),
     [
         ((torch.int64,), "dtype is torch.int64; give a floating-point type"),
-        (("nowhere",), "cannot be moved to 'nowhere'"),
+        (("nowhere",), "cannot be moved to 'nowhere': "),
         ((3.5,), "cannot be moved to 3.5"),
     ],
 )

@@ -254,6 +254,70 @@ def test_any_graph_of_sources_encoders_and_tasks_is_trained_as_by_hand(data: st.
             learner.finish_source(data.draw(st.sampled_from(running)))
 
 
+# -- batches that answer several tasks
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", ["er", "soro"])
+def test_a_batch_that_answers_several_tasks_gives_a_gradient_for_each(engine: str, method: str) -> None:
+    learner = learner_of(method, engine, memory=Reservoir(30))
+    learner.add_task("kind", classes=3)
+    learner.add_task("speed", head=nn.Linear(5, 2).double(), loss=mse_loss)
+    encoder = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).double()
+    learner.add_source("camera", ["kind", "speed"], encoder=encoder)
+    learner.add_source("radar", "speed")
+    calls: list[int] = []
+    for seed in range(3):
+        (x, kinds), (_, speeds) = samples(seed, 4, 3), samples(seed, 4, None)
+        given = {"camera": (x, {"kind": kinds, "speed": speeds}), "radar": samples(9 + seed, 6, None)}
+        by_hand = SourcesByHand(learner, RATE, REPLAYED) if seed else None
+        watch = encoder.register_forward_hook(lambda *_: calls.append(1)) if seed == 2 else None
+        report = learner.step(given)
+        if by_hand is not None:
+            plain = {"camera/kind": (x, kinds), "camera/speed": (x, speeds), "radar": given["radar"]}
+            by_hand.step(plain, COMBINE[method])
+            by_hand.assert_equals(learner)
+        if watch is not None:
+            watch.remove()
+    assert list(report.losses) == ["camera/kind", "camera/speed", "radar", "memory"]
+    if engine in ("one pass", "apart"):
+        assert len(calls) == 2  # one pass for the new samples, one for the replayed ones
+    report = learner.step({"camera": (x, {"kind": kinds})})
+    assert list(report.losses) == ["camera/kind", "memory"]
+    assert learner.predict(x, "kind", source="camera").shape == (len(x),)
+    with pytest.raises(TaskError, match=r"source 'camera' answers \['kind', 'speed'\]; pass task="):
+        learner.predict(x, source="camera")
+    for wrong, words in (
+        ((x, kinds), "give targets as a dict by task"),
+        ((x, {"place": kinds}), "source 'camera' does not answer task 'place'; its tasks are"),
+        ((x, {}), "source 'camera': the batch has no targets"),
+    ):
+        with pytest.raises(TaskError, match=words):
+            learner.step({"camera": wrong})
+    learner.finish_source("camera")
+    assert learner.active_sources == ["radar"]
+    learner.add_source("camera")
+    assert learner.active_sources == ["camera/kind", "camera/speed", "radar"]
+
+
+def test_a_source_of_several_tasks_with_an_encoder_by_name_is_saved_and_loaded(tmp_path: Path) -> None:
+    learner = learner_of(memory=Reservoir(10))
+    learner.add_task("kind", classes=3)
+    learner.add_task("place", classes=2)
+    learner.add_source("camera", ["kind", "place"], encoder="affine")
+    x, y = samples(0, 6, 2)
+    for _ in range(2):
+        report = learner.step({"camera": (x, {"kind": y, "place": torch.full_like(y, -100)})})
+    assert report.unlabelled == {"camera/place": 4}
+    learner.step({"camera": (x, {"kind": y, "place": y})})
+    assert len({id(source.encoder) for source in learner.sources.values()}) == 1
+    learner.save(tmp_path / "c")
+    loaded = Learner.load(tmp_path / "c", backbone=trunk().double())
+    for each in (learner, loaded):
+        each.step({"camera": (x, {"kind": y, "place": y})})
+    assert same(complete(learner), complete(loaded))
+
+
 # -- lives of sources
 
 

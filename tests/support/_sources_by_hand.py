@@ -19,7 +19,7 @@ class SourcesByHand:
     """Copies of a learner's networks before a step, and that step on them.
 
     Args:
-        learner: the learner, of which nothing is changed.
+        learner: the learner, which stays as it is.
         rate: the learning rate of SGD.
         replayed: the number of samples to replay.
     """
@@ -30,6 +30,7 @@ class SourcesByHand:
         self.backbone, self.heads, self.encoders = copy.deepcopy((learner.model.backbone, heads, encoders))
         self.memory = copy.deepcopy(learner.memory)
         self.task_of = {name: source.task.name for name, source in learner.sources.items()}
+        self.batch_of = {name: source.batch for name, source in learner.sources.items()}
         self.classes = {name: task.classes for name, task in learner.tasks.items()}
         self.is_joint = learner.scenario == "class"
         self.rate, self.replayed = rate, replayed
@@ -58,7 +59,9 @@ class SourcesByHand:
 
     def step(self, given: Mapping[str, tuple[Tensor, Tensor]], combine: Combine, alpha: float = 0.0) -> None:
         """Make the step."""
-        reach = Counter(p for encoder in self.encoders.values() if encoder is not None for p in encoder.parameters())
+        reached = {(self.batch_of[name], p) for name, each in self.encoders.items() if each for p in each.parameters()}
+        counts = Counter(parameter for _, parameter in reached)
+        reach = {p: counts[p] for each in self.encoders.values() if each for p in each.parameters()}
         shared = [*self.backbone.parameters(), *(p for p, sources in reach.items() if sources > 1)]
         heads = [p for head in self.heads.values() if head is not None for p in head.parameters()]
         own = [*heads, *(p for p, sources in reach.items() if sources == 1)]

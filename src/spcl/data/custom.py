@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -231,6 +231,9 @@ def _sample_array(sample: Any, origin: str) -> np.ndarray:
 
 # -- several sources
 
+MOST_NAMES = 8
+"""The most names of sources that an error lists."""
+
 IN_A_FILE = "(for an .npz file, the option kind, or an array kind or NAME_kind in it)"
 
 
@@ -238,20 +241,26 @@ def from_sources(
     sources: Mapping[str, Sequence[Any]],
     kinds: Mapping[str, Kind] | None = None,
     *,
+    tasks: Mapping[str, str] | None = None,
+    unseen: Iterable[str] = (),
     test_fraction: float = 0.2,
     seed: int = 0,
     name: str = "custom",
 ) -> SourceData:
-    """Make a data set of sources, each a task of its own, from arrays or tensors.
+    """Make a data set of sources from arrays or tensors; each is a task of its own, or shares one with others.
 
     Args:
         sources: For every source, by name, ``(x, y)`` or ``(x, y, test_x, test_y)``. Samples x may be what
             `from_arrays` takes, also series of different lengths, or a dict or tuple of these; `SourceSamples` says
             what targets y may be; classes may be arbitrary integers or strings. Without test samples, `test_fraction`
             of the samples (of every class) is held out.
-        kinds: The kinds of sources whose targets do not show it. By default floating-point targets make a regression
-            (but whole numbers that repeat, and columns of zeros and ones, are an error: they may be classes), a vector
-            of integers or text makes a classification, and other targets are multi-label.
+        kinds: The kinds of sources, or of all sources of a task, whose targets do not show it. By default
+            floating-point targets make a regression (but whole numbers that repeat, and columns of zeros and ones, are
+            an error: they may be classes), a vector of integers or text makes a classification, and other targets are
+            multi-label.
+        tasks: For sources that share a task, by name, its name. The task has every class that one of its
+            trained sources has. By default a source is a task of its own.
+        unseen: The names of sources that are never trained, only evaluated on their test samples.
         test_fraction: The part that is held out.
         seed: Chooses what is held out.
         name: The name of the data set.
@@ -260,29 +269,74 @@ def from_sources(
     >>> data = from_sources({"speed": (x, x[:, 0]), "sign": (x, ["stop", "yield"] * 5)}, name="car")
     >>> data.sources[1]
     SourceSamples('sign': classification of 2 classes, 8 + 2 samples of 4)
+
+    Two persons are asked one question, and a third is asked it without having been trained:
+
+    >>> y = ["sitting", "walking"] * 5
+    >>> persons = {person: (x, y) for person in ("anna", "ben", "eve")}
+    >>> data = from_sources(persons, tasks=dict.fromkeys(persons, "activity"), unseen=["eve"])
+    >>> [source.name for source in data.trained], data.classes
+    (['anna', 'ben'], 2)
     """
     _check_split(name, test_fraction, seed)
-    for given, what in ((sources, "sources are"), ({} if kinds is None else kinds, "kinds are")):
+    kinds, tasks = {} if kinds is None else kinds, {} if tasks is None else tasks
+    for given, what in ((sources, "sources are"), (kinds, "kinds are"), (tasks, "tasks are")):
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise DataError(f"{name}: {what} {_short(given)}; give a dict by the names of the sources")
-    kinds = {} if kinds is None else kinds
+    task_of = {source: source for source in sources} | _checked_tasks(name, sources, tasks)
+    held = _checked_unseen(name, sources, unseen)
     for source, kind in kinds.items():
-        if source not in sources:
-            raise DataError(f"{name}: a kind is given for {source!r}, which is none of {', '.join(map(repr, sources))}")
+        if source not in sources and source not in task_of.values():
+            raise DataError(f"{name}: a kind is given for {source!r}, which is none of {_listed(sources)}")
         if not (isinstance(kind, str) and kind in get_args(Kind)):
             raise DataError(f"{source}: there is no kind {_short(kind)}; choose one of {', '.join(get_args(Kind))}")
-    made = []
+    split: dict[str, _Arrays] = {}
     for source, arrays in sources.items():
         if not isinstance(arrays, tuple | list) or len(arrays) not in (2, 4):
             raise DataError(
                 f"{name}: source {source!r} must be (x, y) or (x, y, test_x, test_y); give two or four arrays"
             )
-        kind = kinds[source] if source in kinds else _kind_of(source, arrays[1])
-        made.append(_source(source, kind, arrays, test_fraction, seed))
-    return SourceData(name, tuple(made))
+        known = kinds.get(source, kinds.get(task_of[source]))
+        split[source] = _split(source, known or _kind_of(source, arrays[1]), arrays, test_fraction, seed)
+    made: dict[str, SourceSamples] = {}
+    for task in dict.fromkeys(task_of.values()):
+        made |= _sources_of_task(task, {each: split[each] for each in sources if task_of[each] == task}, held)
+    return SourceData(name, tuple(made[source] for source in sources))
 
 
-def _source(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed: int) -> SourceSamples:
+class _Arrays(NamedTuple):
+    """Training and test samples of a source, with targets as they were given."""
+
+    kind: Kind
+    x: list[Inputs]
+    y: list[np.ndarray]
+
+
+def _checked_tasks(name: str, sources: Iterable[str], tasks: Mapping[str, str]) -> dict[str, str]:
+    for source, task in tasks.items():
+        if source not in sources:
+            raise DataError(f"{name}: a task is given for {source!r}, which is none of {_listed(sources)}")
+        if not (isinstance(task, str) and task):
+            raise DataError(f"{name}: the task of source {source!r} is {_short(task)}; give the name of a task")
+    return dict(tasks)
+
+
+def _checked_unseen(name: str, sources: Iterable[str], unseen: Iterable[str]) -> set[str]:
+    if isinstance(unseen, str) or not isinstance(unseen, Iterable):
+        raise DataError(f"{name}: unseen is {_short(unseen)}; give a list of the names of sources")
+    for source in (held := list(unseen)):
+        if not (isinstance(source, str) and source in sources):
+            raise DataError(f"{name}: unseen names {_short(source)}, which is none of {_listed(sources)}")
+    return set(held)
+
+
+def _listed(sources: Iterable[str]) -> str:
+    first, more = [*map(repr, sources)][:MOST_NAMES], len([*sources]) - MOST_NAMES
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
+def _split(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed: int) -> _Arrays:
+    """Return the training and test samples of a source; the part of the samples is held out where no tests are."""
     inputs, targets = _inputs(arrays[::2], name), [_targets(y, kind, name) for y in arrays[1::2]]
     for x, y in zip(inputs, targets, strict=True):
         if number_of_samples(x) != len(y):
@@ -291,12 +345,41 @@ def _source(name: str, kind: Kind, arrays: Sequence[Any], fraction: float, seed:
         test = torch.from_numpy(_held_out(targets[0], fraction, seed, name))
         inputs = [_chosen(inputs[0], ~test), _chosen(inputs[0], test)]
         targets = [targets[0][~test.numpy()], targets[0][test.numpy()]]
+    return _Arrays(kind, inputs, targets)
+
+
+def _sources_of_task(task: str, parts: Mapping[str, _Arrays], unseen: set[str]) -> dict[str, SourceSamples]:
+    """Return the sources that answer a task, by name, with labels as indices into the classes of all of them."""
+    targets = {source: part.y for source, part in parts.items()}
     names: tuple[str, ...] = ()
-    if kind == "classification":
-        number = _numbered_soft if targets[0].dtype.kind == "f" else _numbered
-        targets, names = number(name, *targets)
-    train_y, test_y = (torch.from_numpy(np.ascontiguousarray(y)) for y in targets)
-    return SourceSamples(name, kind, inputs[0], train_y, inputs[1], test_y, names)
+    if all(part.kind == "classification" for part in parts.values()):
+        are_soft = [y.dtype.kind == "f" for y, _ in targets.values()]
+        if any(are_soft) and not all(are_soft):
+            raise DataError(f"{task}: some sources have probabilities, others labels; give all sources the same")
+        if all(are_soft):
+            soft = {source: _numbered_soft(source, *y) for source, y in targets.items()}
+            targets, names = {source: y for source, (y, _) in soft.items()}, next(iter(soft.values()))[1]
+        else:
+            targets, names = _numbered_together(task, targets, unseen)
+    made = {}
+    for source, (kind, x, _) in parts.items():
+        train_y, test_y = (torch.from_numpy(np.ascontiguousarray(y)) for y in targets[source])
+        shared = None if task == source else task
+        held = source in unseen
+        made[source] = SourceSamples(source, kind, x[0], train_y, x[1], test_y, names, task=shared, unseen=held)
+    return made
+
+
+def _numbered_together(
+    task: str, targets: Mapping[str, list[np.ndarray]], unseen: set[str]
+) -> tuple[dict[str, list[np.ndarray]], tuple[str, ...]]:
+    """Return the labels of the sources of a task as indices into the sorted names of its classes, and these names."""
+    trained = [y for source, (y, _) in targets.items() if source not in unseen] or [y for y, _ in targets.values()]
+    every = [y for each in targets.values() for y in each]
+    together = np.concatenate(every)
+    (_, numbers), names = _numbered(task, np.concatenate(trained).astype(together.dtype), together)
+    rest = iter(np.split(numbers, np.cumsum([len(y) for y in every])[:-1]))
+    return {source: [next(rest), next(rest)] for source in targets}, names
 
 
 def _kind_of(name: str, y: Any) -> Kind:
@@ -493,7 +576,7 @@ def _pictures_of_class(folder: Path) -> list[Path]:
 # -- an .npz file
 
 PARTS = ("x", "y", "test_x", "test_y")
-OTHERS = ("kind", "lengths")
+OTHERS = ("kind", "lengths", "task", "unseen")
 HOW_TO_WRITE = "write it with np.savez(path, x=…, y=…)"
 
 
@@ -501,8 +584,10 @@ def from_npz(path: str | Path, *, kind: Kind | Mapping[str, Kind] | None = None)
     """Make a data set of an .npz file with samples ``x`` and targets ``y``, and perhaps ``test_x`` and ``test_y``.
 
     A vector of integers or text holds labels, whose classes are split into tasks (see `from_arrays`). Other targets
-    make a regression or multi-label source with the name of the file. A file without ``x`` may hold several sources,
-    each a task: ``NAME_x`` and ``NAME_y``, and perhaps ``NAME_test_x`` and ``NAME_test_y``.
+    make a regression or multi-label source with the name of the file. A file without ``x`` may hold several sources:
+    ``NAME_x`` and ``NAME_y``, and perhaps ``NAME_test_x`` and ``NAME_test_y``. Each is a task of its own, or answers
+    the task that a text ``NAME_task`` names; ``NAME_unseen`` is true for a source that is only evaluated, never
+    trained.
 
     Series of different lengths are stored one after the other in ``x``, with their lengths in an array ``lengths``;
     those in ``NAME_test_x`` have ``NAME_test_lengths``, and so on. They are padded with zeros at the end.
@@ -523,11 +608,14 @@ def from_npz(path: str | Path, *, kind: Kind | Mapping[str, Kind] | None = None)
     named = {name: f"{prefix}kind" for name, prefix in prefixes.items()}
     kinds = {name: _kind(file, array, arrays[array]) for name, array in named.items() if array in arrays}
     given = kind if isinstance(kind, Mapping) else {} if kind is None else dict.fromkeys(sources, kind)
-    return from_sources(sources, {**kinds, **given}, name=file.stem)
+    tasks = {name: _task(file, f"{prefix}task", arrays) for name, prefix in prefixes.items()}
+    unseen = [name for name, prefix in prefixes.items() if _is_unseen(file, f"{prefix}unseen", arrays)]
+    shared = {name: task for name, task in tasks.items() if task is not None}
+    return from_sources(sources, {**kinds, **given}, tasks=shared, unseen=unseen, name=file.stem)
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays that may be samples, targets or kinds, by their names."""
+    """Read the arrays that may be samples, targets, or what is said of them, by their names."""
     try:
         with path.open("rb") as file:
             loaded = np.load(file)
@@ -601,6 +689,24 @@ def _kind(path: Path, name: str, text: np.ndarray) -> Kind:
         if kind == known:
             return known  # type: ignore[no-any-return]
     raise DataError(f"{path}: {name} is {kind!r}; choose one of {', '.join(get_args(Kind))}")
+
+
+def _task(path: Path, name: str, arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Return the text in this array, or None where there is none of this name."""
+    if name not in arrays:
+        return None
+    task = arrays[name].item() if arrays[name].size == 1 else arrays[name].tolist()
+    if not isinstance(task, str) or not task:
+        raise DataError(f"{path}: {name} is {_short(task)}; give the name of a task as text")
+    return task
+
+
+def _is_unseen(path: Path, name: str, arrays: Mapping[str, np.ndarray]) -> bool:
+    if name not in arrays:
+        return False
+    if arrays[name].size != 1 or arrays[name].dtype != np.bool_:
+        raise DataError(f"{path}: {name} is {_short(arrays[name])} of {arrays[name].dtype}; give True or False")
+    return bool(arrays[name].item())
 
 
 def _reason(error: Exception, path: Path) -> str:

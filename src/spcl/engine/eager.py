@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
@@ -123,7 +124,9 @@ class EagerEngine(Engine):
     def augmented(self, batches: Sequence[StepBatch], transform: Transform, replays_too: bool) -> list[StepBatch]:
         """Return the batches with augmented inputs: the tasks' together, every replay batch by itself."""
         tasks = [batch for batch in batches if batch.draw is None]
-        inputs = self._augment(transform, [batch.samples[0].x for batch in tasks]) if tasks else []
+        distinct = {_inputs_of(batch): batch.samples[0].x for batch in tasks}
+        made = dict(zip(distinct, self._augment(transform, list(distinct.values())), strict=True)) if tasks else {}
+        inputs = [made[_inputs_of(batch)] for batch in tasks]
         done = [replace(batch, samples=with_inputs(batch.samples, [x])) for batch, x in zip(tasks, inputs, strict=True)]
         replays = batches[len(tasks) :]
         return done + [self._augmented_replay(each, transform) if replays_too else each for each in replays]
@@ -139,13 +142,18 @@ class EagerEngine(Engine):
         trained on a single sample. The next step draws others.
         """
         logits = {}
-        for batch in batches:
+        for _, alike in groupby(batches, lambda batch: (batch.draw, _inputs_of(batch))):
+            batch, *others = together = list(alike)
             if batch.draw is None:
-                (samples,) = batch.samples
-                with self.model.source_errors(samples.source, samples.x, samples.y):
-                    value = self._backward_task(batch.gradient, samples)
-                if self.method.stores_logits and value is not None:
-                    logits[samples.name] = value
+                groups = [each.samples[0] for each in together]
+                with self.model.source_errors(groups[0].source, groups[0].x, groups[0].y):
+                    if others:
+                        values = self._backward_together([each.gradient for each in together], groups)
+                    else:
+                        values = [self._backward_task(batch.gradient, groups[0])]
+                for group, value in zip(groups, values, strict=True):
+                    if self.method.stores_logits and value is not None:
+                        logits[group.name] = value
                 continue
             try:
                 self._backward_replay(batch if transform is None else self._augmented_replay(batch, transform))
@@ -251,6 +259,15 @@ class EagerEngine(Engine):
             loss.backward()  # type: ignore[no-untyped-call]
         return output.value.detach()
 
+    def _backward_together(self, indices: Sequence[int], samples: Sequence[Samples]) -> list[Tensor | None]:
+        """Compute the gradients of several tasks' losses on the same inputs, by one forward pass; return the logits."""
+        outputs = self.model.outputs_of_one_batch(samples)
+        for place, (index, output, group) in enumerate(zip(indices, outputs, samples, strict=True), 1):
+            loss = _counted(self.method.task_loss(output), group)
+            with self._gradient(index, loss, [group]):
+                loss.backward(retain_graph=place < len(samples))  # type: ignore[no-untyped-call]
+        return [output.value.detach() for output in outputs]
+
     def _backward_replay(self, batch: StepBatch) -> None:
         """Add the gradient of memory's loss on a replay batch."""
         outputs = self._forward(batch.samples, [group.x for group in batch.samples])
@@ -279,6 +296,12 @@ class EagerEngine(Engine):
     def _known_health(self) -> Tensor:
         """Return loss, norms and buffers' norm of every gradient of the step."""
         return self.gradients.health[: len(self.gradients.plan.names)]
+
+
+def _inputs_of(batch: StepBatch) -> Hashable:
+    """Return what batches have in common that answer several tasks for the same inputs."""
+    first = batch.samples[0]
+    return first.source.batch, id(first.x)
 
 
 def _counted(loss: Tensor, samples: Samples) -> Tensor:

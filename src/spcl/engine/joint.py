@@ -27,9 +27,12 @@ class OnePass:
     """Computes the gradients of tasks and memory by as few passes as the network allows.
 
     Attributes:
+        computes_inputs_again: whether inputs that several batches have in common may be computed for each of them.
         rule: decides which batches share a pass.
         reason: why the latest batches could not all share one pass; None if they could.
     """
+
+    computes_inputs_again: bool = False
 
     def __init__(self, model: SharedModel, method: Method, gradients: GradientMatrix, snapshot: BufferSnapshot) -> None:
         self._model = model
@@ -45,7 +48,10 @@ class OnePass:
         if len(batches) < 2:
             return []
         if self._gradients.plan.is_weighted and self._model.own_encoder_parameters:
-            self.reason = "the gradients of shared parameters have factors, those of a source's own encoder have none"
+            self.reason = "the gradients of shared parameters have factors, but not of a source's own encoder"
+            return []
+        if not self.computes_inputs_again and _share_inputs(batches):
+            self.reason = "a batch that answers several tasks has a pass of its own"
             return []
         joining, self.reason = self.rule.decide([batch.samples for batch in batches])
         if joining is None:
@@ -98,6 +104,12 @@ class OnePass:
         else:
             norms = (norm.expand_as(losses) for norm in (total_norm(parts, losses[0]), buffers))
             health.copy_(torch.stack([losses, *norms], dim=1))
+
+
+def _share_inputs(batches: Sequence[StepBatch]) -> bool:
+    """Return whether several batches are of the same inputs, which are to be computed once."""
+    own = [batch.samples[0].source.batch for batch in batches if batch.draw is None]
+    return len(set(own)) < len(own)
 
 
 class Layout(NamedTuple):

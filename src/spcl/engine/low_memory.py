@@ -114,6 +114,8 @@ class TwoPasses(OnePass):
         latest: the pass whose gradients have not been combined yet, or None.
     """
 
+    computes_inputs_again = True  # else the gradients would be held
+
     def __init__(
         self,
         model: SharedModel,

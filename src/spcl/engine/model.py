@@ -92,9 +92,9 @@ def with_inputs(samples: Sequence[Samples], inputs: Sequence[Inputs]) -> list[Sa
 class SharedModel:
     r"""One backbone, one head per task, and encoders in front of the backbone for the sources that have one.
 
-    The parameters that several sources can reach are shared: the backbone's, and those of encoders that sources have in
-    common. Their gradients, one per source, are weighed. What a single source reaches, its own encoder, has the plain
-    gradient of that source and of its samples in memory, like the head of a task.
+    The parameters that several sources can reach are shared: the backbone's, and parameters of encoders that sources
+    have in common. Their gradients, one per source, are weighed. What a single source reaches, its own encoder, has the
+    plain gradient of that source and of its samples in memory, like the head of a task.
 
     Task-incremental, a sample gets the logits of its own task's head. Class-incremental, it gets the logits of every
     classifier added so far, side by side in that order; with ``joint_logits`` so it does in training also
@@ -172,11 +172,19 @@ class SharedModel:
         del self.sources[source.name], source.task.sources[source.name]
         self.follow_encoders()
 
+    def answers(self, batch: str) -> list[TaskSource]:
+        """Return the sources that a batch of this name is for: one for each task that it answers."""
+        if batch in self.sources:
+            return [self.sources[batch]]
+        return [source for source in self.sources.values() if source.batch == batch]
+
     def follow_encoders(self) -> None:
         """Note which encoders there are, and which of their parameters several sources can reach."""
-        encoders = [source.encoder for source in self.sources.values() if source.encoder is not None]
-        reach = Counter(each for encoder in encoders for each in encoder.parameters() if each.requires_grad)
-        self.encoders = list(dict.fromkeys(encoders))
+        encoders = [(source.batch, source.encoder) for source in self.sources.values() if source.encoder is not None]
+        reached = {(batch, each) for batch, encoder in encoders for each in encoder.parameters() if each.requires_grad}
+        counts = Counter(parameter for _, parameter in reached)
+        self.encoders = list(dict.fromkeys(encoder for _, encoder in encoders))
+        reach = {each: counts[each] for encoder in self.encoders for each in encoder.parameters() if each in counts}
         self.shared_encoder_parameters = [each for each, sources in reach.items() if sources > 1]
         self.own_encoder_parameters = [each for each, sources in reach.items() if sources == 1]
 
@@ -187,8 +195,10 @@ class SharedModel:
             source = group.source
             if source.encoder is None and source.encoder_name is not None:
                 with self.source_errors(source, group.x):
-                    source.encoder = ENCODERS.make(source.encoder_name, group.x).to(self.device, self.dtype)
-                made.append(source)
+                    encoder = ENCODERS.make(source.encoder_name, group.x).to(self.device, self.dtype)
+                for each in self.answers(source.batch):
+                    each.encoder = encoder
+                    made.append(each)
         if made:
             self.follow_encoders()
         return made
@@ -263,6 +273,13 @@ class SharedModel:
                 results[index] = map_leaves(lambda leaf: leaf[rows], values)  # noqa: B023 (it is called at once)
                 start = rows.stop
         return results
+
+    def outputs_of_one_batch(self, samples: Sequence[Samples]) -> list[Output]:
+        """Return the outputs for samples of a batch that answers several tasks, by one pass."""
+        (x,) = self.encoded(samples[:1], [samples[0].x])
+        with self.precision():
+            features = self.backbone(self.on_device(x))
+            return [output for group in samples for output in self.head_outputs([group], features)]
 
     def outputs_of_encoded(
         self, samples: Sequence[Samples], inputs: Sequence[Inputs], backbone: Callable[[Inputs], Tensor]

@@ -131,7 +131,7 @@ class GradientMatrix:
     Attributes:
         shared: the parameters of the backbone.
         shared_length: how many numbers they have.
-        parameters: the backbone's; then those of encoders that sources share, and of heads where they are weighed, too.
+        parameters: the backbone's, then the parameters of encoders that sources share, and of heads that are weighed.
         length: n, how many numbers they have.
         buffer: the rows, then one for the orthogonality gradient and for gradients with a coefficient.
         blocks: by parameter, a view of its columns of the buffer, of shape (rows, \\*parameter.shape).

@@ -121,7 +121,7 @@ class WeightAverage:
 
 
 def _averaged(module: nn.Module, seen: set[Tensor]) -> Iterator[Tensor]:
-    """Yield a module's trainable parameters and floating-point buffers, but for those of earlier modules."""
+    """Yield a module's trainable parameters and floating-point buffers, except what earlier modules had."""
     for tensor in (*module.parameters(), *module.buffers()):
         is_averaged = tensor.requires_grad if isinstance(tensor, nn.Parameter) else tensor.is_floating_point()
         if is_averaged and tensor not in seen:

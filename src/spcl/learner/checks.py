@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from spcl._util.registry import Named
-from spcl.batches import Batch, BatchLike, Inputs, as_batch, converted, leaves, map_leaves, number_of_samples
+from spcl.batches import (
+    Batch,
+    BatchLike,
+    Inputs,
+    as_batch,
+    as_inputs,
+    converted,
+    leaves,
+    map_leaves,
+    number_of_samples,
+    sample_kind,
+)
 from spcl.encoders import ENCODERS
 from spcl.engine.model import Samples, SharedModel
 from spcl.engine.ranks import World, whole
@@ -137,24 +148,39 @@ def _check_name(what: str, name: object) -> None:
         raise TaskError(f"a {what}'s name must be a non-empty text other than {MEMORY!r}, but it is {name!r}")
 
 
-def new_source(model: SharedModel, name: str, task: str | None, encoder: nn.Module | Named | None) -> TaskSource:
-    """Return a source that can be added to the model, or one that ended and may start again; or raise an error."""
+def new_sources(
+    model: SharedModel, name: str, task: str | Sequence[str] | None, encoder: nn.Module | Named | None
+) -> list[TaskSource]:
+    """Return a source that can be added to the model, or one that ended and may start again; or raise an error.
+
+    A source whose samples answer several tasks is one for each task.
+    """
     _check_name("source", name)
-    known = model.sources.get(name)
-    if known is not None and not known.finished:
-        if not (known.is_implied and known.signature is None and task == name):
+    known = model.answers(name)
+    tasks = [task] if isinstance(task, str) else task
+    if known and not all(each.finished for each in known):
+        if not (known[0].is_implied and known[0].signature is None and task == name):
             raise TaskError(f"there is a source {name!r} already, which is running; choose another name")
-    elif known is not None:
-        if task not in (None, known.task.name):
-            raise TaskError(f"source {name!r} answers task {known.task.name!r}, not {task!r}; give it another name")
-        if encoder is not None and encoder not in (known.encoder, known.encoder_name):
+    elif known:
+        answered = [each.task.name for each in known]
+        if tasks is not None and list(tasks) != answered:
+            said = repr(answered[0]) if len(answered) == 1 else str(answered)
+            raise TaskError(f"source {name!r} answers task {said}, not {task!r}; give it another name")
+        if encoder is not None and encoder not in (known[0].encoder, known[0].encoder_name):
             raise TaskError(f"source {name!r} starts again with the encoder that it had; leave encoder= out")
         return known
     elif name in model.tasks and task != name:
         raise TaskError(f"there is a task {name!r} already; give the source another name")
-    if task is None:
+    if tasks is None:
         raise TaskError(f"source {name!r} is new; pass task=, the name of the task that it answers")
-    return _checked_encoder(model, TaskSource(name, find_task(model.tasks, task)), encoder)
+    if not tasks or len(set(tasks)) < len(tasks):
+        raise TaskError(f"source {name!r}: the tasks that it answers must be different ones, but they are {task!r}")
+    found = [find_task(model.tasks, each) for each in tasks]
+    names = [name] if isinstance(task, str) else [f"{name}/{each}" for each in tasks]
+    if taken := [each for each in names[len(known) :] if each in model.sources]:
+        raise TaskError(f"there is a source {taken[0]!r} already; choose another name than {name!r}")
+    made = [TaskSource(each, answered, batch=name) for each, answered in zip(names, found, strict=True)]
+    return [_checked_encoder(model, each, encoder) for each in made]
 
 
 def _checked_encoder(model: SharedModel, source: TaskSource, encoder: object) -> TaskSource:
@@ -348,12 +374,12 @@ class BatchCheck:
         if not batches:
             running = [name for name, source in sources.items() if not source.finished]
             raise TaskError(f"a step needs a batch of at least one source; active sources: {running}")
-        for name in batches:
-            find_source(self._model, name)
+        batches = self._by_task(batches)
         dtype = self._model.dtype
         samples = [samples_of(source, batches[name], dtype) for name, source in sources.items() if name in batches]
         for group in samples:
             group.source.check_batch(group.x, group.y)
+        samples = _with_common_inputs(samples)
         if any(group.task.classes is None and _has_unlabelled(group.y) for group in samples):
             samples = [group for group in map(_labelled, samples) if len(group.y)]
         try:
@@ -365,6 +391,28 @@ class BatchCheck:
             for group in samples:
                 self._memory.check(group.name, group.x, group.y)
         return samples
+
+    def _by_task(self, batches: Mapping[str, BatchLike]) -> Mapping[str, BatchLike]:
+        """Return batches with one target each: of a batch that answers several tasks, one for each task."""
+        model, found = self._model, dict[str, BatchLike]()
+        for name, batch in batches.items():
+            if name in model.sources:
+                found[name] = batch
+                continue
+            parts = {source.task.name: source for source in find_sources(model, name)}
+            if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Mapping):
+                raise TaskError(f"source {name!r} answers {list(parts)}; give targets as a dict by task")
+            for task in batch[1]:
+                if task not in parts:
+                    raise TaskError(f"source {name!r} does not answer task {task!r}; its tasks are {list(parts)}")
+            if not batch[1]:
+                raise TaskError(f"source {name!r}: the batch has no targets; leave it out instead")
+            try:
+                x = as_inputs(batch[0])
+            except DataError as error:
+                raise TaskError(f"source {name!r}: {error}") from None
+            found |= {parts[task].name: (x, y) for task, y in batch[1].items()}
+        return found
 
     def features_of(self, new: Sequence[Samples]) -> int | None:
         """Run the first samples of sources through the model; return the number of features, once it is known."""
@@ -469,6 +517,17 @@ def samples_of(source: TaskSource, batch: BatchLike, dtype: torch.dtype) -> Samp
     return Samples(source, _detached(x) if isinstance(x, Tensor) else map_leaves(_detached, x), _detached(fitting_y))
 
 
+def _with_common_inputs(samples: Sequence[Samples]) -> list[Samples]:
+    """Return samples that came in one batch with the same inputs, not with copies of them."""
+    first: dict[str, Samples] = {}
+    found = []
+    for group in samples:
+        other = first.setdefault(group.source.batch, group)
+        is_same = other is not group and sample_kind(other.x) == sample_kind(group.x)
+        found.append(replace(group, x=other.x) if is_same else group)
+    return found
+
+
 def labelled(x: Inputs, y: Tensor) -> Batch:
     """Return the samples that have a label: another one than −100, or numbers that are not all NaN.
 
@@ -509,10 +568,10 @@ def find_task(tasks: Mapping[str, Task], name: str) -> Task:
     return tasks[name]
 
 
-def find_source(model: SharedModel, name: str) -> TaskSource:
-    """Return the source of this name, or raise an error that lists the sources."""
-    if name in model.sources:
-        return model.sources[name]
+def find_sources(model: SharedModel, name: str) -> list[TaskSource]:
+    """Return the source of this name, one for each task that it answers, or raise an error that lists the sources."""
+    if found := model.answers(name):
+        return found
     if name in model.tasks:
         raise TaskError(f"task {name!r} has sources of its own, {list(model.tasks[name].sources)}; name one of them")
     raise TaskError(

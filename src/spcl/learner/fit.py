@@ -123,7 +123,7 @@ class Fit:
             for name, error in refused.items():
                 self._on_refused(name, moment.batches.get(name), error)
         for name in moment.ended:
-            if name in self._learner.sources:
+            if self._learner.model.answers(name):
                 self._finish(name)
         _call(self._on_moment, moment, report)
         if refused and self._on_refused is None:
@@ -144,27 +144,29 @@ class Fit:
 
     def _add(self, name: str, stream: Any) -> None:
         learner = self._learner
-        known = learner.sources.get(name)
-        if known is not None and not known.finished:
+        known = learner.model.answers(name)
+        if any(not source.finished for source in known):
             return
-        if known is not None:
+        if known:
             learner.add_source(name)  # it returns
         elif self._on_start is not None:
             self._on_start(name)
         else:
             self._add_new(name, getattr(stream, "tasks", {}).get(name, name), stream)
-        if name not in learner.sources:
+        if not learner.model.answers(name):
             raise TaskError(
                 f"source {name!r} starts, but was not added; call add_task or add_source before fit, or in the "
                 f"function that you pass as on_start="
             )
 
-    def _add_new(self, name: str, task: str, stream: Any) -> None:
-        """Add a source as the stream describes it, and its task if that is new."""
+    def _add_new(self, name: str, task: str | Sequence[str], stream: Any) -> None:
+        """Add a source as the stream describes it, and its tasks if they are new."""
         classes, encoders = getattr(stream, "classes", {}), getattr(stream, "encoders", {})
-        if task not in self._learner.tasks and task in classes:
-            self._learner.add_task(task, classes=classes[task])
-        if task in self._learner.tasks and (task != name or name in encoders):
+        tasks = [task] if isinstance(task, str) else task
+        for each in tasks:
+            if each not in self._learner.tasks and each in classes:
+                self._learner.add_task(each, classes=classes[each])
+        if all(each in self._learner.tasks for each in tasks) and (task != name or name in encoders):
             self._learner.add_source(name, task=task, encoder=encoders.get(name))
 
     def _finish(self, name: str) -> None:

@@ -26,11 +26,11 @@ from spcl.learner.checks import (
     OneCallAtATime,
     RankCheck,
     check_arguments,
-    find_source,
+    find_sources,
     find_task,
     is_number,
     new_classes,
-    new_source,
+    new_sources,
     new_task,
     start_in_memory,
 )
@@ -284,14 +284,18 @@ class Learner:
                 if self.memory is not None:
                     start_in_memory(self.memory, self.sources[name])
 
-    def add_source(self, name: str, task: str | None = None, encoder: nn.Module | Named | None = None) -> None:
+    def add_source(
+        self, name: str, task: str | Sequence[str] | None = None, encoder: nn.Module | Named | None = None
+    ) -> None:
         """Add a source of a task's samples, or start one again that has ended, with all that is known of it.
 
         Each source brings batches of its own and has a gradient of its own; any number of sources may answer one task.
 
         Args:
             name: its name.
-            task: the name of the task that its samples answer; not needed for a source that returns.
+            task: the name of the task that its samples answer; not needed for a source that returns. Or the names of
+                several: then a batch has a dict of targets by task, takes one pass, and gives a gradient for each,
+                reported as ``source/task``.
             encoder: a module in front of the backbone, through which its samples pass. Sources may have encoders in
                 common, or parts of them: what several sources can reach is shared, and its gradients are weighed with
                 the backbone's; what a single source can reach has that source's plain gradient, like the head of a
@@ -311,21 +315,25 @@ class Learner:
         """
         with self._calls.changing("add_source"):
             self._heads.check_memory()
-            source = new_source(self.model, name, task, encoder)
-            implied = [each for each in source.task.sources.values() if each.is_implied and each.signature is None]
+            sources = new_sources(self.model, name, task, encoder)
             with self._added_parts_undone_if_it_raises():
-                for each in implied if not source.finished else ():
-                    self.model.remove_source(each)
-                    if self.memory is not None:
-                        self.memory.withdraw(each.name)
+                for source in sources:
+                    self._add_source(source)
+
+    def _add_source(self, source: TaskSource) -> None:
+        if not source.finished:
+            for each in [each for each in source.task.sources.values() if each.is_implied and each.signature is None]:
+                self.model.remove_source(each)
                 if self.memory is not None:
-                    start_in_memory(self.memory, source)
-                if not source.finished:
-                    self.model.add_source(source)
-                    if source.encoder is not None:
-                        add_encoder(self.optimizer, source)
-                        self._follow_trained()
-                source.finished = False
+                    self.memory.withdraw(each.name)
+        if self.memory is not None:
+            start_in_memory(self.memory, source)
+        if not source.finished:
+            self.model.add_source(source)
+            if source.encoder is not None:
+                add_encoder(self.optimizer, source)
+                self._follow_trained()
+        source.finished = False
 
     def add_classes(self, task: str, classes: int | Sequence[str]) -> None:
         """Give a classifier more classes, which come after those that it has; what its head has learned stays.
@@ -364,10 +372,11 @@ class Learner:
     def finish_source(self, name: str) -> None:
         """End a source: from now on it is only replayed, and memory keeps the samples that its policy selects."""
         with self._calls.changing("finish_source"):
-            source = find_source(self.model, name)
-            if source.finished:
-                raise TaskError(f"{source.words} is finished already")
-            self._finish(source)
+            sources = [source for source in find_sources(self.model, name) if not source.finished]
+            if not sources:
+                raise TaskError(f"{find_sources(self.model, name)[0].words} is finished already")
+            for source in sources:
+                self._finish(source)
 
     def _finish(self, source: TaskSource) -> None:
         if self.memory is not None:
@@ -393,7 +402,7 @@ class Learner:
 
         Args:
             batches: (inputs, targets) of any of the running sources, by name, as tensors or NumPy arrays; their sizes
-                may differ.
+                may differ. Targets of a source that answers several tasks are a dict by task, of any of them.
                 Inputs may also be a dict or tuple of them with one row per sample in each, which the backbone gets as
                 it is. Float64 and float32 are converted to the backbone's type. Replayed samples of different shapes
                 take one pass through the backbone per shape.
@@ -939,8 +948,10 @@ class Learner:
 
 def _left_out(batches: Mapping[str, BatchLike], samples: Sequence[Samples]) -> dict[str, int]:
     """Return by how many samples the batches of sources are larger than what a step learns of them."""
-    learned = {group.name: len(group.y) for group in samples}
-    missing = {name: len(y) - learned.get(name, 0) for name, (_, y) in batches.items()}
+    learned, given = {group.name: len(group.y) for group in samples}, dict[str, int]()
+    for name, (_, y) in batches.items():
+        given |= {f"{name}/{task}": len(part) for task, part in y.items()} if isinstance(y, Mapping) else {name: len(y)}
+    missing = {name: count - learned.get(name, 0) for name, count in given.items()}
     return {name: count for name, count in missing.items() if count}
 
 

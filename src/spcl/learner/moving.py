@@ -23,7 +23,8 @@ def destination(
     try:
         place = torch.empty(0, device=device or present[0], dtype=dtype or present[1])
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise SpclError(f"the learner cannot be moved to {device!r} as {dtype!r}: {error}") from None
+        wanted = " as ".join(repr(each) for each in (device, dtype) if each is not None)
+        raise SpclError(f"the learner cannot be moved to {wanted}: {error}") from None
     if not place.is_floating_point():
         raise SpclError(f"dtype is {dtype}; give a floating-point type, e.g. torch.float32")
     return place.device, place.dtype

@@ -25,7 +25,7 @@ from spcl.engine.model import SharedModel, batch_statistics, checked_loss
 from spcl.engine.ranks.sharded import refuse_sharded
 from spcl.engine.update import WeightAverage
 from spcl.errors import DataError, SpclError, TaskError
-from spcl.learner.checks import OneCallAtATime, find_source, find_task, labelled, samples_of
+from spcl.learner.checks import OneCallAtATime, find_sources, find_task, labelled, samples_of
 from spcl.learner.parameters import uncompiled
 from spcl.learner.predictors import PredictionHeads
 from spcl.methods.base import Output
@@ -273,10 +273,10 @@ class Predictor:
             task: the name of a task, or None.
             source: the name of a source, or None.
             encoder: a module, or None.
-            labels: whether labels are those of the source's task, also class-incrementally.
+            labels: whether labels count the classes of the source's task, also class-incrementally.
         """
         asked = None if task is None else find_task(self.tasks, task)
-        brings = None if source is None else find_source(self.model, source)
+        brings = None if source is None else self._brings(source, asked)
         if brings is not None and (encoder is not None or asked not in (None, brings.task)):
             other = "an encoder of its own" if encoder is not None else f"the task {task!r}"
             raise TaskError(f"{brings.words} was given with {other}; give one of the two")
@@ -291,6 +291,13 @@ class Predictor:
         if brings is not None:
             return Asked(asked, brings, brings.encoder)
         return Asked(asked, None, self._common_encoder(asked) if encoder is None else encoder, encoder is not None)
+
+    def _brings(self, source: str, task: Task | None) -> TaskSource:
+        """Return the source of this name; of one that answers several tasks, the part that answers the given one."""
+        parts = find_sources(self.model, source)
+        if task is None and len(parts) > 1 and self.scenario != "class":
+            raise TaskError(f"source {source!r} answers {[each.task.name for each in parts]}; pass task=")
+        return next((each for each in parts if each.task is task), parts[0])
 
     def _check_all_classes(self) -> None:
         """Raise an error unless predictions may be of all classes seen."""

@@ -78,6 +78,7 @@ def source_states(model: SharedModel) -> list[dict[str, Any]]:
         {
             "name": source.name,
             "task": source.task.name,
+            "batch": source.batch,
             "finished": source.finished,
             "implied": source.is_implied,
             "signature": source.signature,
@@ -96,7 +97,13 @@ def source_states(model: SharedModel) -> list[dict[str, Any]]:
 def restore_sources(model: SharedModel, state: Mapping[str, Any], encoders: Encoders) -> None:
     """Add the sources of :func:`source_states` to a model with all tasks; weights of encoders are still missing."""
     saved = state.get("task_sources") or [
-        {"name": each["name"], "task": each["name"], "finished": each["finished"], "implied": True}
+        {
+            "name": each["name"],
+            "task": each["name"],
+            "batch": each["name"],
+            "finished": each["finished"],
+            "implied": True,
+        }
         | {"signature": each["signature"], "skipped": each["left_out"], "skipped_in_a_row": each["left_out_in_a_row"]}
         | {"encoder_name": None, "encoder_of": None, "encoder": None}
         for each in state["tasks"]
@@ -108,7 +115,7 @@ def restore_sources(model: SharedModel, state: Mapping[str, Any], encoders: Enco
             )
     for entry in saved:
         source = TaskSource(entry["name"], model.tasks[entry["task"]], encoder_name=entry["encoder_name"])
-        source.is_implied, source.finished = entry["implied"], entry["finished"]
+        source.batch, source.is_implied, source.finished = entry["batch"], entry["implied"], entry["finished"]
         source.skipped, source.skipped_in_a_row = entry["skipped"], entry["skipped_in_a_row"]
         source.signature = None if entry["signature"] is None else tuple(entry["signature"])
         source.encoder = _restored_encoder(model, entry, encoders)
@@ -294,6 +301,7 @@ TASK_CONTENT: Mapping[str, Any] = {
 SOURCE_CONTENT: Mapping[str, Any] = {
     "name": str,
     "task": str,
+    "batch": str,
     "finished": bool,
     "implied": bool,
     "signature": list[str] | None,

@@ -31,7 +31,7 @@ class BalancedCoreset(Memory):
     Args:
         budget, seed, device, dtype: as of every :class:`Memory`.
         share: what has equal shares of the budget where several sources answer one task: every ``"class"`` of a task,
-            whose samples are those of any source; every ``"source"``; or ``"both"``, every class of every source.
+            whose samples may come from any source; every ``"source"``; or ``"both"``, every class of every source.
 
     >>> import torch
     >>> memory = BalancedCoreset(10, seed=0)
@@ -103,7 +103,7 @@ class BalancedCoreset(Memory):
         return buffer.labels if self.share != "source" else np.zeros_like(buffer.labels)
 
     def _sizes(self, positions: Sequence[int], total: int) -> NDArray[np.int64]:
-        """Return the sizes of the shares at these positions of so many."""
+        """Return the sizes of the shares at these positions, if the budget has `total` shares."""
         return self.budget // total + (np.array(positions) < self.budget % total)
 
     def _chosen_of_ended(

@@ -151,7 +151,7 @@ class RunResult(_Record):
             these tasks stands for the steps since the one before. None where tasks were evaluated only one by one.
         tasks: the final accuracy of every source, and the accuracy when it ended; 100·R² of regressions, F1 of labels.
             Where sources are tasks, of every task.
-        task_of: the task of every source, where sources share tasks; else empty.
+        task_of: the task of every source, unseen ones included, where sources share tasks; else empty.
         unseen: the final score of every source that was never trained.
         prequential: by source, the mean score of samples before they were trained on, in per cent of a classifier, else
             the loss; empty unless batches were tested first.
