@@ -119,7 +119,7 @@ def test_a_source_that_returns_before_anybody_was_told_of_its_end_goes_on() -> N
 
 
 def lives(folder: Path, stops: int) -> Learner:
-    """Learn a source that ends and returns, in so many lives; every one is stopped after two moments."""
+    """Learn a source that ends and returns, stopped after every two moments."""
     hub, learner, state = FolderHub(folder / "hub"), new_learner(), None
     for _ in range(stops + 1):
         stream = LiveStream({"anna": HubSource(hub, "anna", "float32[3]")}, patience=0.5, together=True)
