@@ -441,7 +441,7 @@ class TrainingRun:
         write_json(self.folder.result, result.model_dump(mode="json"))
         for tracker in self.trackers:
             with tracker_errors(tracker):
-                tracker.result(result.accuracy, result.forgetting)
+                tracker.result(result.measures)
         self.folder.remove_checkpoints()
 
     def _result(self) -> RunResult:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from spcl.learner import StepReport
 from spcl.runs.build import Problem
-from spcl.runs.records import METRICS, RunResult
+from spcl.runs.records import METRICS, SOURCE_MEASURES, RunResult
 from spcl.runs.settings import RunSettings
 from spcl.streams import Timeline
 from spcl.tasks import TaskDescription
@@ -216,12 +216,12 @@ class LiveView:
             shown = name if task.metric == "accuracy" else f"{name} ({task.metric})"
             table.add_row(shown, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_section()
-        table.add_row("mean", "", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold")
-        more = {"worst": result.worst if result.task_of else None, "never trained": result.unseen_accuracy}
-        more |= {"before training": result.prequential_accuracy, "first batch": result.transfer}
-        for name, value in more.items():
-            if value is not None:
-                table.add_row(name, "", f"{value:.2f} %", "")
+        table.add_row(
+            "mean", f"{result.at_end:.2f} %", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold"
+        )
+        for name, value in result.of_sources.items():
+            if name != "at_end":
+                table.add_row(SOURCE_MEASURES[name].title, "", f"{value:.2f} %", "")
         self._console.print(table)
 
     def close(self) -> None:
