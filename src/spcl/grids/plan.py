@@ -103,8 +103,8 @@ def plan_grid(
 def default_scenarios(base: Mapping[str, Any]) -> list[str]:
     """Return the scenarios that the data of these settings is made for.
 
-    They are ``task`` and ``class``; ``domain`` where all sources answer one task; ``task`` where some source has another
-    task than a classification.
+    They are ``task`` and ``class``; ``domain`` where all sources answer one task; ``task`` where some task is not a
+    classification.
 
     >>> default_scenarios({"benchmark": "ps-glyphs"})
     ['task', 'class']
