@@ -19,7 +19,7 @@ from spcl.encoders import Affine
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, EpochCoreset, Reservoir
-from spcl.methods import make_method
+from spcl.methods import METHODS, make_method
 
 RATE, REPLAYED = 0.05, 5
 COMBINE = {"er": er_by_hand, "soro": soro_by_hand}
@@ -166,6 +166,27 @@ def test_one_pass_equals_separate_passes_also_with_batch_norm_in_encoders(method
         found.append([*weights(learner), *(b for m in learner.model.modules() for b in m.buffers())])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_sources_with_encoders(method: str, scenario: str) -> None:
+    found = []
+    for engine in ("one pass", "apart"):
+        learner = learner_of(method, engine, scenario, Reservoir(30))
+        kinds = wearables(learner)
+        torch.manual_seed(7)
+        for seed in range(3):
+            running = {name: kind for name, kind in kinds.items() if not learner.sources[name].finished}
+            if method == "mdmtr":  # it is a loss for classifiers
+                running = {name: kind for name, kind in running.items() if kind[1] is not None}
+            report = learner.step(batches_of(running, 10 * seed))
+            assert not report.skipped
+            if seed == 1:
+                learner.finish_source("belt")
+        found.append(weights(learner))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
 
 
 def test_a_function_that_mixes_shared_and_own_parameters_gets_separate_passes() -> None:

@@ -1,16 +1,30 @@
 """A service trains sources that share a task, each through its encoder."""
 
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from list_hub import ListHub
-from serving import TOKEN, Client, http_settings, list_of_tests, run_in_thread, running, saved, settings_of, task, until
+from serving import (
+    TOKEN,
+    Client,
+    http_settings,
+    invoked,
+    list_of_tests,
+    run_in_thread,
+    running,
+    saved,
+    settings_of,
+    task,
+    until,
+)
 from spcl.errors import SpclError
 from spcl.serve import DeadLetterEvent, TaskEvent
 from spcl.serve.server import Server
@@ -69,6 +83,25 @@ def test_sources_that_share_a_task_are_trained_through_their_encoders(hub: ListH
     assert not torch.equal(scales[0], torch.ones(3))
     assert learner.sources["watch-1"].finished
     assert not learner.sources["watch-2"].finished
+
+
+def test_a_model_of_a_service_predicts_and_is_exported_for_a_source(hub: ListHub, tmp_path: Path) -> None:
+    wear(hub, "watch-1", encoder="affine")
+    wear(hub, "watch-2")
+    settings = settings_of(tmp_path)
+    with running(settings) as (service, _):
+        until(lambda: service.status().samples == 36)
+    learner, x = read_model(settings.state).learner("cpu"), samples(9)
+    np.save(tmp_path / "x.npy", x.numpy())
+    options = ("--format", "json", "--device", "cpu", "--source", "watch-1")
+    rows = invoked("predict", settings.state, tmp_path / "x.npy", *options).stdout.splitlines()
+    expected = learner.predict_proba(x, source="watch-1").max(dim=1)
+    assert [json.loads(row)["probability"] for row in rows] == pytest.approx(expected.values.tolist())
+    for whose in (("--source", "watch-1"), ("--task", "activity")):
+        invoked("export", settings.state, *whose, "--out", tmp_path / "model.pt2")
+        program = torch.export.load(tmp_path / "model.pt2").module()
+        asked = {"source": "watch-1"} if whose[0] == "--source" else {"task": "activity"}
+        torch.testing.assert_close(program(x).softmax(dim=1), learner.predict_proba(x, **asked))
 
 
 def test_a_source_that_does_not_fit_its_task_is_refused_and_the_others_are_learned(
