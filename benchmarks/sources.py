@@ -5,7 +5,8 @@ updates one tensor after the other by default; beside it stands the same with Ad
 uses. The learner takes the same step, with one pass over all sources and, for comparison, with one pass per source. In
 every round all variants take some steps each, one after the other as in training, in one process; a ratio is the median
 of the ratios within a round. Where a process has its memory makes a difference of some per cent, so that rounds are
-made by several processes. Times are processor time, which a busy machine disturbs less than that of the clock.
+made by several processes. "One head" is the learner with sources that share one task. Times are processor time, which a
+busy machine disturbs less than that of the clock.
 
     python benchmarks/sources.py [--networks MLP transformer] [--processes 5] [--threads 1] [--figure FILE]
 """
@@ -75,21 +76,28 @@ def joint(backbone: nn.Module, sources: int, fused: bool | None = None) -> Step:
     return step
 
 
-def learner(backbone: nn.Module, sources: int, method: Method, one_pass: bool) -> Step:
+def learner(backbone: nn.Module, sources: int, method: Method, one_pass: bool = True, one_head: bool = False) -> Step:
     trained = Learner(backbone, method, optimizer=torch.optim.Adam)
     if not one_pass:
         trained._engine.one_pass = None
+    if one_head:
+        trained.add_task("shared", classes=CLASSES)
     for source in range(sources):
-        trained.add_task(str(source), classes=CLASSES)
+        if one_head:
+            trained.add_source(str(source), task="shared")
+        else:
+            trained.add_task(str(source), classes=CLASSES)
     return lambda given: trained.step({str(source): pair for source, pair in enumerate(given)})
 
 
 VARIANTS: dict[str, Callable[[nn.Module, int], Step]] = {
     "joint": joint,
     "joint, fused Adam": partial(joint, fused=True),
-    "SORO": lambda backbone, sources: learner(backbone, sources, SORO(), one_pass=True),
+    "SORO": lambda backbone, sources: learner(backbone, sources, SORO()),
+    "SORO, one head": lambda backbone, sources: learner(backbone, sources, SORO(), one_head=True),
     "SORO, a pass each": lambda backbone, sources: learner(backbone, sources, SORO(), one_pass=False),
-    "ER": lambda backbone, sources: learner(backbone, sources, ER(), one_pass=True),
+    "ER": lambda backbone, sources: learner(backbone, sources, ER()),
+    "ER, one head": lambda backbone, sources: learner(backbone, sources, ER(), one_head=True),
     "ER, a pass each": lambda backbone, sources: learner(backbone, sources, ER(), one_pass=False),
 }
 
@@ -97,8 +105,10 @@ LINES = {
     "joint": {"color": "0.3"},
     "joint, fused Adam": {"color": "0.3", "linestyle": ":"},
     "SORO": {"color": "tab:blue", "marker": "o"},
+    "SORO, one head": {"color": "tab:blue", "linestyle": ":"},
     "SORO, a pass each": {"color": "tab:blue", "linestyle": "--"},
     "ER": {"color": "tab:orange", "marker": "o"},
+    "ER, one head": {"color": "tab:orange", "linestyle": ":"},
     "ER, a pass each": {"color": "tab:orange", "linestyle": "--"},
 }
 """How the figure draws them."""

@@ -87,8 +87,8 @@ class Diary:
 
     def evaluation(self, step, accuracies): ...
 
-    def result(self, accuracy, forgetting):
-        (self.folder / "diary.json").write_text(json.dumps([self.settings["backbone.name"], accuracy]))
+    def result(self, measures):
+        (self.folder / "diary.json").write_text(json.dumps([self.settings["backbone.name"], measures["A"]]))
 
     def close(self): ...
 '''

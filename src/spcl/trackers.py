@@ -32,8 +32,8 @@ class Tracker(Protocol):
         """Report accuracies in per cent."""
         ...
 
-    def result(self, accuracy: float, forgetting: float) -> None:
-        """Report A and F of the complete run."""
+    def result(self, measures: Mapping[str, float]) -> None:
+        """Report A, F and what else was measured of the complete run, in per cent."""
         ...
 
     def close(self) -> None:
@@ -72,10 +72,10 @@ class TensorBoardTracker:
         for task, value in accuracies.items():
             self._writer.add_scalar(f"accuracy/{task}", value, step)
 
-    def result(self, accuracy: float, forgetting: float) -> None:
-        """Write the settings with A and F, for the page of hyper-parameters."""
+    def result(self, measures: Mapping[str, float]) -> None:
+        """Write the settings with the measures, for the page of hyper-parameters."""
         simple = {name: value for name, value in self._settings.items() if isinstance(value, bool | int | float | str)}
-        self._writer.add_hparams(simple, {"A": accuracy, "F": forgetting}, run_name=".")
+        self._writer.add_hparams(simple, dict(measures), run_name=".")
 
     def close(self) -> None:
         """Write what is left and close the connection."""
@@ -102,9 +102,9 @@ class WandbTracker:
         """Report accuracies in per cent."""
         self._run.log({f"accuracy/{task}": value for task, value in accuracies.items()}, step=step)
 
-    def result(self, accuracy: float, forgetting: float) -> None:
-        """Report A and F of the complete run in its summary."""
-        self._run.summary.update({"A": accuracy, "F": forgetting})
+    def result(self, measures: Mapping[str, float]) -> None:
+        """Report the measures of the complete run in its summary."""
+        self._run.summary.update(dict(measures))
 
     def close(self) -> None:
         """Write what is left and close the connection."""

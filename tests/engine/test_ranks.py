@@ -82,6 +82,15 @@ def test_three_ranks_train_what_one_process_trains_with_other_settings(
 
 
 @pytest.mark.parametrize("split", ["tasks", "data"])
+@pytest.mark.parametrize(("method", "alpha"), [("soro", 0.0), ("er", 0.1), ("dwa", 0.0)])
+def test_two_ranks_train_sources_with_encoders_as_one_process(
+    ranks: Ranks, method: str, alpha: float, split: str
+) -> None:
+    case = partial(_ranks.trained_on_sources, name=method, alpha=alpha)
+    compare(ranks.call(case, 2, split), case(None))
+
+
+@pytest.mark.parametrize("split", ["tasks", "data"])
 @pytest.mark.parametrize(
     ("case", "rounding"),
     [(_ranks.trained_on_numbers, 1e-11), (_ranks.trained_in_float32, 1e-5)],

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from _by_hand import er_by_hand, soro_by_hand
+from _learning import capture_without_graphs
 from _sources_by_hand import SourcesByHand
 from spcl.encoders import Affine
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, EpochCoreset, Reservoir
-from spcl.methods import make_method
+from spcl.methods import METHODS, make_method
 
 RATE, REPLAYED = 0.05, 5
 COMBINE = {"er": er_by_hand, "soro": soro_by_hand}
@@ -27,6 +28,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "apart": {},
     "parts": {"micro_batch": 3},
     "low memory": {"low_memory": True},
+    "graphs": {},
 }
 
 
@@ -51,6 +53,8 @@ def learner_of(
     )
     if engine == "apart":
         learner._engine.one_pass = None  # type: ignore[attr-defined]
+    if engine == "graphs":
+        capture_without_graphs(learner)
     return learner
 
 
@@ -162,6 +166,27 @@ def test_one_pass_equals_separate_passes_also_with_batch_norm_in_encoders(method
         found.append([*weights(learner), *(b for m in learner.model.modules() for b in m.buffers())])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("scenario", ["task", "class"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_sources_with_encoders(method: str, scenario: str) -> None:
+    found = []
+    for engine in ("one pass", "apart"):
+        learner = learner_of(method, engine, scenario, Reservoir(30))
+        kinds = wearables(learner)
+        torch.manual_seed(7)
+        for seed in range(3):
+            running = {name: kind for name, kind in kinds.items() if not learner.sources[name].finished}
+            if method == "mdmtr":  # it is a loss for classifiers
+                running = {name: kind for name, kind in running.items() if kind[1] is not None}
+            report = learner.step(batches_of(running, 10 * seed))
+            assert not report.skipped
+            if seed == 1:
+                learner.finish_source("belt")
+        found.append(weights(learner))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
 
 
 def test_a_function_that_mixes_shared_and_own_parameters_gets_separate_passes() -> None:
@@ -562,6 +587,47 @@ def test_a_resumed_learner_continues_exactly(policy: Any, average: float | None,
         Learner.load(tmp_path / "c", backbone=trunk().double(), heads=heads)
     with pytest.raises(CheckpointError, match="the encoder of source 'phone' does not fit the checkpoint"):
         Learner.load(tmp_path / "c", backbone=trunk().double(), heads=heads, encoders=encoders | {"phone": Affine(3)})
+
+
+def live(learner: Learner, moment: int) -> None:
+    """Live through a moment of a life in which sources come, go and return, and a task gets classes."""
+    if moment == 0:
+        wearables(learner)
+    if moment == 2:
+        learner.finish_source("ring")
+    if moment == 3:
+        learner.add_classes("activity", 1)
+    if moment == 4:
+        learner.add_source("ring")
+        learner.finish_source("watch")
+    if moment == 5:
+        learner.add_source("late", "activity", encoder="affine")
+    widths = {"watch": 6, "phone": 3, "other phone": 3, "ring": 4, "other ring": 4, "belt": 6, "late": 6}
+    names = [name for name in learner.active_sources if name in widths]
+    kinds = {name: (widths[name], learner.sources[name].task.classes) for name in names}
+    learner.step(batches_of(kinds, 10 * moment))
+
+
+MOMENTS = 7
+
+
+@settings(max_examples=8, deadline=None)
+@given(kills=st.sets(st.integers(0, MOMENTS - 2), min_size=1), policy=st.sampled_from([Reservoir, BalancedCoreset]))
+def test_a_life_with_kills_at_any_moments_ends_as_one_without(kills: set[int], policy: Any) -> None:
+    def lived(kills: set[int]) -> dict[str, Any]:
+        learner = learner_of("soro", memory=policy(15), average=0.9)
+        torch.manual_seed(3)
+        for moment in range(MOMENTS):
+            live(learner, moment)
+            if moment in kills:
+                state = copy.deepcopy(complete(learner)) | {"sources": {}}
+                phone, stem = nn.Sequential(nn.Linear(3, 6), nn.Tanh()).double(), nn.Linear(4, 6).double()
+                encoders = {"phone": phone, "ring": Stem(stem, 4).double(), "other ring": Stem(stem, 4).double()}
+                heads = {"speed": (nn.Linear(5, 2).double(), mse_loss)}
+                learner = Learner.load(state, backbone=trunk().double(), heads=heads, encoders=encoders)
+        return complete(learner)
+
+    assert same(lived(kills), lived(set()))
 
 
 # -- streams

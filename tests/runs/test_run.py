@@ -248,8 +248,8 @@ class Diary:
     def evaluation(self, step: int, accuracies: Mapping[str, float]) -> None:
         self.told.append({"kind": "evaluation", "step": step, "accuracy": dict(accuracies)})
 
-    def result(self, accuracy: float, forgetting: float) -> None:
-        self.final = (accuracy, forgetting)
+    def result(self, measures: Mapping[str, float]) -> None:
+        self.final = dict(measures)
 
     def close(self) -> None:
         self.closed = True
@@ -259,7 +259,7 @@ def test_every_step_is_recorded_and_tracked_as_it_was_reported(benchmark: Path, 
     witness, diary = Witness(), Diary()
     settings = small_settings(benchmark, evaluate_every=7)
     result = execute(settings, tmp_path / "run", view=witness, trackers=(diary,))
-    assert diary.final == (result.accuracy, result.forgetting)
+    assert diary.final == {"A": result.accuracy, "F": result.forgetting, "anytime": result.anytime}
     lines = metrics_of(tmp_path / "run")
     steps = [line for line in lines if line["kind"] == "step"]
     assert len(steps) == len(witness.reports)

@@ -69,6 +69,25 @@ def test_a_terminal_has_a_live_picture_and_a_table_at_the_end(benchmark: Path, t
         assert f"{values['final']:.2f} %" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_of_many_tasks_mean_and_worst_are_shown(tmp_path: Path, terminal: bool) -> None:
+    benchmark = write_benchmark(tmp_path / "many.npz", classes=24)
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=100, height=30, highlight=False)
+    view = LiveView(console) if terminal else PlainView(console)
+    result = execute(small_settings(benchmark, tasks=12), tmp_path / "run", view=view)
+    if terminal:
+        picture, _, _ = text.getvalue().partition("steps/s")
+        assert "4 more" in picture
+        assert "task-7" in picture
+        assert "task-8" not in picture
+        return
+    lines = text.getvalue().splitlines()
+    worst = min(result.tasks, key=lambda name: result.tasks[name].final)
+    assert f"mean {result.accuracy:.1f} % of 12, worst {result.worst:.1f} % ({worst})" in lines[-2]
+    assert max(map(len, lines[1:])) < 120
+
+
 class SlowTerminal(io.StringIO):
     """Takes a while to show something, and counts how often that happens."""
 

@@ -130,12 +130,12 @@ def test_metrics_are_those_of_the_status(client: Client) -> None:
     values = {name: float(value) for name, value in re.findall(r"^(spcl_[^\s]+) (\S+)$", text, re.MULTILINE)}
     assert values["spcl_learner_steps"] == status["steps"]
     assert values["spcl_memory_samples"] == status["memory_samples"] > 0
-    assert values['spcl_samples_total{task="camera"}'] == 30
-    assert values['spcl_dead_letters_total{task="camera"}'] == 1
+    assert values['spcl_samples_total{source="camera",task="camera"}'] == 30
+    assert values['spcl_dead_letters_total{source="camera",task="camera"}'] == 1
     assert values["spcl_kappa_before"] >= values["spcl_kappa_after"] * 0.99
     assert values['spcl_tasks{state="running"}'] >= 1
     assert values["spcl_predict_seconds_count"] > 0
-    assert {f'spcl_loss{{task="{task}"}}' for task in ("camera", "speed")} < set(values)
+    assert {f'spcl_loss{{source="{task}",task="{task}"}}' for task in ("camera", "speed")} < set(values)
     assert "process_resident_memory_bytes" in text
 
 

@@ -143,3 +143,38 @@ def test_page_asks_for_the_token_and_waits_for_the_service_to_come_back(reader: 
     thread.join(60)
     reader.open("about:blank")
     reader.errors()  # 401 and refused connections are in the console
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+def test_sources_of_one_task_are_a_group_that_folds(reader: Reader, tmp_path: Path, size: tuple[int, int]) -> None:
+    server = Server(http_settings(tmp_path))
+    publisher = Publisher(FolderHub(tmp_path / "hub"))
+    for number in range(12):
+        task = "activity" if number < 9 else "mood"
+        publisher.start(f"watch-{number:02}", classes=2, task=task, encoder="affine")
+        publisher.publish(f"watch-{number:02}", X, torch.arange(6) % 2)
+    publisher.end("watch-11")
+    thread, address = run_in_thread(server)
+    reader.open(address, "", size)
+    reader.wait(lambda: (fact(reader, "Tasks"), fact(reader, "Sources")) == ("2", "11 running of 12"))
+    names = [row.strip() for row in reader.column("#tasks table", 1)]
+    assert names == ["activity", "mood", "watch-09", "watch-10", "watch-11"]  # nine are too many to be listed at once
+    says = reader.column("#tasks table", 2)
+    assert says[:2] == ["9 sources: 9 running", "3 sources: 2 running, 1 finished"]
+    assert reader.column("#tasks table", 4)[:3] == ["54", "18", "6"]
+    assert reader.column("#tasks table", 3)[:3] == ["2 classes", "2 classes", "encoder affine"]
+    reader.click("#tasks [data-task=activity]")
+    reader.click("#tasks [data-task=mood]")
+    assert len(reader.column("#tasks table", 1)) == 11
+    before = fact(reader, "Uptime")
+    reader.wait(lambda: fact(reader, "Uptime") != before)  # drawn again
+    assert len(reader.column("#tasks table", 1)) == 11
+    assert reader.script("return document.activeElement.dataset.task") == "mood"
+    assert reader.script("return document.documentElement.scrollWidth <= innerWidth")
+    cells = reader.script(
+        "return [...document.querySelectorAll('#tasks tbody tr > *')].map((cell) => cell.getBoundingClientRect().right)"
+    )
+    assert size == WIDE or all(right <= size[0] for right in cells)
+    assert reader.errors() == []
+    server.stop()
+    thread.join(60)

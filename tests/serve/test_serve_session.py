@@ -41,7 +41,7 @@ from spcl.serve.api import Metrics
 from spcl.serve.events import Totals
 from spcl.serve.session import MEASURING_SHARE, Trainer
 from spcl.serve.state import Records, TaskRecord, new_learner
-from spcl.sources import HUBS, Entry, Hub, HubError, Publisher, RedisHub, decode, encode_batch
+from spcl.sources import HUBS, Entry, Hub, HubError, Publisher, RedisHub, announce, decode, encode_batch
 from spcl.streams import Moment
 from spcl.tasks import TaskDescription
 
@@ -534,8 +534,8 @@ def test_messages_after_the_end_of_a_task_are_counted(any_hub: Any, make: Callab
         until(lambda: any_hub.tasks() == [])
         until(lambda: task(service, "a").late == 12)
         metrics = Metrics(Totals, service.status).text().decode()
-    assert 'spcl_late_messages{task="a"} 12.0' in metrics
-    assert 'spcl_late_messages{task="b"} 0.0' in metrics
+    assert 'spcl_late_messages{source="a",task="a"} 12.0' in metrics
+    assert 'spcl_late_messages{source="b",task="b"} 0.0' in metrics
     late = [event for event in events if isinstance(event, TaskEvent) and event.kind == "late"]
     assert [(event.task, event.text.split(";")[0]) for event in late] == [
         ("a", "12 of its messages were not learned, as it had ended")
@@ -615,7 +615,7 @@ def delete_all(source: dict[str, str]) -> None:
 
 def store(source: dict[str, str], number: int, content: float = 0.0) -> None:
     """Store a batch of task a as a publisher of another kind does."""
-    data = encode_batch(batch(content), TaskDescription.of("a", classes=2))
+    data = encode_batch(batch(content), announce("a", classes=2))
     if source["name"] == "folder":
         path = Path(source["path"]) / "tasks/a" / f"{number:020}.safetensors"
         path.parent.mkdir(exist_ok=True)

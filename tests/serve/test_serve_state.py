@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
 
 from disk import largest_file
 from list_hub import ListHub
 from serving import (
     HUB,
+    invoked,
     knows,
     list_of_tests,
     publish,
@@ -30,7 +29,6 @@ from serving import (
     until,
 )
 from spcl.checkpoint import read_checkpoint, write_checkpoint
-from spcl.cli.app import app
 from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.serve import (
     CheckpointEvent,
@@ -492,12 +490,6 @@ def test_wrong_content_with_a_right_checksum_is_refused_by_name(
 
 
 # -- the model, for other programs
-
-
-def invoked(*words: object) -> Result:
-    outcome = CliRunner().invoke(app, [str(word) for word in words])
-    assert outcome.exit_code == 0, outcome.output
-    return outcome
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from spcl.sources import (
     HubError,
     Publisher,
     Rejected,
+    announce,
     encode_batch,
 )
 from spcl.tasks import TaskDescription
@@ -85,7 +86,7 @@ def test_a_link_as_a_message_is_refused_and_its_target_is_kept_nowhere(
 
 def test_a_link_in_place_of_a_task_is_neither_read_nor_trimmed(hub: FolderHub, secret: Path, tmp_path: Path) -> None:
     for number in range(3):
-        (secret.parent / f"{number}.safetensors").write_bytes(encode_batch(batch(number), TWO))
+        (secret.parent / f"{number}.safetensors").write_bytes(encode_batch(batch(number), announce("a", classes=2)))
     before = {path.name: path.read_bytes() for path in secret.parent.iterdir()}
     (tmp_path / "hub/tasks/a").symlink_to(secret.parent)
     assert hub.tasks() == []
@@ -234,7 +235,9 @@ def test_files_of_another_origin_are_counted_and_numbers_follow_them(hub: Folder
     publisher = Publisher(hub, capacity=5, patience=0.0)
     publisher.publish("a", *batch(0))
     for number in range(3):
-        (tmp_path / f"hub/tasks/a/x{number}.safetensors").write_bytes(encode_batch(batch(number), TWO))
+        (tmp_path / f"hub/tasks/a/x{number}.safetensors").write_bytes(
+            encode_batch(batch(number), announce("a", classes=2))
+        )
     publisher.publish("a", *batch(1))
     with pytest.raises(HubError, match="full"):
         publisher.publish("a", *batch(2))

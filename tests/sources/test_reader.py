@@ -25,13 +25,14 @@ from spcl.sources import (
     Message,
     Publisher,
     Rejected,
+    announce,
     encode_batch,
     encode_start,
 )
 from spcl.streams import LiveStream
 from spcl.tasks import TaskDescription
 
-TWO = TaskDescription.of("a", classes=2)
+TWO = announce("a", classes=2)
 
 
 def test_batches_wait_until_their_task_is_announced(reopen: Callable[[], Hub]) -> None:
@@ -44,7 +45,7 @@ def test_batches_wait_until_their_task_is_announced(reopen: Callable[[], Hub]) -
         stream.patience = 10.0
         assert float(next(iter(stream)).batches["a"][0][0, 0]) == 7
         with pytest.raises(TaskError, match="is announced as"):
-            source.announce(TaskDescription.of("a", classes=3))
+            source.announce(announce("a", classes=3))
 
 
 def test_what_does_not_fit_is_rejected_with_the_reason_and_the_rest_is_read(reopen: Callable[[], Hub]) -> None:
@@ -55,7 +56,7 @@ def test_what_does_not_fit_is_rejected_with_the_reason_and_the_rest_is_read(reop
     publisher.publish("a", torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
     publisher.publish("a", torch.zeros(2, 3), torch.tensor([0, 2]))
     publisher.publish("a", np.zeros((2, 3)), np.array([0, 1], dtype=np.int32))
-    hub.append("a", encode_start(TaskDescription.of("a", classes=5)))
+    hub.append("a", encode_start(announce("a", classes=5)))
     publisher.publish("a", torch.zeros(100, 100), torch.zeros(100))
     publisher.end("a")
     found = list(source_of(hub, max_bytes=10_000).read(None))
@@ -139,7 +140,7 @@ def served(tasks: int, batches: int) -> tuple[ObservedHub, list[str]]:
 @pytest.mark.parametrize("capacity", [1, 2, 5, 8])
 def test_one_thread_reads_all_tasks_of_a_hub_at_most_capacity_ahead(capacity: int) -> None:
     hub, names = served(16, 12)
-    sources = {name: source_of(hub, name, description=TWO) for name in names}
+    sources = {name: source_of(hub, name, description=TWO.task) for name in names}
     seen: dict[str, list[float]] = {name: [] for name in names}
     with LiveStream(sources, capacity=capacity, together=True, patience=10.0) as stream:
         for step, moment in enumerate(islice(stream, 12)):
@@ -156,7 +157,9 @@ def test_a_stream_that_cannot_be_read_does_not_stop_the_others() -> None:
     hub.unreadable = {"task-1"}
     outages: list[tuple[str, type]] = []
     sources = {
-        name: source_of(hub, name, description=TWO, on_outage=lambda task, error: outages.append((task, type(error))))
+        name: source_of(
+            hub, name, description=TWO.task, on_outage=lambda task, error: outages.append((task, type(error)))
+        )
         for name in names
     }
     with LiveStream(sources, patience=0.5) as stream:
@@ -187,7 +190,7 @@ def test_a_hub_that_hangs_is_reported_and_stops_no_other(monkeypatch: pytest.Mon
     hanging, good = HangingHub(), ListHub()
     outages: list[tuple[str, Exception | None]] = []
     sources = {
-        name: source_of(hub, name, description=TWO, on_outage=lambda task, error: outages.append((task, error)))
+        name: source_of(hub, name, description=TWO.task, on_outage=lambda task, error: outages.append((task, error)))
         for name, hub in (("hanging", hanging), ("good", good))
     }
     for name, source in sources.items():
@@ -208,7 +211,7 @@ def test_a_hub_that_hangs_is_reported_and_stops_no_other(monkeypatch: pytest.Mon
 
 def test_closing_a_stream_waits_for_no_hub_that_hangs() -> None:
     hub = HangingHub()
-    stream = LiveStream({"a": source_of(hub, description=TWO)}, patience=0.1)
+    stream = LiveStream({"a": source_of(hub, description=TWO.task)}, patience=0.1)
     begin = time.monotonic()
     assert list(stream) == []
     stream.close()
@@ -225,7 +228,7 @@ def test_a_stream_goes_on_from_its_state(reopen: Callable[[], Hub]) -> None:
     schema = TWO
     state: dict[str, Any] | None = None
     for life in range(20):
-        sources = {name: source_of(reopen(), name, description=schema) for name in seen}
+        sources = {name: source_of(reopen(), name, description=schema.task) for name in seen}
         with LiveStream(sources, patience=10.0) as stream:
             if state is not None:
                 stream.load_state_dict(state)
@@ -247,11 +250,11 @@ def test_the_checkpoint_before_the_last_stays_good(tmp_path: Path) -> None:
         for _ in islice(stream, 4):
             states.append(stream.state_dict())
             stream.commit()
-    with LiveStream({"a": source_of(hub, description=TWO)}, patience=10.0) as again:
+    with LiveStream({"a": source_of(hub, description=TWO.task)}, patience=10.0) as again:
         again.load_state_dict(states[-2])
         assert [float(m.batches["a"][0][0, 0]) for m in again if m.batches] == [3, 4, 5]
         assert hub.backlog("a", None) == 8 - 3  # the announcement and the batches 0 and 1 are gone
-    with LiveStream({"a": source_of(hub, description=TWO)}, patience=10.0) as again:
+    with LiveStream({"a": source_of(hub, description=TWO.task)}, patience=10.0) as again:
         again.load_state_dict(states[-1])
         again.commit()
     assert hub.backlog("a", None) == 8 - 4  # the checkpoint that was loaded is one of the last two
@@ -301,7 +304,7 @@ def test_both_last_checkpoints_see_the_end_of_a_source(reopen: Callable[[], Hub]
             states.append(stream.state_dict())
             stream.commit()
     for state in states[-2:]:
-        with LiveStream({"a": source_of(hub, description=TWO)}, patience=10.0) as again:
+        with LiveStream({"a": source_of(hub, description=TWO.task)}, patience=10.0) as again:
             again.load_state_dict(state)
             missing = 3 - state["delivered"]["a"]
             assert len([moment for moment in again if moment.batches]) == missing

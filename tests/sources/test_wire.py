@@ -13,14 +13,15 @@ from torch import Tensor
 from list_hub import batch, damaged
 from spcl.errors import DataError, TaskError
 from spcl.sources import (
+    announce,
     decode,
     encode_batch,
+    encode_start,
     sequence_of,
 )
 from spcl.sources.wire import _layout, describe_task, stamped
-from spcl.tasks import TaskDescription
 
-TWO = TaskDescription.of("a", classes=2)
+TWO = announce("a", classes=2)
 
 
 SHAPES = st.lists(st.integers(0, 3), max_size=2)
@@ -47,10 +48,10 @@ def batches(draw: st.DrawFn) -> tuple[Any, Tensor]:
 @given(batches())
 @settings(max_examples=60, deadline=None)
 def test_batches_survive_the_wire(given_batch: tuple[Any, Tensor]) -> None:
-    data = encode_batch(given_batch, TaskDescription.of("a", classes=("x", "ü")))
-    letter = decode(data, task="a")
+    data = encode_batch(given_batch, announce("a", classes=("x", "ü")))
+    letter = decode(data, source="a")
     assert letter.batch is not None
-    assert letter.task == TaskDescription.of("a", classes=["x", "ü"])
+    assert letter.announced == announce("a", classes=["x", "ü"])
     (x, y), (sent, targets) = letter.batch, given_batch
     assert type(x) is type(sent)
     pairs = [(y, targets)]
@@ -138,7 +139,7 @@ def test_a_number_changes_nothing_else_of_a_message() -> None:
         assert letter.batch is not None
         assert expected.batch is not None
         assert torch.equal(letter.batch[0], expected.batch[0])  # type: ignore[arg-type]
-        assert letter.task == expected.task
+        assert letter.announced == expected.announced
         assert sequence_of(numbered) == ("p", number)
         assert int.from_bytes(numbered[:8], "little") % 8 == 0
     assert sequence_of(plain) is None
@@ -151,3 +152,29 @@ def test_numbered_messages_are_checked_by_one_look_at_their_header() -> None:
     for number in range(100, 200):
         decode(stamped(encode_batch(batch(number), TWO), "another", number))
     assert _layout.cache_info().misses == before
+
+
+@pytest.mark.parametrize("encoder", [None, "affine", {"name": "low-rank", "rank": 2}])
+def test_a_source_says_its_task_and_its_encoder(encoder: Any) -> None:
+    announced = announce("watch-1", classes=["sit", "walk"], task="activity", encoder=encoder)
+    letter = decode(encode_start(announced), source="watch-1")
+    assert letter.announced == announced
+    assert letter.announced.task.name == "activity"
+    old = announce("activity", classes=["sit", "walk"])
+    assert decode(encode_start(old), source="activity").announced == old  # as messages of before said it
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"task": "../up"}, {"encoder": 7}, {"encoder": {"rank": 2}}, {"encoder": "a" * 2000}]
+)
+def test_impossible_tasks_and_encoders_of_sources_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match="cannot"):
+        announce("watch-1", classes=2, **wrong)
+    values = json.dumps({"kind": "classification", "classes": 2} | wrong)
+    data = encode_start(announce("watch-1", classes=2))
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"]["task"] = values
+    text = json.dumps(header).encode()
+    with pytest.raises(DataError, match="cannot"):
+        decode(struct.pack("<Q", len(text)) + text, source="watch-1")

@@ -354,7 +354,7 @@ def test_invalid_calls_are_named_and_change_nothing() -> None:
         feed.push(0)
         with pytest.raises(TaskError, match="there is or was a source 'a'"):
             stream.add("a", counting(1))
-        with pytest.raises(TaskError, match="source 'a' has not failed"):
+        with pytest.raises(TaskError, match="source 'a' has not failed, and not ended"):
             stream.restart("a", counting(1))
         with pytest.raises(TaskError, match="there is no source 'c'"):
             stream.remove("c")

@@ -167,6 +167,40 @@ def trained_on_numbers(world: World | None) -> list[Any]:
     return [*arrays(learner), buffer.take("logits").numpy()]
 
 
+def trained_on_sources(world: World | None, name: str, alpha: float = 0.0) -> list[Any]:
+    """Return all tensors of a learner whose sources share tasks and encoders; one ends and returns."""
+    learner = new_learner(world, name, "class", batch_norm=False, options={"memory": Reservoir(12)}, alpha=alpha)
+    torch.manual_seed(1)
+    shared = nn.Sequential(nn.Linear(4, 6), nn.Tanh())
+    learner.add_task("kind", classes=2)
+    learner.add_task("place", classes=3)
+    learner.add_source("one", "kind", encoder=shared)
+    learner.add_source("two", "place", encoder=shared)
+    learner.add_source("own", "kind", encoder=nn.Linear(3, 6))
+    learner.add_source("both", ["kind", "place"], encoder="affine")
+    for step in range(9):
+        given: dict[str, Any] = {
+            name: _of_source(step, width, classes) for name, width, classes in (("two", 4, 3), ("own", 3, 2))
+        }
+        x, y = _of_source(50 + step, 6, 2)
+        given["both"] = (x, {"kind": y, "place": y})
+        if not 3 <= step < 6:
+            given["one"] = _of_source(70 + step, 4, 2)
+        if step == 3:
+            learner.finish_source("one")
+        if step == 6:
+            learner.add_source("one")
+            learner.add_classes("kind", 1)
+        learner.step(given)
+    encoders = [p.detach() for encoder in learner.model.encoders for p in encoder.parameters()]
+    return [*arrays(learner), *(each.numpy() for each in encoders)]
+
+
+def _of_source(seed: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, width, generator=generator), torch.randint(classes, (5,), generator=generator)
+
+
 @contextmanager
 def single_precision() -> Iterator[None]:
     """Let new tensors be float32 within the block, as they are by default."""

@@ -17,11 +17,11 @@ from spcl.sources import (
     Message,
     Publisher,
     Rejected,
+    announce,
     encode_batch,
     encode_end,
     encode_start,
 )
-from spcl.tasks import TaskDescription
 
 
 class ListHub:
@@ -106,7 +106,7 @@ def filled(hub: Hub, tasks: dict[str, int]) -> None:
 def damaged(count: int, seed: int, ends: bool = True) -> Iterator[bytes]:
     """Valid messages, damaged at random places."""
     chance = random.Random(seed)
-    schema = TaskDescription.of("a", classes=2)
+    schema = announce("a", classes=2)
     valid = [encode_batch(batch(1), schema), encode_batch(batch(1)), encode_start(schema)]
     valid += [encode_end()] if ends else []
     valid += [

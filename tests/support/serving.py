@@ -12,9 +12,12 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import torch
+from click.testing import Result
+from typer.testing import CliRunner
 
 from list_hub import ListHub, batch
 from spcl.checkpoint import read_checkpoint
+from spcl.cli.app import app
 from spcl.serve import Event, ServeSettings, Service, TaskStatus
 from spcl.serve.server import Server
 from spcl.sources import HUBS, Hub, Publisher
@@ -99,6 +102,13 @@ def run_in_thread(server: Server) -> tuple[threading.Thread, str]:
 def saved(settings: ServeSettings) -> dict[str, Any]:
     """The newest checkpoint of a service."""
     return read_checkpoint(settings.state / "learner.safetensors")
+
+
+def invoked(*words: object) -> Result:
+    """What a command gives that ends without an error."""
+    outcome = CliRunner().invoke(app, [str(word) for word in words])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome
 
 
 # -- over HTTP

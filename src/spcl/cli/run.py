@@ -83,7 +83,8 @@ def run(
     if not view.has_begun:
         console.print(f"this run was complete already: {result.summary}", soft_wrap=True)
     console.print(Text.assemble(("settings, metrics and result are in", "dim"), f" {out}"), soft_wrap=True)
-    options = ("--task", next(iter(result.tasks))) if result.scenario == "task" else ()
+    source = next(iter(result.tasks))
+    options = ("--task", result.task_of.get(source, source)) if result.scenario == "task" else ()
     print_next(console, out, options if RunFolder(out).model.exists() else None)
 
 

@@ -39,7 +39,7 @@ def print_next(console: Console, out: Path, model: Sequence[str] | None = None) 
 # -- flags
 
 Method = Annotated[str | None, typer.Option(help="See 'spcl methods'.")]
-Scenario = Annotated[str | None, typer.Option(help="task or class (incremental).")]
+Scenario = Annotated[str | None, typer.Option(help="task, class or domain (incremental).")]
 Configs = Annotated[str | None, typer.Option(help="Label sets and timelines, e.g. 0-8 or 0,3,5.")]
 Seeds = Annotated[str | None, typer.Option(help="Seeds, e.g. 0-2.")]
 Protocol = Annotated[Path | None, typer.Option(help="A file of label sets and timelines; see 'spcl protocol'.")]

@@ -211,8 +211,7 @@ class EagerEngine(Engine):
     @override
     def update(self, update: Update) -> None:
         self.gradients.assign_grads(0)
-        if self.method.settings.alpha > 0.0 and self.model.own_encoder_parameters:
-            self._penalise_own_encoders()
+        self.penalise_own_encoders()
         update.set_learning_rates()
         update.apply()
 
@@ -220,12 +219,14 @@ class EagerEngine(Engine):
     def snapshot(self) -> BufferSnapshot:
         return self._snapshot.take()
 
-    def _penalise_own_encoders(self) -> None:
+    def penalise_own_encoders(self) -> None:
         r"""Add α times the orthogonality gradient, or one of relative length, to encoders that only one source has.
 
         An encoder without samples in this step has no gradient, and stays as it is.
         """
         settings = self.method.settings
+        if settings.alpha == 0.0 or not self.model.own_encoder_parameters:
+            return
         own = {each: each.grad for each in self.model.own_encoder_parameters if each.grad is not None}
         if not settings.adaptive:
             self.add_encoder_penalty(own, settings.alpha)

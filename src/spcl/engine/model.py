@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import is_
@@ -40,6 +40,8 @@ class Samples:
         stored: the logits that memory has stored with the samples, or None.
         replayed: whether they are from memory.
         share: which part of a batch these samples are, where ranks split it; the loss on them counts as much.
+        task: the task that they answer.
+        name: the name of the source.
     """
 
     source: TaskSource
@@ -48,16 +50,12 @@ class Samples:
     stored: Tensor | None = None
     replayed: bool = False
     share: float = 1.0
+    task: Task = field(init=False)
+    name: str = field(init=False)
 
-    @property
-    def task(self) -> Task:
-        """The task that they answer."""
-        return self.source.task
-
-    @property
-    def name(self) -> str:
-        """The name of the source."""
-        return self.source.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", self.source.task)
+        object.__setattr__(self, "name", self.source.name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,7 +101,10 @@ def plan_grid(
 
 
 def default_scenarios(base: Mapping[str, Any]) -> list[str]:
-    """Return both scenarios, or ``task`` alone where the data of these settings has tasks other than classifications.
+    """Return the scenarios that the data of these settings is made for.
+
+    They are ``task`` and ``class``; ``domain`` where all sources answer one task; ``task`` where some task is not a
+    classification.
 
     >>> default_scenarios({"benchmark": "ps-glyphs"})
     ['task', 'class']
@@ -109,9 +112,13 @@ def default_scenarios(base: Mapping[str, Any]) -> list[str]:
     benchmark, options = str(base.get("benchmark")), base.get("data") or {}
     if not isinstance(options, Mapping):
         raise SpclError(f"settings: data is {options!r}; give options of the data's loader by name")
-    data = load_benchmark(benchmark, base.get("data_dir"), **options) if benchmark in DATA else None
-    mixed = isinstance(data, SourceData) and any(source.kind != "classification" for source in data.sources)
-    return ["task"] if mixed else ["task", "class"]
+    is_of_sources = benchmark in DATA or benchmark.endswith(".npz")
+    data = load_benchmark(benchmark, base.get("data_dir"), **options) if is_of_sources else None
+    if not isinstance(data, SourceData):
+        return ["task", "class"]
+    if len({source.task_name for source in data.sources}) == 1 < len(data.trained):
+        return ["domain"]
+    return ["task", "class"] if all(source.kind == "classification" for source in data.sources) else ["task"]
 
 
 def parse_numbers(text: str) -> list[int]:

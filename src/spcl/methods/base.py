@@ -221,7 +221,10 @@ class Method:
     @property
     def replay(self) -> "ReplayLoss":
         """The loss on replayed samples."""
-        return self.replay_losses[self.settings.replay_loss](self.settings)
+        known: ReplayLoss | None = vars(self).get("_replay")
+        if known is None or known.settings is not self.settings:
+            known = self._replay = self.replay_losses[self.settings.replay_loss](self.settings)
+        return known
 
     @classmethod
     def check_declared(cls) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from spcl.errors import SpclError
 from spcl.results.names import display_name, method_order
 from spcl.results.records import CompleteRun, RunRecord, complete_runs, group_by
-from spcl.runs.records import common_measure
+from spcl.runs.records import SOURCE_MEASURES, RunResult, common_measure
 from spcl.runs.settings import flat_settings
 
 Measure = Literal["condition_number", "cosine", "magnitude_similarity"]
@@ -164,12 +164,20 @@ def compare(runs: Sequence[RunRecord]) -> Comparison:
             common_measure(results): [result.accuracy if result else None for result in results],
             "forgetting": [result.forgetting if result else None for result in results],
             **({"accuracy at any time": anytime} if any(value is not None for value in anytime) else {}),
+            **_of_sources(results),
         },
         tasks=_align(
             [{name: task.final for name, task in result.tasks.items()} if result else {} for result in results]
         ),
         stability=_align([stability_summary(run) for run in runs]),
     )
+
+
+def _of_sources(results: Sequence[RunResult | None]) -> dict[str, list[float | None]]:
+    """Return the measures of sources that some of the results have, by their titles."""
+    found = _align([result.of_sources if result else {} for result in results])
+    noun = common_measure(results)
+    return {each.title.format(noun): found[name] for name, each in SOURCE_MEASURES.items() if name in found}
 
 
 def stability_summary(run: RunRecord) -> dict[str, float | None]:

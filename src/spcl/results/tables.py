@@ -33,7 +33,7 @@ from spcl.results.names import (
     published_for,
 )
 from spcl.results.records import USUAL_VALUES, CompleteRun, RunRecord, check_duplicates, complete_runs, group_by
-from spcl.runs.records import common_measure
+from spcl.runs.records import SOURCE_MEASURES, common_measure
 from spcl.runs.settings import decisive_settings, with_defaults
 
 # -- the content of a table
@@ -59,6 +59,7 @@ class Cell:
         accuracy: A, in per cent.
         forgetting: F, in per cent; never ranked, since a task that was learned badly has little to lose.
         anytime: accuracy at any time, in per cent; None where a run has not recorded it.
+        of_sources: the measures of sources that all runs have, by their names in :data:`SOURCE_MEASURES`.
         runs: the number of complete runs.
         missing: the number of runs that other methods have on the benchmark, but not this one.
         runs_with_skips: the number of runs in which a task was skipped in a step, because its loss or gradient was not
@@ -77,6 +78,7 @@ class Cell:
     runs: int
     missing: int
     anytime: Measure | None = None
+    of_sources: Mapping[str, Measure] = field(default_factory=dict)
     runs_with_skips: int = 0
     paper: PublishedResult | None = None
     p_value: float | None = None
@@ -100,7 +102,7 @@ class ResultTable:
     """All methods on all benchmarks in one scenario.
 
     Attributes:
-        scenario: ``task`` or ``class`` (incremental).
+        scenario: ``task``, ``class`` or ``domain`` (incremental).
         benchmarks: the benchmarks, by name.
         rows: the methods.
         cells: the results by label and benchmark.
@@ -195,7 +197,7 @@ class ResultTable:
 
 # -- construction
 
-SCENARIOS = ("task", "class")
+SCENARIOS = ("task", "class", "domain")
 
 Column = Mapping[str, Sequence[RunRecord]]
 """The runs on one benchmark, by label."""
@@ -280,6 +282,7 @@ def _cells(column: Column, over: Over, against: str | None, published: Published
 def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
     accuracy = mean_values(runs, "accuracy")
     at_any_time = bool(runs) and all(run.result.anytime is not None for run in runs)
+    of_sources = [name for name in SOURCE_MEASURES if runs and all(name in run.result.of_sources for run in runs)]
     with_skips = {(run.config, run.seed) for run in runs if run.has_skipped_steps}
     return Cell(
         measure(accuracy, over),
@@ -287,6 +290,7 @@ def _cell(runs: Sequence[CompleteRun], expected: int, over: Over) -> Cell:
         runs=len(accuracy),
         missing=expected - len(accuracy),
         anytime=measure(mean_values(runs, "anytime"), over) if at_any_time else None,
+        of_sources={name: measure(mean_values(runs, name), over) for name in of_sources},
         runs_with_skips=len(with_skips),
         step_time=median_step_time(runs),
     )
@@ -587,6 +591,12 @@ TERMINAL, PLAIN = _marks("[bold]{}[/]", "[underline]{}[/]"), _marks("{}¹", "{}�
 MARKDOWN, LATEX = _marks("**{}**", "<u>{}</u>"), _marks(r"\textbf{{{}}}", r"\underline{{{}}}")
 
 
+def source_measures(table: ResultTable, benchmark: str) -> list[str]:
+    """Return the measures of sources that some method has on a benchmark, by name."""
+    cells = [cell for (_, name), cell in table.cells.items() if name == benchmark]
+    return [name for name in SOURCE_MEASURES if any(name in cell.of_sources for cell in cells)]
+
+
 def headings(table: ResultTable, benchmark: str) -> list[str]:
     """Return the headings of the columns of a benchmark."""
     cells = [cell for (_, name), cell in table.cells.items() if name == benchmark]
@@ -595,6 +605,7 @@ def headings(table: ResultTable, benchmark: str) -> list[str]:
         "A %",
         *([ANYTIME] if any(cell.anytime for cell in cells) else []),
         "F %",
+        *(SOURCE_MEASURES[name].heading for name in source_measures(table, benchmark)),
         *(["paper A %", "paper F %"] if paper else []),
         *([f"p vs {display_name(table.against)}"] if table.against else []),
         *(["p over configs"] if by_config else []),
@@ -611,6 +622,9 @@ def notes(table: ResultTable, best: str, second: str, escape: Callable[[str], st
     ]
     if any(cell.anytime for cell in table.cells.values()):
         sentences.append(f"Any time A is the mean over the run of the mean {table.measure} of the tasks seen so far.")
+    shown = {name: None for benchmark in table.benchmarks for name in source_measures(table, benchmark)}
+    for each in (SOURCE_MEASURES[name] for name in shown):
+        sentences.append(f"{each.short.capitalize()} A is {each.meaning.format(table.measure)}.")
     if any(cell.paper and cell.accuracy.std is not None for cell in table.cells.values()):
         sentences.append("Deviations divide by n - 1; the paper divides by n, which makes its deviations smaller.")
     sentences += map(escape, table.remarks)
@@ -659,6 +673,8 @@ def _entries(table: ResultTable, row: Row, benchmark: str, style: Style) -> list
     if ANYTIME in columns:
         entries.append(_measure(cell.anytime, style) if cell.anytime else "–")
     entries.append(_measure(cell.forgetting, style))
+    found = [cell.of_sources.get(name) for name in source_measures(table, benchmark)]
+    entries += [_measure(each, style) if each else "–" for each in found]
     if "paper A %" in columns:
         published = cell.paper
         entries += (
@@ -845,11 +861,22 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
     ]
     if all(line["anytime"] is None for line in lines):
         lines = [{name: value for name, value in line.items() if name not in CSV_ANYTIME} for line in lines]
+    for name in SOURCE_MEASURES:
+        if all(line[name] is None for line in lines):
+            lines = [{key: value for key, value in line.items() if key not in (name, f"{name}_std")} for line in lines]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(lines[0] if lines else ())
     writer.writerows(map(csv_cell, line.values()) for line in lines)
     return file.getvalue()
+
+
+def _csv_of_sources(cell: Cell) -> dict[str, float | None]:
+    found = {name: cell.of_sources.get(name) for name in SOURCE_MEASURES}
+    values: dict[str, float | None] = {}
+    for name, each in found.items():
+        values |= {name: None, f"{name}_std": None} if each is None else {name: each.mean, f"{name}_std": each.std}
+    return values
 
 
 def _csv_line(table: ResultTable, benchmark: str, row: Row, cell: Cell) -> dict[str, object]:
@@ -881,4 +908,5 @@ def _csv_line(table: ResultTable, benchmark: str, row: Row, cell: Cell) -> dict[
         "anytime": anytime and anytime.mean,
         "anytime_std": anytime and anytime.std,
         "anytime_rank": anytime and anytime.rank,
+        **_csv_of_sources(cell),
     }

@@ -31,6 +31,7 @@ from spcl.data.protocol import (
 )
 from spcl.data.samples import SourceSamples, hold_out
 from spcl.distributed import World
+from spcl.encoders import ENCODERS
 from spcl.engine.eager import augmented
 from spcl.errors import DataError, SpclError, did_you_mean, is_out_of_memory
 from spcl.learner import Learner
@@ -322,7 +323,8 @@ def _check_sources(settings: RunSettings, data: SourceData) -> None:
     for source in data.sources:
         if source.name in ("", MEMORY):
             raise DataError(f"{data.name} has a source named {source.name!r}; give it another name")
-        if source.task_name != source.name and source.name in tasks:
+        others = [each for each in data.sources if each is not source]
+        if any(source.name == each.task_name for each in others):
             raise DataError(f"{data.name} has a source and a task of others named {source.name!r}; rename one of them")
         if settings.scenario == "class" and source.kind != "classification":
             raise SpclError(
@@ -458,6 +460,9 @@ def make_learner(
     options = learner_options(settings)
     options["memory_batch"] = options["memory_batch"] or settings.batch_size
     parts = learner_parts(settings, data, device, steps)
+    if settings.encoder is not None:
+        for samples in _training_samples(data):  # an encoder that cannot take them raises now, not later
+            ENCODERS.make(settings.encoder, map_leaves(lambda part: part[:2], samples))
     if parts["augment"] is not None:
         # a transform that cannot take the samples is refused now, not in a step
         few = [map_leaves(lambda part: part[:2].clone(), samples) for samples in _training_samples(data)]

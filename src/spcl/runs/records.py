@@ -13,7 +13,7 @@ from functools import cache
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import (
@@ -245,13 +245,43 @@ class RunResult(_Record):
 
     @property
     def prequential_accuracy(self) -> float | None:
-        """The mean over sources of their score before training, test then train; None if it was not measured."""
-        return fmean(self.prequential.values()) if self.prequential else None
+        """The mean over classified sources of their accuracy before training, test then train; None if not measured."""
+        return self._mean_of_classified(self.prequential)
 
     @property
     def transfer(self) -> float | None:
-        """The mean score of sources on their first batch, before training on it; None if it was not measured."""
-        return fmean(self.first.values()) if self.first else None
+        """The mean accuracy of classified sources on their first batch, before training on it; None if not measured."""
+        return self._mean_of_classified(self.first)
+
+    def _mean_of_classified(self, scores: Mapping[str, float]) -> float | None:
+        """Return the mean of scores that are accuracies; others are losses, each of an own scale."""
+        accuracies = [score for name, score in scores.items() if self.tasks[name].metric == "accuracy"]
+        return fmean(accuracies) if accuracies else None
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """A, F and the other measures of the run by short names, in per cent."""
+        anytime = {} if self.anytime is None else {"anytime": self.anytime}
+        others = {SOURCE_MEASURES[name].short: value for name, value in self.of_sources.items()}
+        return {"A": self.accuracy, "F": self.forgetting} | anytime | others
+
+    @property
+    def of_sources(self) -> dict[str, float]:
+        """The measures of :data:`SOURCE_MEASURES` that the run has, in per cent.
+
+        They are measures beside A and F of runs with sources that share tasks or are unseen, or that tested batches
+        first.
+
+        >>> tasks = {"anna": {"at_end": 85.0, "final": 80.0}, "ben": {"at_end": 75.0, "final": 60.0}}
+        >>> RunResult(accuracy=70.0, forgetting=-10.0, tasks=tasks, unseen={"eve": 55.0}).of_sources
+        {'at_end': 80.0, 'worst': 60.0, 'unseen_accuracy': 55.0}
+        >>> RunResult(accuracy=70.0, forgetting=-10.0, tasks=tasks).of_sources
+        {}
+        """
+        if not (self.task_of or self.unseen or self.prequential):
+            return {}
+        values = {name: getattr(self, name) for name in SOURCE_MEASURES}
+        return {name: value for name, value in values.items() if value is not None}
 
     @field_validator("data", mode="before")
     @classmethod
@@ -265,6 +295,38 @@ class RunResult(_Record):
             return cls.model_validate(content)
         except ValidationError:
             return None
+
+
+class SourceMeasure(NamedTuple):
+    """A measure of sources: a short name, one that says what is measured, and what it means.
+
+    Braces stand for the noun for A, see :attr:`RunResult.measure`.
+    """
+
+    short: str
+    title: str
+    meaning: str
+
+    @property
+    def heading(self) -> str:
+        """The heading of a column of a table."""
+        return f"{self.short} A %"
+
+
+SOURCE_MEASURES = {
+    "at_end": SourceMeasure("at end", "{} at the end of each source", "the mean {} of each source when it ended"),
+    "worst": SourceMeasure("worst", "worst source", "the final {} of the source with the lowest"),
+    "unseen_accuracy": SourceMeasure(
+        "unseen", "unseen sources", "the mean final {} of the sources that were never trained"
+    ),
+    "prequential_accuracy": SourceMeasure(
+        "prequential", "prequential", "the mean accuracy of samples before they were trained on"
+    ),
+    "transfer": SourceMeasure(
+        "first batch", "first batch", "the mean accuracy on a source's first batch, before training on it"
+    ),
+}
+"""Measures of runs with several sources, by the attribute of a result that holds their value."""
 
 
 def common_measure(results: Iterable[RunResult | None]) -> str:

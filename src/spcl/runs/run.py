@@ -377,7 +377,7 @@ class TrainingRun:
         """Score a batch that is not trained on yet; in per cent of a classifier, else the loss."""
         source, model = self.learner.sources[name], self.learner.model
         heads = model.classifiers if model.scenario == "class" else [source.task]
-        if any(task.head is None for task in heads):
+        if source.task.signature is None or any(task.head is None for task in heads):
             return  # nothing is known of this task
         is_classifier = source.task.classes is not None
         x, y = labelled(*as_batch(batch))
@@ -441,7 +441,7 @@ class TrainingRun:
         write_json(self.folder.result, result.model_dump(mode="json"))
         for tracker in self.trackers:
             with tracker_errors(tracker):
-                tracker.result(result.accuracy, result.forgetting)
+                tracker.result(result.measures)
         self.folder.remove_checkpoints()
 
     def _result(self) -> RunResult:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from spcl.learner import StepReport
 from spcl.runs.build import Problem
-from spcl.runs.records import METRICS, RunResult
+from spcl.runs.records import METRICS, SOURCE_MEASURES, RunResult
 from spcl.runs.settings import RunSettings
 from spcl.streams import Timeline
 from spcl.tasks import TaskDescription
@@ -20,6 +21,8 @@ from spcl.tasks import TaskDescription
 REFRESH_SECONDS = 0.25
 DRAWING_SHARE = 0.005  # at most this part of the time is spent on drawing
 PLAIN_SECONDS = 5.0
+MOST_LISTED = 8
+"""The most sources whose values are listed one by one."""
 
 
 class View(Protocol):
@@ -67,14 +70,41 @@ def title(settings: RunSettings) -> str:
 
 
 def _scores(scores: Mapping[str, float], tasks: Mapping[str, TaskDescription]) -> str:
-    """List scores in per cent, each with its metric where it is not accuracy.
+    """List scores in per cent, each with its metric where it is not accuracy; of many only their mean and the worst.
 
     >>> tasks = {"a": TaskDescription("a", classes=2), "b": TaskDescription("b", "regression", 1)}
     >>> _scores({"a": 90.0, "b": 75.0}, tasks)
     'a 90.0 %, b 75.0 % R²'
+    >>> _scores({f"person-{number}": 50.0 + number for number in range(21)}, {})
+    'mean 60.0 % of 21, worst 50.0 % (person-0)'
     """
+    if len(scores) > MOST_LISTED:
+        worst = min(scores, key=lambda name: scores[name])
+        return f"mean {fmean(scores.values()):.1f} % of {len(scores)}, worst {scores[worst]:.1f} % ({worst})"
     metrics = {name: "" if task.kind == "classification" else f" {METRICS[task.kind]}" for name, task in tasks.items()}
     return ", ".join(f"{name} {value:.1f} %{metrics.get(name, '')}" for name, value in scores.items())
+
+
+def _losses(losses: Mapping[str, float]) -> str:
+    """List losses; of many only their mean and the highest.
+
+    >>> _losses({"a": 0.5, "b": 1.25})
+    'a 0.50, b 1.25'
+    """
+    if len(losses) > MOST_LISTED:
+        highest = max(losses, key=lambda name: losses[name])
+        return f"mean {fmean(losses.values()):.2f} of {len(losses)}, highest {losses[highest]:.2f} ({highest})"
+    return ", ".join(f"{name} {value:.2f}" for name, value in losses.items())
+
+
+def _nearest(timeline: Timeline, step: int) -> list[int]:
+    """Return the tasks that run at this step and those whose spans are the nearest, at most :data:`MOST_LISTED`.
+
+    >>> _nearest(Timeline(tuple((10 * task, 10 * task + 14) for task in range(40))), 203)
+    [16, 17, 18, 19, 20, 21, 22, 23]
+    """
+    distances = [max(first - step, step - last, 0) for first, last in timeline.spans]
+    return sorted(sorted(range(len(distances)), key=lambda task: (distances[task], task))[:MOST_LISTED])
 
 
 def _condition(report: StepReport) -> str:
@@ -110,7 +140,8 @@ class PlainView(SilentView):
         if not new and now - self._last < PLAIN_SECONDS:
             return
         self._seen, self._last = dict(accuracies), now
-        line = f"step {report.step + 1}/{self._total}  κ {_condition(report)}  {_scores(new, self._tasks)}"
+        shown = accuracies if new and len(accuracies) > MOST_LISTED else new
+        line = f"step {report.step + 1}/{self._total}  κ {_condition(report)}  {_scores(shown, self._tasks)}"
         self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
 
     def end(self, result: RunResult) -> None:
@@ -161,11 +192,13 @@ class LiveView:
     def _picture(self, step: int, report: StepReport, accuracies: Mapping[str, float], rate: float) -> Group:
         width = max(20, min(80, self._console.width - 12))
         spans = self._problem.configuration.timeline
-        timeline = draw_timeline(spans, width, names=self._problem.stream.names, now=step + 1)
+        shown = _nearest(spans, step)
+        timeline = draw_timeline(spans, width, names=self._problem.stream.names, now=step + 1, shown=shown)
         facts = Table.grid(padding=(0, 3))
-        losses = ", ".join(f"{name} {value:.2f}" for name, value in report.losses.items())
+        if (left := len(spans.spans) - len(shown)) > 0:
+            facts.add_row("not shown", f"{left} more")
         facts.add_row("κ before → after", _condition(report))
-        facts.add_row("losses", losses)
+        facts.add_row("losses", _losses(report.losses))
         facts.add_row("accuracy", _scores(accuracies, self._problem.asked) or "–")
         facts.add_row("speed", f"{rate:.1f} steps/s, memory {report.memory_bytes / 1e6:.2f} MB")
         return Group(Text(title(self._settings), style="bold"), self._progress, timeline, facts)
@@ -183,12 +216,12 @@ class LiveView:
             shown = name if task.metric == "accuracy" else f"{name} ({task.metric})"
             table.add_row(shown, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_section()
-        table.add_row("mean", "", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold")
-        more = {"worst": result.worst if result.task_of else None, "never trained": result.unseen_accuracy}
-        more |= {"before training": result.prequential_accuracy, "first batch": result.transfer}
-        for name, value in more.items():
-            if value is not None:
-                table.add_row(name, "", f"{value:.2f} %", "")
+        table.add_row(
+            "mean", f"{result.at_end:.2f} %", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold"
+        )
+        for name, value in result.of_sources.items():
+            if name != "at_end":
+                table.add_row(SOURCE_MEASURES[name].title, "", f"{value:.2f} %", "")
         self._console.print(table)
 
     def close(self) -> None:
@@ -203,7 +236,12 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def draw_timeline(
-    timeline: Timeline, width: int = 60, *, names: Sequence[str] | None = None, now: int | None = None
+    timeline: Timeline,
+    width: int = 60,
+    *,
+    names: Sequence[str] | None = None,
+    now: int | None = None,
+    shown: Sequence[int] | None = None,
 ) -> Text:
     """Draw a bar for each task and one for memory, which starts when the first task has ended.
 
@@ -212,6 +250,7 @@ def draw_timeline(
         width: Width of the bars in characters, without names.
         names: The tasks' names; by default their numbers.
         now: The current step; later steps are drawn lighter.
+        shown: The tasks that are drawn; by default all.
 
     >>> print(draw_timeline(Timeline(((0, 3), (2, 7))), 16, names=["camera", "lidar"], now=5))
     camera ████████
@@ -219,10 +258,10 @@ def draw_timeline(
     memory         ██░░░░░░
            0              7
     """
-    tasks, steps = len(timeline.spans), timeline.steps
-    titles = [*(names or map(str, range(tasks))), "memory"]
-    spans = [*timeline.spans, (timeline.memory_start, steps - 1)]
-    styles = [*(COLOURS[task % len(COLOURS)] for task in range(tasks)), "white"]
+    tasks, steps = range(len(timeline.spans)) if shown is None else shown, timeline.steps
+    titles = [*(names[task] if names else str(task) for task in tasks), "memory"]
+    spans = [*(timeline.spans[task] for task in tasks), (timeline.memory_start, steps - 1)]
+    styles = [*(COLOURS[task % len(COLOURS)] for task in tasks), "white"]
     margin = max(map(len, titles)) + 1
     drawing = Text()
     for title, span, style in zip(titles, spans, styles, strict=True):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Literal, get_args
 
 from anyio import CapacityLimiter
@@ -96,21 +97,26 @@ def _step_metrics(totals: Totals, status: Status) -> Iterable[Metric]:
 
 def _task_metrics(totals: Totals, tasks: Iterable[TaskStatus]) -> Iterable[Metric]:
     listed = list(tasks)
-    yield _by_task(
+    by_source = partial(_by_source, {each.name: each.task for each in listed})
+    yield by_source(
         CounterMetricFamily, "spcl_samples", "New samples learned since the process started.", totals.samples
     )
-    yield _by_task(CounterMetricFamily, "spcl_skipped", "Batches skipped because they were not finite.", totals.skipped)
-    yield _by_task(CounterMetricFamily, "spcl_dead_letters", "Messages that were refused.", totals.dead_letters)
-    yield _by_task(GaugeMetricFamily, "spcl_loss", "Loss in the latest step.", totals.losses)
+    yield by_source(
+        CounterMetricFamily, "spcl_skipped", "Batches skipped because they were not finite.", totals.skipped
+    )
+    yield by_source(CounterMetricFamily, "spcl_dead_letters", "Messages that were refused.", totals.dead_letters)
+    yield by_source(GaugeMetricFamily, "spcl_loss", "Loss in the latest step.", totals.losses)
     text = "Accuracy on the latest batch that was tested before training on it."
-    yield _by_task(GaugeMetricFamily, "spcl_prequential_accuracy", text, totals.accuracies)
-    lags = {task.name: task.lag_seconds for task in listed}
-    yield _by_task(GaugeMetricFamily, "spcl_lag_seconds", "Time for which the next batch has been awaited.", lags)
-    backlogs = {task.name: task.backlog for task in listed}
-    yield _by_task(GaugeMetricFamily, "spcl_backlog_batches", "Batches that wait to be learned.", backlogs)
-    late = {task.name: task.late for task in listed}
-    yield _by_task(GaugeMetricFamily, "spcl_late_messages", "Messages not learned because their task had ended.", late)
-    states = GaugeMetricFamily("spcl_tasks", "Tasks by state.", labels=["state"])
+    yield by_source(GaugeMetricFamily, "spcl_prequential_accuracy", text, totals.accuracies)
+    lags = {each.name: each.lag_seconds for each in listed}
+    yield by_source(GaugeMetricFamily, "spcl_lag_seconds", "Time for which the next batch has been awaited.", lags)
+    backlogs = {each.name: each.backlog for each in listed}
+    yield by_source(GaugeMetricFamily, "spcl_backlog_batches", "Batches that wait to be learned.", backlogs)
+    late = {each.name: each.late for each in listed}
+    yield by_source(
+        GaugeMetricFamily, "spcl_late_messages", "Messages not learned because their source had ended.", late
+    )
+    states = GaugeMetricFamily("spcl_tasks", "Sources by state.", labels=["state"])
     for state in get_args(TaskState):
         states.add_metric([state], sum(task.state == state for task in listed))
     yield states
@@ -125,13 +131,18 @@ def _gauge(name: str, text: str, value: float | None) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _by_task(
-    family: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, values: Mapping[str, float | None]
+def _by_source(
+    tasks: Mapping[str, str],
+    family: type[CounterMetricFamily | GaugeMetricFamily],
+    name: str,
+    text: str,
+    values: Mapping[str, float | None],
 ) -> Metric:
-    metric = family(name, text, labels=["task"])
-    for task, value in values.items():
+    """Return a metric with a value for each source, which is labelled with its task, too."""
+    metric = family(name, text, labels=["task", "source"])
+    for source, value in values.items():
         if value is not None:
-            metric.add_metric([task], value)
+            metric.add_metric([tasks.get(source, source), source], value)
     return metric
 
 
@@ -199,25 +210,32 @@ async def predict(
     limiter: TheLimiter,
     metrics: TheMetrics,
     task: Annotated[str | None, Query(description="The samples' task.")] = None,
+    source: Annotated[str | None, Query(description="The samples' source, whose task and encoder it uses.")] = None,
 ) -> Predictions:
     """Predict samples with the weights of the latest checkpoint, without waiting for training."""
     body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
     def answer() -> Predictions:
-        snapshot = _snapshot(service, task)
-        return _predict(snapshot, _samples(kind, body, inputs), task)
+        snapshot = _snapshot(service, task, source)
+        return _predict(snapshot, _samples(kind, body, inputs), task, source)
 
     with metrics.predict_seconds.time():
         return await run_sync(answer, limiter=limiter)
 
 
-def _snapshot(service: Service, task: str | None) -> Snapshot:
-    """Return the latest snapshot; answer 503 before there is one with the task, 404 if there will be none."""
+def _snapshot(service: Service, task: str | None, source: str | None) -> Snapshot:
+    """Return the latest snapshot; answer 503 before there is one with task and source, 404 if there will be none."""
     if task is not None and not service.has_task(task):
         raise HTTPException(404, f"there is no task {task!r}; GET /tasks lists all")
+    if source is not None and not service.has_source(source):
+        raise HTTPException(404, f"there is no source {source!r}; GET /tasks lists all")
     snapshot = service.snapshot
-    if snapshot is None or (task is not None and task not in snapshot.model.tasks):
+    if (
+        snapshot is None
+        or not {task} <= {None, *snapshot.model.tasks}
+        or not {source} <= {None, *snapshot.model.sources}
+    ):
         raise HTTPException(503, "there is no checkpoint with this task yet; ask again later", {"Retry-After": "5"})
     return snapshot
 
@@ -234,15 +252,24 @@ def _samples(kind: str, body: bytes, inputs: InputSettings) -> Inputs:
         raise RequestValidationError(error.errors()) from None
 
 
-def _predict(snapshot: Snapshot, x: Inputs, task: str | None) -> Predictions:
-    """Predict probabilities of a task's classes, or the output of its own head; without a task of all classes."""
+def _predict(snapshot: Snapshot, x: Inputs, task: str | None, source: str | None) -> Predictions:
+    """Predict probabilities of classes, of the task's or of all, or the output of a task's own head.
+
+    A source predicts through its encoder. Without one the samples are somebody's who was never trained.
+    """
     model = snapshot.model
-    tasks = model.model.classifiers if task is None else [model.tasks[task]]
+    if source is not None and (answers := model.sources[source].task.name) != (task or answers):
+        raise DataError(f"source {source!r} answers task {answers!r}, not {task!r}; give one of the two")
+    asked = task
+    if asked is None and source is not None and model.scenario != "class":
+        asked = model.sources[source].task.name
+    tasks = model.model.classifiers if asked is None else [model.tasks[asked]]
     known = {each.signature[0] for each in tasks if each.signature is not None}
     if known and describe(x, 1) not in known:
         raise DataError(f"the inputs are samples of {describe(x, 1)}, but expected are {' or '.join(sorted(known))}")
-    has_classes = task is None or model.tasks[task].classes is not None
-    outputs = (model.predict_proba(x, task) if has_classes else model.predict(x, task)).cpu()
+    has_classes = asked is None or model.tasks[asked].classes is not None
+    predict = model.predict_proba if has_classes else model.predict
+    outputs = predict(x, task, source=source).cpu()
     if not outputs.isfinite().all():
         raise DataError("the predictions are not finite; send inputs that are finite and not too large")
     if not has_classes:
@@ -260,29 +287,31 @@ def _predict(snapshot: Snapshot, x: Inputs, task: str | None) -> Predictions:
 
 
 class NewTask(BaseModel, extra="forbid"):
-    """A task to start."""
+    """A source to start, and its task."""
 
     name: str = Field(min_length=1, max_length=200)
     kind: Kind = "classification"
     classes: int | list[str] | None = Field(None, description="The number of classes or outputs, or their names.")
+    task: str | None = Field(None, description="The task that it answers, by default one of its own name.")
+    encoder: str | dict[str, Any] | None = Field(None, description="The name of its encoder, or name and options.")
 
 
 @router.get("/tasks", tags=["tasks"])
 def tasks(service: TheService) -> Status:
-    """Return the state of all tasks, and of the service."""
+    """Return the state of all sources with their tasks, and of the service."""
     return service.status(STATUS_SECONDS)
 
 
 @router.post("/tasks", status_code=202, tags=["tasks"])
 def start_task(task: NewTask, service: TheService) -> NewTask:
-    """Start a task between two steps; the same happens when its source announces it."""
-    service.start_task(task.name, kind=task.kind, classes=task.classes)
+    """Start a source of a task between two steps; the same happens when it announces itself."""
+    service.start_task(task.name, kind=task.kind, classes=task.classes, task=task.task, encoder=task.encoder)
     return task
 
 
 @router.post("/tasks/{name}/finish", status_code=202, tags=["tasks"])
 def finish_task(name: str, service: TheService) -> TaskStatus:
-    """End a task between two steps: from then on it is replayed from memory. Return its state until then."""
+    """End a source between two steps: from then on it is replayed from memory. Return its state until then."""
     return service.finish_task(name)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from spcl._util.registry import Named
 from spcl.tasks import Kind
 
 # -- events
@@ -97,10 +98,12 @@ TaskState = Literal["waiting", "running", "silent", "failed", "finished"]
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """The state of a task.
+    """The state of a source of a task.
 
     Attributes:
         name: its name.
+        task: the name of its task, which other sources may answer, too.
+        encoder: the name of its encoder, or its name and options; None for none.
         kind: what its targets are; None while it is not known.
         classes: the number of its classes, labels or numbers; None while it is not known.
         state: waiting to be announced, running, silent (running, without batches for long), failed (its source cannot
@@ -117,6 +120,8 @@ class TaskStatus:
     """
 
     name: str
+    task: str
+    encoder: Named | None
     kind: Kind | None
     classes: int | None
     state: TaskState
@@ -136,7 +141,7 @@ class Status:
     """The state of a service, all of it at the same time.
 
     Attributes:
-        tasks: all tasks ever seen, in that order.
+        tasks: all sources ever seen, in that order.
         steps: of the learner, since it began.
         samples: that were learned, since it began.
         memory_samples: samples in memory.

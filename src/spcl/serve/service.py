@@ -9,6 +9,7 @@ from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
+from spcl._util.registry import Named
 from spcl.errors import SpclError
 from spcl.learner.prediction import Predictor
 from spcl.serve.events import CheckpointEvent, Event, Status, TaskEvent, TaskStatus
@@ -16,8 +17,7 @@ from spcl.serve.log import log_task
 from spcl.serve.session import Session
 from spcl.serve.settings import ServeSettings
 from spcl.serve.state import held_state
-from spcl.sources import HUBS, Hub, check_task_name
-from spcl.sources.wire import describe_task
+from spcl.sources import HUBS, Hub, announce, check_task_name
 from spcl.tasks import Kind
 
 _log = logging.getLogger(__name__)
@@ -107,29 +107,37 @@ class Service:
         self._stopping = True
 
     def start_task(
-        self, name: str, *, classes: int | Sequence[str] | None = None, kind: Kind = "classification"
+        self,
+        name: str,
+        *,
+        classes: int | Sequence[str] | None = None,
+        kind: Kind = "classification",
+        task: str | None = None,
+        encoder: Named | None = None,
     ) -> None:
-        """Start a task between two moments, as if it had been announced in its stream; survives a restart.
+        """Start a source between two moments, as if it had been announced in its stream; survives a restart.
 
         Args:
             name: its name.
             classes: the number or names of classes, labels or, of a regression, outputs.
             kind: what its targets are.
+            task: the name of its task, which other sources may answer, too; by default one of its own name.
+            encoder: the name of its encoder, or its name and options; by default as the settings say.
 
         Raises:
             TaskStateError: if it was started already.
             StorageError: if the request cannot be kept.
             NotRunningError: before the state is loaded.
         """
-        self._running().request_start(name, describe_task(check_task_name(name), kind, classes))
+        self._running().request_start(announce(check_task_name(name), kind, classes, task, encoder))
 
     def finish_task(self, name: str) -> TaskStatus:
-        """End a task between two moments: from then on it is only replayed; survives a restart.
+        """End a source between two moments: from then on it is only replayed; survives a restart.
 
-        Return the state of the task, which waits for its end.
+        Return the state of the source, which waits for its end.
 
         Raises:
-            UnknownTaskError: if there is no such task.
+            UnknownTaskError: if there is no such source.
             TaskStateError: if it was finished already, or is about to be.
             StorageError: if the request cannot be kept.
             NotRunningError: before the state is loaded.
@@ -139,6 +147,10 @@ class Service:
     def has_task(self, name: str) -> bool:
         """Return whether there is or was a task."""
         return self._running().has_task(name)
+
+    def has_source(self, name: str) -> bool:
+        """Return whether there is or was a source."""
+        return self._running().has_source(name)
 
     def faults(self, hub_seconds: float | None = None) -> tuple[str, ...]:
         """Return what keeps the service from its work now; cheap, from any thread.

@@ -14,6 +14,7 @@ import torch
 
 from spcl.batches import Batch
 from spcl.checkpoint import has_checkpoint
+from spcl.encoders import ENCODERS
 from spcl.errors import DataError, SpclError, TaskError, is_out_of_memory
 from spcl.learner import Learner, StepReport
 from spcl.runs import RunSettings
@@ -29,7 +30,7 @@ from spcl.serve.events import (
     TaskState,
     TaskStatus,
 )
-from spcl.serve.settings import ServeSettings
+from spcl.serve.settings import ServeSettings, SourceSettings
 from spcl.serve.state import (
     CHECKPOINT,
     Checkpoints,
@@ -43,6 +44,7 @@ from spcl.serve.state import (
 )
 from spcl.serve.watch import Ended, PutAway, Watch
 from spcl.sources import (
+    Announcement,
     Data,
     Hub,
     HubSource,
@@ -122,6 +124,7 @@ class Session:
             on_failure=self._report_failure,
             on_rejected=self._reject,
         )
+        self._encoder = settings.run_settings().encoder  # of sources that do not say theirs
         self._watch = Watch(hub, self._positions, self._lose)
         self._sources: dict[str, HubSource] = {}
         self._alive_since: dict[str, float] = {}  # when each source was added, or could be reached again
@@ -236,18 +239,19 @@ class Session:
             if name in self._records.tasks or name in self._refused_names:
                 continue
             try:
-                self._add_task(check_task_name(name), None)
+                self._add_source(self._new_record(check_task_name(name)))
             except SpclError as error:
                 self._refused_names[name] = str(error)
                 if len(self._refused_names) <= MOST_REFUSED:
                     self._on_event(TaskEvent(time.time(), name, "failed", str(error)))
 
-    def _add_task(self, name: str, schema: TaskDescription | None) -> None:
-        record = TaskRecord(name, schema)
-        self._add_source(record)
-        self._records.tasks[name] = record
+    def _new_record(self, name: str) -> TaskRecord:
+        """Return the record of a source that is new, with what the settings say of it."""
+        known = self._settings.sources.get(name, SourceSettings())
+        return TaskRecord(name, task=known.task or name, encoder=known.encoder or self._encoder)
 
     def _add_source(self, record: TaskRecord) -> None:
+        """Read a source from now on; note it, if it is new."""
         tasks = self._settings.tasks
         sight: TaskDescription | Literal["infer"] = "infer"
         if tasks.classes is not None:
@@ -257,6 +261,9 @@ class Session:
             record.name,
             self._settings.inputs.description(),
             description=record.schema,
+            answers=record.task,
+            encoder=record.encoder,
+            check=self._check_announced,
             first_sight=sight if tasks.start == "first-sight" else None,
             max_bytes=self._settings.max_bytes,
             trim=self._trims.__setitem__,
@@ -265,11 +272,27 @@ class Session:
         self._sources[record.name] = source
         self._alive_since[record.name] = time.monotonic()
         self._stream.add(record.name, source)
+        self._records.tasks[record.name] = record
+
+    def _check_announced(self, announced: Announcement) -> None:
+        """Raise an error unless a source agrees with the others of its task, and there is such an encoder."""
+        if announced.encoder is not None:
+            ENCODERS.check(announced.encoder)
+        for other in self._sources.values():
+            if (known := other.description) is not None and known.name == announced.task.name:
+                break
+        else:
+            known = self._records.described.get(announced.task.name)
+        if known not in (None, announced.task):
+            raise TaskError(
+                f"source {announced.source!r} is announced as {announced}, but task {announced.task.name!r} has "
+                f"{known} from others; announce the same, or another task"
+            )
 
     def _learn_schemas(self) -> None:
         for name, source in self._sources.items():
             if self._records.tasks[name].schema is None:
-                self._records.tasks[name].schema = source.description
+                self._records.tasks[name].settle(source.description, source.encoder)
 
     def _record_ends(self) -> None:
         for name in self._stream.ended:
@@ -296,16 +319,17 @@ class Session:
 
     # -- requests
 
-    def request_start(self, name: str, schema: TaskDescription) -> None:
-        """Keep a request to start a task."""
+    def request_start(self, announced: Announcement) -> None:
+        """Keep a request to start a source."""
         with self._requesting:
+            name = announced.source
             source, record = self._sources.get(name), self._records.tasks.get(name)
             if record is None and ("start", name) in self._requested:
                 raise TaskStateError(f"there is a request to start task {name!r} already; choose another name")
             if record is not None and (source is None or source.description is not None):
                 state = "is finished" if record.finished else "is running"
                 raise TaskStateError(f"there is a task {name!r} already, which {state}; choose another name")
-            self._keep_request(TaskRequest("start", name, schema))
+            self._keep_request(TaskRequest("start", name, announced))
 
     def request_finish(self, name: str) -> TaskStatus:
         """Keep a request to finish a task; return the state of the task, which waits for its end."""
@@ -359,12 +383,26 @@ class Session:
             if record is None or record.finished:
                 raise TaskError(f"there is no running task {name!r} to finish")
             self._stream.remove(name)
-        elif record is None:
-            self._add_task(name, request.schema)
-        elif request.schema is not None and name in self._sources and self._sources[name].description is None:
-            self._sources[name].announce(request.schema)
+        elif request.announced is not None and (record is None or self._is_unknown(name)):
+            self._start(request.announced)
         else:
             raise TaskError(f"there is a task {name!r} already; choose another name")
+
+    def _start(self, announced: Announcement) -> None:
+        """Let a source be what a request says, and add it, if it is new."""
+        name = announced.source
+        if name in self._records.tasks:
+            self._sources[name].announce(announced)
+            return
+        record = self._new_record(name)
+        probe = HubSource(self._hub, name, "", answers=record.task, encoder=record.encoder, check=self._check_announced)
+        probe.announce(announced)
+        record.settle(probe.description, probe.encoder)
+        self._add_source(record)
+
+    def _is_unknown(self, name: str) -> bool:
+        """Whether a source is read, and nobody has said what it answers."""
+        return name in self._sources and self._sources[name].description is None
 
     def _put_request_aside(self, position: str, data: Data | DataError, reason: str) -> None:
         """Report a request that cannot be carried out; nothing in it may stop the service, now or at its next start."""
@@ -502,6 +540,10 @@ class Session:
 
     def has_task(self, name: str) -> bool:
         """Return whether there is or was a task."""
+        return any(record.task == name for record in list(self._records.tasks.values()))
+
+    def has_source(self, name: str) -> bool:
+        """Return whether there is or was a source."""
         return name in self._records.tasks
 
     def faults(self, hub_seconds: float | None = None) -> tuple[str, ...]:
@@ -548,10 +590,13 @@ class Session:
         for record in records:
             source, name = self._sources.get(record.name), record.name
             schema = record.schema if source is None else source.description
+            encoder = record.encoder if source is None else source.encoder
             has_failed = name in failed or (source is not None and source.is_out)
             found.append(
                 TaskStatus(
                     name=name,
+                    task=record.task if schema is None else schema.name,
+                    encoder=encoder,
                     kind=None if schema is None else schema.kind,
                     classes=None if schema is None else schema.classes,
                     state=_state(record, has_failed, schema is not None, name in silent),
@@ -631,7 +676,7 @@ class Trainer:
         self._accuracies: dict[str, float] = {}
 
     def train(self, moments: Iterable[Moment]) -> None:
-        """Add the tasks that are new, learn the batches, and finish the tasks that ended, until the moments end."""
+        """Add the sources that are new, learn the batches, and finish those that ended, until the moments end."""
         noted = self._noted(moments)
         while True:
             try:
@@ -645,7 +690,7 @@ class Trainer:
 
     def _noted(self, moments: Iterable[Moment]) -> Iterator[Moment]:
         for moment in moments:
-            new = tuple(name for name in moment.batches if name not in self._learner.tasks)
+            new = tuple(name for name in moment.batches if name not in self._learner.active_sources)
             self._moment, self._done = replace(moment, started=new), set()
             yield self._moment
             self._moment = None
@@ -653,21 +698,24 @@ class Trainer:
     def _fit(self, moments: Iterable[Moment]) -> None:
         self._learner.fit(
             moments,
-            on_start=self._add_task,
+            on_start=self._add_source,
             before_step=self._test,
             on_step=self._report,
             on_refused=self._refuse,
         )
 
-    def _add_task(self, name: str) -> None:
-        record = self._records.tasks[name]
+    def _add_source(self, name: str) -> None:
+        announced, learner = self._records.tasks[name].announced, self._learner
         try:
-            add_task(self._learner, record.run_task, self._settings)
+            if announced.task.name not in learner.tasks:
+                add_task(learner, announced.task, self._settings)
+            if name not in learner.sources or announced.encoder is not None:
+                learner.add_source(name, task=announced.task.name, encoder=announced.encoder)
         except SpclError as error:
             raise TaskError(str(error)) from error
         except Exception as error:  # such as a head that does not fit into memory
             raise TaskError(f"{type(error).__name__}: {error}") from error
-        self._on_event(TaskEvent(time.time(), name, "started", f"{record.schema}"))
+        self._on_event(TaskEvent(time.time(), name, "started", f"{announced}"))
 
     def _refuse(self, name: str, batch: Any, error: SpclError) -> None:
         self._reject(name, batch, str(error))
@@ -695,8 +743,8 @@ class Trainer:
                 self._reject(name, batch, f"{type(alone).__name__}: {alone}")
         for name in moment.ended:
             try:
-                if name in self._learner.active_tasks:
-                    self._learner.finish_task(name)
+                if name in self._learner.active_sources:
+                    self._learner.finish_source(name)
             except Exception as failure:  # of a memory, perhaps: it would fail again after every restart
                 _log.exception("task %r cannot be finished in the learner", name)
                 text = f"it cannot be finished in the learner: {failure!r}"
@@ -708,10 +756,10 @@ class Trainer:
         self._is_measured = self._began >= self._measure_at
         if not self._is_measured:
             return
-        tasks = self._learner.tasks
-        known = [name for name in batches if tasks[name].classes is not None and tasks[name].signature is not None]
+        sources = self._learner.sources
+        known = [name for name in batches if sources[name].task.classes is not None and sources[name].signature]
         with self._measuring(), suppress(Exception):  # what cannot be predicted cannot be learned: the step says so
-            self._accuracies = {name: self._learner.evaluate([batches[name]], name) for name in known}
+            self._accuracies = {name: self._learner.evaluate([batches[name]], source=name) for name in known}
 
     def _report(self, report: StepReport) -> None:
         """Count what was learned, and report the step."""

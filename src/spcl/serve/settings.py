@@ -12,10 +12,12 @@ from spcl._util.files import read_secret
 from spcl._util.registry import Named
 from spcl._util.validation import tagged, validated
 from spcl.batches import Inputs, describe
+from spcl.encoders import ENCODERS
 from spcl.errors import DataError, SpclError, did_you_mean
 from spcl.models import InputSpec
 from spcl.options import LEARNER
 from spcl.runs import RunSettings, load_settings_file, resolve_settings
+from spcl.sources import announce
 from spcl.tasks import Kind
 
 PATHS = ((None, "state"), ("source", "path"), ("source", "password_file"), ("http", "token_file"))
@@ -121,6 +123,13 @@ class TaskSettings(_Section):
     )
 
 
+class SourceSettings(_Section):
+    """What a source answers where its announcement does not say it."""
+
+    task: str | None = Field(None, description="the task that it answers; by default one of its own name")
+    encoder: Named | None = Field(None, description="its encoder; by default the learner's setting")
+
+
 class HttpSettings(_Section):
     """The HTTP interface; the token is never in the file itself."""
 
@@ -148,6 +157,9 @@ class ServeSettings(_Section):
     inputs: InputSettings = Field(description="of all tasks")
     learner: dict[str, Any] = Field(default={}, description="method, backbone, optimizer, …, as of a run")
     tasks: TaskSettings = Field(TaskSettings(), description="when tasks start and end")
+    sources: dict[str, SourceSettings] = Field(
+        default={}, description="by name: tasks and encoders of sources that do not announce them"
+    )
     together: bool = Field(
         False, description="wait for a batch of every task in every step: reproducible, at the pace of the slowest"
     )
@@ -160,6 +172,15 @@ class ServeSettings(_Section):
         30.0, gt=0.0, description="until /readyz fails when training, the hub or saving is stuck"
     )
     http: HttpSettings = Field(HttpSettings(), description="the HTTP interface")
+
+    @field_validator("sources")
+    @classmethod
+    def _possible(cls, sources: dict[str, SourceSettings]) -> dict[str, SourceSettings]:
+        for name, source in sources.items():
+            announce(name, classes=1, task=source.task, encoder=source.encoder)
+            if source.encoder is not None:
+                ENCODERS.check(source.encoder)
+        return sources
 
     def run_settings(self, memory: Named = "reservoir") -> RunSettings:
         """Return the learner's settings, complete and checked.
@@ -183,6 +204,10 @@ class ServeSettings(_Section):
             for name, section in sections.items()
             if isinstance(values.get(name), dict)
         }
+        if isinstance(sources := values.get("sources"), dict):
+            parts["sources"] = {
+                name: validated(SourceSettings, each, f"{owner}, source {name!r}") for name, each in sources.items()
+            }
         settings = validated(cls, values | parts, owner)
         settings.run_settings()
         return settings

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from spcl._util.files import locked, read_json, remove_partial_files, user_errors, write_json
+from spcl._util.registry import Named
 from spcl._util.validation import DICTS, check_content, tagged
 from spcl.checkpoint import checked_content, has_checkpoint, read_newest
 from spcl.errors import CheckpointError, DataError, SpclError
@@ -28,8 +29,8 @@ from spcl.runs import RunSettings, resolve_settings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
 from spcl.runs.trained import TrainedRun
 from spcl.serve.settings import InputSettings, ServeSettings
-from spcl.sources import Data, Entry, FolderHub, check_task_name
-from spcl.sources.wire import MAX_BYTES, task_from_json, task_to_json
+from spcl.sources import Announcement, Data, Entry, FolderHub, check_task_name
+from spcl.sources.wire import MAX_BYTES, announcement_from_json, announcement_to_json
 from spcl.streams import LiveStream
 from spcl.tasks import Kind, TaskDescription
 
@@ -81,15 +82,15 @@ MOST_REQUESTS = 1000  # that are read at once
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """A request to start or to finish a task.
+    """A request to start or to finish a source.
 
     Attributes:
         do: what is requested.
-        task: the task's name.
-        schema: what the targets of a task that starts are.
+        task: the source's name.
+        announced: what a source that starts answers.
 
     >>> TaskRequest.parsed(b'{"do": "finish", "task": "camera"}')
-    TaskRequest(do='finish', task='camera', schema=None)
+    TaskRequest(do='finish', task='camera', announced=None)
     >>> TaskRequest.parsed(b'{"do": "finish"}')
     Traceback (most recent call last):
     ...
@@ -99,7 +100,7 @@ class TaskRequest:
 
     do: Literal["start", "finish"]
     task: str
-    schema: TaskDescription | None = None
+    announced: Announcement | None = None
 
     @classmethod
     def parsed(cls, data: Data | DataError) -> "TaskRequest":
@@ -113,18 +114,20 @@ class TaskRequest:
         if not isinstance(values, dict) or values.get("do") not in ("start", "finish"):
             raise DataError(f"the request is {values!r:.120}; ask to start or to finish a task")
         name = check_task_name(values.get("task"))
-        schema = task_from_json(name, values.get("schema")) if values["do"] == "start" else None
-        return cls(values["do"], name, schema)
+        announced = announcement_from_json(name, values.get("schema")) if values["do"] == "start" else None
+        return cls(values["do"], name, announced)
 
     @property
     def key(self) -> tuple[str, str]:
-        """The kind of request and the task."""
+        """The kind of request and the source."""
         return self.do, self.task
 
     def encoded(self) -> bytes:
         """Return the request as JSON."""
         values: dict[str, Any] = {"do": self.do, "task": self.task}
-        return json.dumps(values if self.schema is None else values | {"schema": task_to_json(self.schema)}).encode()
+        if self.announced is not None:
+            values["schema"] = announcement_to_json(self.announced)
+        return json.dumps(values).encode()
 
 
 class Requests:
@@ -161,11 +164,13 @@ class Requests:
 
 @dataclass
 class TaskRecord:
-    """A task.
+    """A source.
 
     Attributes:
         name: its name.
-        schema: what its targets are; None while it is not known.
+        schema: what its task predicts; None while it is not known.
+        task: the name of its task: its own, unless it is announced or configured for another one.
+        encoder: the name of its encoder, or its name and options; None for none.
         finished: whether it has ended.
         batches: how many were learned.
         samples: how many were learned.
@@ -176,6 +181,8 @@ class TaskRecord:
 
     name: str
     schema: TaskDescription | None = None
+    task: str = ""
+    encoder: Named | None = None
     finished: bool = False
     batches: int = 0
     samples: int = 0
@@ -183,21 +190,31 @@ class TaskRecord:
     dead_letters: int = 0
     late: int = 0
 
+    def __post_init__(self) -> None:
+        self.task = self.task or self.name
+
     @property
-    def run_task(self) -> TaskDescription:
-        """The task as runs describe it."""
+    def announced(self) -> Announcement:
+        """What the source answers, once that is known."""
         assert self.schema is not None
-        return self.schema
+        return Announcement(self.name, self.schema, self.encoder)
+
+    def settle(self, schema: TaskDescription | None, encoder: Named | None) -> None:
+        """Note what the source answers."""
+        self.schema, self.encoder = schema, encoder
+        self.task = self.task if schema is None else schema.name
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the task as plain data."""
-        schema = None if self.schema is None else task_to_json(self.schema)
-        return vars(self) | {"schema": schema}
+        """Return the source as plain data."""
+        own = None if self.schema is None else Announcement(self.schema.name, self.schema)
+        return vars(self) | {"schema": None if own is None else announcement_to_json(own)}
 
 
 TASK_CONTENT: Mapping[str, Any] = {
     "name": str,
     "schema": dict | None,
+    "task": str,
+    "encoder": str | dict | None,
     "finished": bool,
     **dict.fromkeys(("batches", "samples", "skipped", "dead_letters", "late"), int),
 }
@@ -205,10 +222,10 @@ TASK_CONTENT: Mapping[str, Any] = {
 
 @dataclass
 class Records:
-    """All tasks by name, and how far requests are carried out.
+    """All sources by name, and how far requests are carried out.
 
     Attributes:
-        tasks: in the order in which they were seen.
+        tasks: the sources, in the order in which they were seen.
         request: the position of the last request that was carried out; None before the first.
         learner: the settings that the learner was made with.
         inputs: shape and type of the samples, as plain data; empty in states of earlier versions.
@@ -218,6 +235,15 @@ class Records:
     request: str | None = None
     learner: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def described(self) -> dict[str, TaskDescription]:
+        """What the tasks predict that sources answer, by name, as far as it is known."""
+        found: dict[str, TaskDescription] = {}
+        for record in list(self.tasks.values()):
+            if record.schema is not None:
+                found.setdefault(record.task, record.schema)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the records as plain data."""
@@ -229,10 +255,12 @@ class Records:
         check_content("the service", state, {"tasks": DICTS, "request": str | None, "learner": dict})
         check_content("the settings of the learner", state["learner"], {"method": dict})
         for saved in state["tasks"]:
-            check_content("a task of the service", saved, TASK_CONTENT)
-            if saved["name"] in self.tasks:
-                raise CheckpointError(f"task {saved['name']!r} is twice in the checkpoint; use another checkpoint")
-            self.tasks[saved["name"]] = TaskRecord(**saved | {"schema": _restored(saved["name"], saved["schema"])})
+            record = {"task": saved["name"], "encoder": None} | saved  # earlier versions had no sources of one task
+            check_content("a task of the service", record, TASK_CONTENT)
+            if record["name"] in self.tasks:
+                raise CheckpointError(f"task {record['name']!r} is twice in the checkpoint; use another checkpoint")
+            schema = _restored(record["task"], record["schema"])
+            self.tasks[record["name"]] = TaskRecord(**record | {"schema": schema})
         self.request = state["request"]
         self.learner = state["learner"]
         self.inputs = state.get("inputs", {})
@@ -293,7 +321,7 @@ def load_learner(path: Path, service: ServeSettings, records: Records, stream: L
     parts = learner_parts(as_saved, [inputs.spec()], pick_device(settings.device), steps=1)
     if "method" in changed:
         state = _with_method(path, state, parts["method"], parts["memory"], inputs)
-    tasks = [record.run_task for record in records.tasks.values() if record.name in added]
+    tasks = [task for name, task in records.described.items() if name in added]
     heads = make_heads(tasks, parts["backbone"], settings)
     losses = make_losses(tasks, settings)
     try:
@@ -341,7 +369,7 @@ def _read_state(path: Path, records: Records) -> dict[str, Any]:
 
 
 def _check_tasks(state: Mapping[str, Any], records: Records) -> None:
-    """Raise an error unless the service has a record of every task of the learner and of the stream, which fits it."""
+    """Raise an error unless the service has a record of all that learner and stream have, which fits."""
     check_content("the state", state, {"tasks": DICTS})
     check_content("the sources", state["sources"], {"stream": dict})
     stream = state["sources"]["stream"]
@@ -351,10 +379,10 @@ def _check_tasks(state: Mapping[str, Any], records: Records) -> None:
             raise CheckpointError(
                 f"the stream has a task {name!r:.80} that the service has not; use another checkpoint"
             )
+    described = records.described
     for entry in state["tasks"]:
         check_content("a task of the learner", entry, {"name": str, "classes": int | None, "head": dict | None})
-        record = records.tasks.get(entry["name"])
-        schema = None if record is None else record.schema
+        schema = described.get(entry["name"])
         if schema is None:
             raise CheckpointError(f"the service has no schema of task {entry['name']!r:.80}; use another checkpoint")
         classes = schema.classes if schema.kind == "classification" else None
@@ -363,6 +391,14 @@ def _check_tasks(state: Mapping[str, Any], records: Records) -> None:
             raise CheckpointError(
                 f"task {schema.name!r} has {schema} in the service, but {entry['classes']} classes and a head of "
                 f"{numbers} parameters in the learner; use another checkpoint"
+            )
+    for entry in state.get("task_sources", []):
+        check_content("a source of the learner", entry, {"name": str, "task": str, "implied": bool})
+        record = records.tasks.get(entry["name"])
+        if not entry["implied"] and (record is None or record.task != entry["task"]):
+            raise CheckpointError(
+                f"source {entry['name']!r:.80} answers task {entry['task']!r:.80} in the learner, but not in the "
+                f"service; use another checkpoint"
             )
 
 
@@ -452,7 +488,7 @@ def read_model(folder: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
             load_recorded_plugins(learner.get("plugins", ()), path)
         settings = resolve_settings(learner | ({"plugins": list(plugins)} if plugins else {}))
         added = {entry["name"] for entry in state["tasks"]}
-        tasks = {name: each.run_task for name, each in records.tasks.items() if name in added}
+        tasks = {name: task for name, task in records.described.items() if name in added}
         inputs = dict.fromkeys(tasks, InputSpec.from_state_dict(records.inputs))
     if not tasks:
         raise CheckpointError(f"the learner in {path} has no task yet; wait until the service has learned a batch")

@@ -22,10 +22,20 @@ from spcl.sources.folder import FolderHub
 from spcl.sources.publisher import Publisher
 from spcl.sources.reader import Excerpt, Found, HubReader, HubSource
 from spcl.sources.redis import RedisHub
-from spcl.sources.wire import Letter, decode, encode_batch, encode_end, encode_start, sequence_of
+from spcl.sources.wire import (
+    Announcement,
+    Letter,
+    announce,
+    decode,
+    encode_batch,
+    encode_end,
+    encode_start,
+    sequence_of,
+)
 
 __all__ = [
     "HUBS",
+    "Announcement",
     "Data",
     "Entry",
     "Excerpt",
@@ -43,6 +53,7 @@ __all__ = [
     "Rejected",
     "ResetError",
     "Source",
+    "announce",
     "as_source",
     "check_task_name",
     "decode",

@@ -9,11 +9,12 @@ from secrets import token_hex
 from threading import Lock
 from typing import Literal
 
+from spcl._util.registry import Named
 from spcl.batches import ArrayLike, InputsLike
 from spcl.errors import SpclError
 from spcl.sources.base import Hub, HubError, check_task_name
-from spcl.sources.wire import PUBLISHER, describe_task, encode_batch, encode_end, encode_start, stamped
-from spcl.tasks import Kind, TaskDescription
+from spcl.sources.wire import PUBLISHER, Announcement, announce, encode_batch, encode_end, encode_start, stamped
+from spcl.tasks import Kind
 
 POLL_SECONDS = 0.02
 
@@ -75,13 +76,30 @@ class Publisher:
         self._capacity = capacity
         self._when_full = when_full
         self._patience = patience
-        self._descriptions: dict[str, TaskDescription] = {}
+        self._announced: dict[str, Announcement] = {}
 
-    def start(self, task: str, *, classes: int | Sequence[str] | None = None, kind: Kind = "classification") -> None:
-        """Announce a task: its kind, and the number or names of its classes (or outputs)."""
-        description = describe_task(task, kind, classes)
-        self._append(task, encode_start(description))
-        self._descriptions[task] = description
+    def start(
+        self,
+        name: str,
+        *,
+        classes: int | Sequence[str] | None = None,
+        kind: Kind = "classification",
+        task: str | None = None,
+        encoder: Named | None = None,
+    ) -> None:
+        """Announce a source, also one that has ended and returns.
+
+        Args:
+            name: its name.
+            classes: the number or names of the classes (or outputs) of its task.
+            kind: what the targets of its task are.
+            task: the name of its task, which other sources may answer, too; by default it has one of its own name.
+            encoder: the name of an encoder of its own in front of the network, such as ``"affine"``, or its name and
+                options; by default what the service's settings say.
+        """
+        announced = announce(check_task_name(name), kind, classes, task, encoder)
+        self._append(name, encode_start(announced))
+        self._announced[name] = announced
 
     def publish(self, task: str, x: InputsLike, y: ArrayLike, number: int | None = None) -> None:
         """Publish a batch, with a number if the publisher has a name."""
@@ -90,7 +108,7 @@ class Publisher:
                 f"the number of the batch is {number}; give a number from 0 to 10¹⁸ - 1 if the publisher has a name, "
                 f"and else none"
             )
-        data = encode_batch((x, y), self._descriptions.get(task))
+        data = encode_batch((x, y), self._announced.get(task))
         with self._locks[check_task_name(task)]:
             if number is not None:
                 self._append(task, stamped(data, self._name, number))

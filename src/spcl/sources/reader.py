@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import torch
 
+from spcl._util.registry import Named
 from spcl.batches import Batch, Inputs, describe, map_leaves
 from spcl.errors import DataError, TaskError
 from spcl.sources.base import Entry, Hub, Message, Rejected, ResetError, check_sizes
-from spcl.sources.wire import MAX_BYTES, decode
+from spcl.sources.wire import MAX_BYTES, Announcement, decode
 from spcl.tasks import TaskDescription
 
 READ_AHEAD = 8  # messages per call
@@ -43,17 +44,20 @@ class Excerpt:
 
 
 class HubSource:
-    """The stream of one task in a hub: announcements are understood, batches are checked against the task.
+    """The stream of one source in a hub: announcements are understood, batches are checked against the task.
 
-    Batches wait until it is known what the task predicts: from an announcement, from :meth:`announce` or, on first
-    sight, from the first batch. While the hub cannot be reached, reading is tried again and again; a stream that was
-    reset is left as it is.
+    Batches wait until it is known what the task of the source predicts: from an announcement, from :meth:`announce` or,
+    on first sight, from the first batch. While the hub cannot be reached, reading is tried again and again; a stream
+    that was reset is left as it is.
 
     Args:
         hub: the hub.
-        task: the task's name.
+        task: the name of the source: of its task, too, unless it is announced for another one.
         inputs: type and shape of one sample, as :func:`spcl.batches.describe` gives them.
-        description: what the task predicts, if that is known.
+        description: what its task predicts, if that is known.
+        answers: the name of its task where no announcement says it.
+        encoder: the name of its encoder, or its name and options, where no announcement says it.
+        check: called with what the source answers before that is settled; may raise an error.
         first_sight: what a task predicts whose first batch comes without an announcement, ``"infer"`` to take it from
             the batch, or None to wait for an announcement.
         max_bytes: the largest message.
@@ -73,6 +77,9 @@ class HubSource:
         inputs: str,
         *,
         description: TaskDescription | None = None,
+        answers: str | None = None,
+        encoder: Named | None = None,
+        check: Callable[[Announcement], object] | None = None,
         first_sight: TaskDescription | Literal["infer"] | None = None,
         max_bytes: int = MAX_BYTES,
         trim: Callable[[str, str], object] | None = None,
@@ -87,7 +94,11 @@ class HubSource:
         self._first_sight = first_sight
         self._trim = trim or hub.trim
         self._on_outage = on_outage or _log_outage
-        self._description = None if description is None else replace(description, name=task)
+        self._answers = answers or task
+        self._encoder = encoder
+        self._check = check
+        self._description = None if description is None else replace(description, name=self._answers)
+        self._announced: Announcement | None = None  # the latest one that was settled
         self._is_waiting = False
         self._is_lost = False
         self._reading: object = None  # stands for the latest call of read
@@ -95,22 +106,34 @@ class HubSource:
 
     @property
     def description(self) -> TaskDescription | None:
-        """What the task predicts, once it is known."""
+        """What the task of the source predicts, once it is known; with the task's name."""
         return self._description
+
+    @property
+    def encoder(self) -> Named | None:
+        """The name of the encoder, or its name and options; final once the description is known."""
+        return self._encoder
 
     @property
     def is_paused(self) -> bool:
         """Whether nothing is to be read now: a batch waits for an announcement, or the stream was reset."""
         return self._is_lost or (self._is_waiting and self._description is None)
 
-    def announce(self, description: TaskDescription) -> None:
-        """Say what the task predicts; raise an error if it is known to predict something else."""
-        if description.name != self.task:
-            description = replace(description, name=self.task)
+    def announce(self, announced: Announcement) -> None:
+        """Say what the source answers; raise an error if it is known to answer something else."""
+        task, encoder = announced.task, self._encoder if announced.encoder is None else announced.encoder
+        if task.name == announced.source:  # it does not say so
+            task = replace(task, name=self._answers)
         with self._changed:
-            if self._description not in (None, description):
-                raise TaskError(f"task {self.task!r} is announced as {description}, but it is {self._description}")
-            self._description = description
+            if self._description is None:
+                if self._check is not None:
+                    self._check(Announcement(self.task, task, encoder))
+                self._encoder, self._answers, self._description = encoder, task.name, task
+            elif (self._description, self._encoder) != (task, encoder):
+                known = Announcement(self.task, self._description, self._encoder)
+                raise TaskError(
+                    f"source {self.task!r} is announced as {Announcement(self.task, task, encoder)}, but it is {known}"
+                )
             self._changed.notify_all()
 
     def read(self, after: str | None) -> Iterator[Message | Rejected]:
@@ -177,8 +200,9 @@ class HubSource:
                 letter = decode(data, self.max_bytes, self.task)
                 if letter.content == "end":
                     return Excerpt(messages, position, ended=True)
-                if letter.task is not None and letter.task is not self._description:
-                    self.announce(letter.task)
+                if letter.announced is not None and letter.announced is not self._announced:
+                    self.announce(letter.announced)
+                    self._announced = letter.announced
                 if letter.batch is not None:
                     if (task := self._description or self._seen_first(letter.batch)) is None:
                         self._is_waiting = True
@@ -192,7 +216,8 @@ class HubSource:
 
     def _seen_first(self, batch: Batch) -> TaskDescription | None:
         if (sight := self._first_sight) is not None:
-            self.announce(TaskDescription.inferred(self.task, batch[1]) if isinstance(sight, str) else sight)
+            task = TaskDescription.inferred(self.task, batch[1]) if isinstance(sight, str) else sight
+            self.announce(Announcement(self.task, replace(task, name=self.task)))
         return self._description
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:

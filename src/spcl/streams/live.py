@@ -16,8 +16,10 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
+from spcl._util.registry import Named
 from spcl._util.validation import check_content
 from spcl.batches import Batch, as_batch
 from spcl.errors import DataError, SpclError, TaskError
@@ -36,6 +38,7 @@ from spcl.sources import (
 from spcl.sources.base import check_sizes
 from spcl.sources.reader import WAIT_SECONDS
 from spcl.streams.parallel import Moment
+from spcl.tasks import TaskDescription
 
 SHORTEST_PAUSE = 0.002
 HANGING_SECONDS = 30.0  # after which a hub that does not answer is reported
@@ -84,6 +87,8 @@ class LiveStream:
     - The positions of what was delivered are in `state_dict()`: a `Source` is read on from there after
       `load_state_dict`, so that every batch is delivered exactly once to a learner that is saved together with the
       stream. Call `commit` after a checkpoint, so that sources may forget.
+    - `tasks`, `classes` and `encoders` say what sources answer and through which modules, as `Learner.fit` reads them:
+      what was given, and what the sources of a hub announce.
 
     Args:
         sources: The first sources by name, iterables or of the type `Source`; their threads start immediately.
@@ -98,6 +103,9 @@ class LiveStream:
             rejects, in its order. By default they are logged as warnings.
         epochs: How often every source is read from its beginning: lists, DataLoaders and other iterables that can be
             iterated again. Their batches then have positions: a stream whose state was loaded reads on by itself.
+        tasks: The task that a source answers, by source; one that is not listed has a task of its own name.
+        classes: The number or names of the classes of a task, by task.
+        encoders: A module in front of the network, or the name of an encoder, by source.
 
     >>> import torch
     >>> def sensor(readings):
@@ -120,8 +128,14 @@ class LiveStream:
         together: bool = False,
         on_rejected: Callable[[str, Rejected], None] = log_rejected,
         epochs: int = 1,
+        tasks: Mapping[str, str] | None = None,
+        classes: Mapping[str, int | Sequence[str]] | None = None,
+        encoders: Mapping[str, nn.Module | Named] | None = None,
     ) -> None:
         _check_arguments(sources, capacity, patience, on_failure, epochs)
+        for argument, given in (("tasks", tasks), ("classes", classes), ("encoders", encoders)):
+            if not isinstance(given, Mapping | None):
+                raise SpclError(f"{argument} is a {type(given).__name__}; give a dict by name")
         self.capacity = capacity
         self.patience = patience
         self.keep_open = keep_open
@@ -131,6 +145,9 @@ class LiveStream:
         self.epochs = epochs
         self.failures: dict[str, Failure] = {}
         self.delivered: dict[str, int] = {}
+        self._tasks = dict(tasks or {})
+        self._classes = dict(classes or {})
+        self._encoders = dict(encoders or {})
         self._sources: dict[str, _Queue] = {}
         self._progress = _Progress()
         self._ended: dict[str, bool] = {}  # all names that ended, in order, and whether a moment has listed them
@@ -193,20 +210,65 @@ class LiveStream:
         with self._changed:
             return tuple(name for name, announced in self._ended.items() if announced)
 
-    def add(self, name: str, source: Iterable[Any] | Source) -> None:
-        """Add a source and start to read it. Names are unique: a task that has ended cannot start again."""
+    @property
+    def tasks(self) -> dict[str, str]:
+        """The tasks that sources answer, by source, as far as they are known to differ from the source's name."""
+        announced = {name: task.name for name, (task, _) in self._announced().items() if task.name != name}
+        return self._tasks | announced
+
+    @property
+    def classes(self) -> dict[str, int | Sequence[str]]:
+        """The numbers or names of classes that are known, by task."""
+        described = [task for task, _ in self._announced().values() if task.kind == "classification"]
+        return self._classes | {task.name: task.class_names or task.classes or 0 for task in described}
+
+    @property
+    def encoders(self) -> dict[str, nn.Module | Named]:
+        """The encoders of sources that have one, by source."""
+        announced = {name: encoder for name, (_, encoder) in self._announced().items() if encoder is not None}
+        return announced | self._encoders
+
+    def add(
+        self,
+        name: str,
+        source: Iterable[Any] | Source,
+        *,
+        task: str | None = None,
+        encoder: nn.Module | Named | None = None,
+    ) -> None:
+        """Add a source and start to read it; of its task and encoder, `tasks` and `encoders` tell."""
         with self._changed:
             if name in self._sources or name in self._ended:
-                raise TaskError(f"there is or was a source {name!r}; add this one under another name")
+                raise TaskError(
+                    f"there is or was a source {name!r}; add this one under another name, or start one that has ended "
+                    f"again with restart({name!r}, source)"
+                )
             self._check_open(name)
-            self._sources[name] = self._new_queue(name, self._as_source(name, source))
+            queue = self._new_queue(name, self._as_source(name, source))
+            self._sources[name] = queue
+            if task is not None:
+                self._tasks[name] = task
+            if encoder is not None:
+                self._encoders[name] = encoder
 
     def restart(self, name: str, source: Iterable[Any] | Source) -> None:
-        """Resume a failed source with a new iterable or source; batches queued before are delivered first."""
+        """Resume a failed source with a new iterable or source, or start one again that has ended.
+
+        Of a failed source, batches queued before are delivered first. One that had ended is `started` again, and counts
+        in `delivered` from 0; a `Source` is read on after its end, an iterable from its beginning.
+        """
         with self._changed:
+            if name in self._ended:
+                self._check_open(name)
+                given = self._as_source(name, source)
+                if self._ended.pop(name):  # else the end was not told, and nobody need know of it
+                    self.delivered.pop(name, None)
+                self._progress.resume(name, reads_on=not isinstance(given, _EpochSource | IterableSource))
+                self._sources[name] = self._new_queue(name, given)
+                return
             queue = self._find(name)
             if not queue.failed:
-                raise TaskError(f"source {name!r} has not failed; only a failed source can be restarted")
+                raise TaskError(f"source {name!r} has not failed, and not ended; others cannot be restarted")
             self._check_open(name)
             queue.source = self._as_source(name, source)
             self._keep(self._readers.start(queue, queue.after))
@@ -292,6 +354,16 @@ class LiveStream:
             forgettable = self._progress.forgettable(self._sources, self.ended)
         for source, position in forgettable:
             source.commit(position)
+
+    def _announced(self) -> dict[str, tuple[TaskDescription, Named | None]]:
+        """Return what the sources of hubs say of themselves: their tasks and encoders."""
+        with self._changed:
+            sources = [(queue.name, queue.source) for queue in self._sources.values()]
+        return {
+            name: (source.description, source.encoder)
+            for name, source in sources
+            if isinstance(source, HubSource) and source.description is not None
+        }
 
     def _as_source(self, name: str, given: Iterable[Any] | Source) -> Source:
         return as_source(given) if self.epochs == 1 else _EpochSource(name, given, self.epochs)
@@ -466,6 +538,14 @@ class _Progress:
         self.positions = dict(state.get("positions", {}))
         self.ends |= state.get("ends", {})
         self._saved = self._in_checkpoint(state["ended"])
+
+    def resume(self, name: str, reads_on: bool) -> None:
+        """Let a source that had ended start again: after its end, or from its beginning."""
+        end = self.ends.pop(name, None)
+        self._ended.pop(name, None)
+        self.positions.pop(name, None)
+        if reads_on and end is not None:
+            self.positions[name] = end
 
     def restore_end(self, queue: "_Queue") -> None:
         """Let a source forget that had ended according to the state that was loaded."""

@@ -152,6 +152,7 @@ class CudaGraphEngine(EagerEngine):
             if parameter.grad is not None:
                 gradient.add_(parameter.grad)
             parameter.grad = gradient  # always the same tensor, so that the optimiser's graph can be replayed
+        self.penalise_own_encoders()
         self._update.run(update)
         plan = self.gradients.plan
         segments = Segments.of(

@@ -30,7 +30,9 @@ from spcl.results.tables import (
     p_text,
     significance_notes,
     significance_text,
+    source_measures,
 )
+from spcl.runs.records import SOURCE_MEASURES, RunResult
 from spcl.runs.settings import RunSettings, shown_settings
 
 # -- page
@@ -212,7 +214,13 @@ def _table(table: ResultTable) -> dict[str, Any]:
         "scenario": table.scenario,
         "measure": table.measure,
         "benchmarks": [
-            {"name": name, "paper": name in published, "anytime": name in at_any_time} for name in table.benchmarks
+            {
+                "name": name,
+                "paper": name in published,
+                "anytime": name in at_any_time,
+                "of_sources": [_column(table, measure) for measure in source_measures(table, name)],
+            }
+            for name in table.benchmarks
         ],
         "rows": [
             {
@@ -226,6 +234,12 @@ def _table(table: ResultTable) -> dict[str, Any]:
     }
 
 
+def _column(table: ResultTable, name: str) -> dict[str, str]:
+    """Return the heading of a measure of sources."""
+    measure = SOURCE_MEASURES[name]
+    return {"name": name, "heading": measure.short, "meaning": measure.meaning.format(table.measure)}
+
+
 def _cell(cell: Cell | None) -> dict[str, Any] | None:
     if cell is None or not cell.runs:
         return None
@@ -235,6 +249,7 @@ def _cell(cell: Cell | None) -> dict[str, Any] | None:
         "accuracy": vars(cell.accuracy),
         "anytime": vars(cell.anytime) if cell.anytime else None,
         "forgetting": vars(cell.forgetting),
+        "of_sources": {name: vars(value) for name, value in cell.of_sources.items()},
         "p": significance_text(cell),
         "p_over_configs": p_text(cell.config_p_value),
         "paper": vars(cell.paper) if cell.paper else None,
@@ -325,6 +340,7 @@ def run_details(run: RunRecord, points: int) -> dict[str, Any]:
     details: dict[str, Any] = {"path": str(run.path), "settings": shown_settings(run.settings)}
     if run.result is not None:
         details |= run.result.model_dump(include={"tasks", "environment", "left_out"})
+        details["more"] = _more(run.result)
         if points == MOST_POINTS and (result := run.full_result()) is not None:  # not in reports of very many runs
             details |= result.model_dump(include={"confusion", "class_names"})
     try:
@@ -338,6 +354,17 @@ def run_details(run: RunRecord, points: int) -> dict[str, Any]:
         "timeline": start.get("timeline", []),
         "evaluations": _evaluations(entries, start.get("tasks", []), points),
         "stability": _stability([entry for entry in entries if entry["kind"] == "step"], points),
+    }
+
+
+def _more(result: RunResult) -> dict[str, Any]:
+    """Return what a run with several sources measured besides: means by title, scores by source."""
+    measures = {SOURCE_MEASURES[name].title.format(result.measure): value for name, value in result.of_sources.items()}
+    scores = {"unseen": result.unseen, "prequential": result.prequential, "first": result.first}
+    return {
+        "measures": {title: _rounded(value) for title, value in measures.items()},
+        "task_of": result.task_of,
+        **{name: {source: _rounded(value) for source, value in each.items()} for name, each in scores.items()},
     }
 
 

@@ -8,8 +8,9 @@ const MOST_EVENTS = 100;
 const MOST_MARKS = 1000; // on the time line
 const LEAST_SPAN = 20; // seconds on the time axis
 const RECENT = 10; // seconds over which rates are counted
+const MOST_OPEN = 8; // sources of a task that are listed before somebody asks for them
 
-const state = { buckets: [], interval: 1, status: null, events: [], marks: [], order: new Map(), chosen: null };
+const state = { buckets: [], interval: 1, status: null, events: [], marks: [], order: new Map(), chosen: null, open: new Map() };
 
 // -- what the events say
 
@@ -78,13 +79,14 @@ function recentRate(count) {
 function drawFacts() {
   const { status } = state;
   const all = ({ samples }) => Object.values(samples).reduce((sum, value) => sum + value, 0);
-  const running = status.tasks.filter((task) => task.state === "running").length;
+  const running = `${status.tasks.filter(({ state: each }) => each === "running").length} running of ${status.tasks.length}`;
+  const tasks = byTask().length;
   const facts = {
     Steps: number(status.steps),
     Samples: number(status.samples),
     "Steps a second": number(recentRate(({ steps }) => steps)),
     "Samples a second": number(recentRate(all)),
-    Tasks: `${running} running of ${status.tasks.length}`,
+    ...(tasks === status.tasks.length ? { Tasks: running } : { Tasks: number(tasks), Sources: running }),
     Memory: `${number(status.memory_samples)} (${bytes(status.memory_bytes)})`,
     Checkpoint: status.checkpoint_age === null ? "none yet" : `${duration(status.checkpoint_age)} ago`,
     Uptime: duration(status.uptime),
@@ -119,19 +121,61 @@ function drawLegend() {
   }));
 }
 
-function drawTasks() {
-  const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+// The sources of every task, tasks in the order in which they were seen.
+function byTask() {
+  const groups = new Map();
+  for (const source of state.status.tasks) groups.set(source.task, [...(groups.get(source.task) ?? []), source]);
+  return [...groups];
+}
+
+const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+const kindOf = ({ kind, classes }) => (kind === "classification" ? `${classes} classes` : kind ?? "–");
+const sum = (sources, field) => sources.reduce((total, source) => total + source[field], 0);
+
+function mean(field, sources) {
+  const values = sources.map(({ name }) => newest(field, name)).filter((value) => value !== null);
+  return values.length ? values.reduce((total, value) => total + value, 0) / values.length : null;
+}
+
+// A row of the table: of a source, or of all sources of a task.
+function row(kind, name, says, sources, what) {
   const heads = [...document.querySelectorAll("#tasks thead th")].map((head) => head.textContent);
-  byId("task-rows").replaceChildren(...state.status.tasks.map((task) => {
-    let column = 0;
-    const cell = (value, kind = "number") => make("td", { class: kind, "data-head": heads[++column] }, value);
-    return make("tr", {},
-      make("th", { scope: "row" }, sample(task.name), " ", task.name),
-      cell([task.state, ...(task.waits_for ? [`waits for ${task.waits_for}`] : [])].join("; "), "wrap"), cell(task.kind === "classification" ? `${task.classes} classes` : task.kind ?? "–", ""), cell(number(task.samples)),
-      cell(number(newest("losses", task.name))), cell(percent(newest("accuracies", task.name))),
-      cell(duration(task.lag_seconds)), cell(number(task.backlog)),
-      cell(number(task.skipped)), cell(number(task.dead_letters)), cell(number(task.late)));
-  }));
+  const values = [
+    ["wrap", says], ["", what], ["number", number(sum(sources, "samples"))],
+    ["number", number(mean("losses", sources))], ["number", percent(mean("accuracies", sources))],
+    ["number", duration(Math.max(...sources.map((source) => source.lag_seconds)))],
+    ...["backlog", "skipped", "dead_letters", "late"].map((field) => ["number", number(sum(sources, field))]),
+  ];
+  return make("tr", { class: kind }, make("th", { scope: "row" }, ...name),
+    ...values.map(([style, value], column) => make("td", { class: style, "data-head": heads[column + 1] }, value)));
+}
+
+function rowOf(source, kind) {
+  const says = [source.state, ...(source.waits_for ? [`waits for ${source.waits_for}`] : [])].join("; ");
+  const encoder = source.encoder === null ? "" : `encoder ${source.encoder.name ?? source.encoder}`;
+  const what = kind ? encoder || "–" : [kindOf(source), encoder].filter(Boolean).join(", ");
+  return row(kind, [sample(source.name), " ", source.name], says, [source], what);
+}
+
+function rowsOf([task, sources]) {
+  if (sources.length === 1 && sources[0].name === task) return [rowOf(sources[0], "")];
+  const isOpen = state.open.get(task) ?? sources.length <= MOST_OPEN;
+  const button = make("button", { type: "button", "aria-expanded": isOpen, "data-task": task }, task);
+  button.addEventListener("click", () => {
+    state.open.set(task, !isOpen);
+    drawTasks();
+  });
+  const counts = [...new Set(sources.map((source) => source.state))]
+    .map((each) => `${sources.filter((source) => source.state === each).length} ${each}`).join(", ");
+  const known = sources.find(({ kind }) => kind !== null) ?? sources[0];
+  const group = row("group", [button], `${sources.length} source${sources.length === 1 ? "" : "s"}: ${counts}`, sources, kindOf(known));
+  return [group, ...(isOpen ? sources.map((source) => rowOf(source, "member")) : [])];
+}
+
+function drawTasks() {
+  const focused = document.activeElement?.dataset.task;
+  byId("task-rows").replaceChildren(...byTask().flatMap(rowsOf));
+  if (focused !== undefined) document.querySelector(`#task-rows [data-task="${CSS.escape(focused)}"]`)?.focus();
 }
 
 function described(name, event) {

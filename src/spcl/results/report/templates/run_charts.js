@@ -61,10 +61,12 @@ const MOST_LABELS = 20;
 const confusionHeight = (table) => 130 + Math.min(14 * table.length, 400);
 
 // Class-incremental, the columns are the classes of all tasks; many classes are named when pointed at only.
-function classNames({ names, confusion, class_names: known }, task) {
+function classNames({ names, confusion, class_names: known, more }, task) {
+  const taskOf = (name) => more?.task_of[name] ?? name;
+  const first = names.filter((name, index) => names.findIndex((other) => taskOf(other) === taskOf(name)) === index);
   const of = (name) => known?.[name] ?? (confusion[name] ?? []).map((_, label) => String(label));
   const columns = confusion[task][0].length;
-  return [of(task), columns === confusion[task].length ? of(task) : names.flatMap(of).slice(0, columns)];
+  return [of(task), columns === confusion[task].length ? of(task) : first.flatMap(of).slice(0, columns)];
 }
 
 function confusionChart(found, task) {

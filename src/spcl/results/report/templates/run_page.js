@@ -9,22 +9,34 @@ async function details(id) {
   return JSON.parse(await new Response(stream).text());
 }
 
-function taskTable({ names, classes, timeline, tasks }) {
-  const headings = ["Task", "Classes", "First step", "Last step", "A when it ended", "A at the end", "Change"];
+const isOfSources = ({ more }) => Object.keys(more?.task_of ?? {}).length > 0;
+
+// Sources that share a task are listed with it, and below them those that were never trained.
+function taskTable(found) {
+  const { names, classes, timeline, tasks, more } = found;
+  const shares = isOfSources(found);
+  const before = [["Before training", more?.prequential], ["First batch", more?.first]]
+    .filter(([, scores]) => Object.keys(scores ?? {}).length);
+  const headings = [
+    ...(shares ? ["Source", "Task"] : ["Task"]), "Classes", "First step", "Last step", "A when it ended", "A at the end", "Change",
+    ...before.map(([title]) => title),
+  ];
   const row = (name, task) => {
-    const { at_end: atEnd, final, metric } = tasks?.[name] ?? { at_end: null, final: null };
+    const { at_end: atEnd, final, metric } = tasks?.[name] ?? { at_end: null, final: more?.unseen[name] ?? null };
     const change = atEnd === null || final === null ? null : final - atEnd;
     const counts = [classes[task] || null, ...(timeline[task] ?? [null, null])];
-    const cells = [...counts.map((count) => count ?? "–"), fixed(atEnd), fixed(final), signed(change)];
-    const values = [...counts, atEnd, final, change];
+    const scores = before.map(([, known]) => known[name] ?? null);
+    const cells = [...counts.map((count) => count ?? "–"), fixed(atEnd), fixed(final), signed(change), ...scores.map(fixed)];
+    const values = [...counts, atEnd, final, change, ...scores];
     return make("tr", {}, make("th", { scope: "row" }, metric ? `${name} (${metric})` : name),
+      ...(shares ? [make("td", {}, more.task_of[name])] : []),
       ...cells.map((text, index) => make("td", { class: "number", "data-value": values[index] ?? "" }, text)));
   };
   return make("div", { class: "scroll", tabindex: 0 },
     make("table", { class: "sortable" },
-      make("caption", { class: "hidden" }, "Tasks of this run"),
-      make("thead", {}, make("tr", {}, ...headings.map((text, index) => sortHeader(text, index ? "number" : "")))),
-      make("tbody", {}, ...names.map(row))));
+      make("caption", { class: "hidden" }, `${shares ? "Sources" : "Tasks"} of this run`),
+      make("thead", {}, make("tr", {}, ...headings.map((text, index) => sortHeader(text, index > shares ? "number" : "")))),
+      make("tbody", {}, ...[...names, ...Object.keys(more?.unseen ?? {})].map(row))));
 }
 
 function settingsTable(settings) {
@@ -37,11 +49,12 @@ function settingsTable(settings) {
       make("tbody", {}, ...Object.entries(settings).map(row))));
 }
 
-function facts(run, { environment, path, left_out: skipped }) {
+function facts(run, { environment, path, left_out: skipped, more }) {
   const skippedSteps = Object.entries(skipped ?? {}).map(([task, steps]) => `${task}: ${steps}`).join(", ");
   const entries = {
     [capitalised(run.measure)]: run.accuracy === null ? "unfinished" : `${fixed(run.accuracy)} %`,
     Forgetting: run.forgetting === null ? "–" : `${signed(run.forgetting)} %`,
+    ...Object.fromEntries(Object.entries(more?.measures ?? {}).map(([title, value]) => [capitalised(title), `${fixed(value)} %`])),
     Steps: run.steps ?? "–",
     ...(skippedSteps && { "Skipped steps (not finite)": skippedSteps }),
     Training: duration(run.seconds),
@@ -74,10 +87,12 @@ const figure = (element, caption) => make("figure", {}, element, make("figcaptio
 // Each section is returned with the charts to draw in it once it is on the page: pairs of element and function.
 
 function tasksSection(found) {
-  if (!found.timeline.length) return [make("section", {}, make("h2", {}, "Tasks"), taskTable(found)), []];
-  const timeline = chart(`Timeline of ${found.names.length} tasks; the steps are in the table below`, 70 + 26 * (found.names.length + 1));
-  const section = make("section", {}, make("h2", {}, "Tasks"),
-    figure(timeline, "Which task trains when; the memory (hatched) starts when the first task has ended."), taskTable(found));
+  const noun = isOfSources(found) ? "source" : "task";
+  const title = make("h2", {}, `${capitalised(noun)}s`);
+  if (!found.timeline.length) return [make("section", {}, title, taskTable(found)), []];
+  const timeline = chart(`Timeline of ${found.names.length} ${noun}s; the steps are in the table below`, 70 + 26 * (found.names.length + 1));
+  const section = make("section", {}, title,
+    figure(timeline, `Which ${noun} trains when; the memory (hatched) starts when the first ${noun} has ended.`), taskTable(found));
   return [section, [[timeline, () => timelineChart(found)]]];
 }
 
