@@ -357,9 +357,9 @@ def _resolved_plugin(plugin: Any, folder: Path, before: str) -> Any:
     """Return a recorded plug-in; its path is absolute only if it has no link in it, such as /proc/self/cwd."""
     if not isinstance(plugin, Mapping) or not _is_path(name := plugin.get("name")) or not name.endswith(".py"):
         return plugin
-    path = os.path.normpath(Path(before, name))
-    is_known = path == os.path.realpath(path) and (Path(name).is_absolute() or Path(path).exists())
-    return {**plugin, "name": path if is_known else os.path.relpath(folder / name)}
+    path, here = os.path.normpath(Path(before, name)), folder / name
+    is_where_it_was = Path(name).is_absolute() or Path(path).exists() or not here.exists()
+    return {**plugin, "name": path if is_where_it_was and path == os.path.realpath(path) else os.path.relpath(here)}
 
 
 def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:
