@@ -12,7 +12,7 @@ import torch
 
 from spcl import options
 from spcl._util.validation import tagged, validated
-from spcl.data import DATA, SourceData
+from spcl.data import DATA, SOURCE_BENCHMARKS, SourceData
 from spcl.data.protocol import DRAWN_CONFIGURATIONS, check_configuration, load_protocol
 from spcl.errors import SpclError
 from spcl.methods import METHODS
@@ -106,12 +106,17 @@ def default_scenarios(base: Mapping[str, Any]) -> list[str]:
     They are ``task`` and ``class``; ``domain`` where all sources answer one task; ``task`` where some task is not a
     classification.
 
-    >>> default_scenarios({"benchmark": "ps-glyphs"})
-    ['task', 'class']
+    A benchmark may have a scenario of its own.
+
+    >>> default_scenarios({"benchmark": "ps-glyphs"}), default_scenarios({"benchmark": "ps-wisdm"})
+    (['task', 'class'], ['domain'])
     """
     benchmark, options = str(base.get("benchmark")), base.get("data") or {}
     if not isinstance(options, Mapping):
         raise SpclError(f"settings: data is {options!r}; give options of the data's loader by name")
+    own = SOURCE_BENCHMARKS[benchmark].settings if benchmark in SOURCE_BENCHMARKS else {}
+    if "scenario" in own:
+        return [own["scenario"]]
     is_of_sources = benchmark in DATA or benchmark.endswith(".npz")
     data = load_benchmark(benchmark, base.get("data_dir"), **options) if is_of_sources else None
     if not isinstance(data, SourceData):
