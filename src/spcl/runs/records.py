@@ -36,7 +36,7 @@ from spcl.data import ImageData, SourceData, SourceSamples
 from spcl.distributed import World
 from spcl.errors import SpclError
 from spcl.learner import StepReport
-from spcl.runs.settings import RunSettings, first_difference, with_defaults
+from spcl.runs.settings import RECORD_NAME, RunSettings, first_difference, resolved_paths, with_defaults
 from spcl.stability import Stability, summaries
 from spcl.tasks import Kind
 from spcl.trackers import Tracker, tracker_errors
@@ -358,7 +358,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = Path(path)
-        self.settings = path / "settings.json"
+        self.settings = path / RECORD_NAME
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
         self.checkpoint = path / "checkpoint.safetensors"
@@ -401,9 +401,9 @@ class RunFolder:
         return RunResult.parse(read_json(self.result))
 
     def read_settings(self) -> dict[str, Any] | None:
-        """Return the recorded settings, or None where they are missing or damaged."""
+        """Return the recorded settings with absolute paths, or None where they are missing or damaged."""
         content = read_json(self.settings)
-        return content if isinstance(content, dict) else None
+        return resolved_paths(content, self.path) if isinstance(content, dict) else None
 
     def check_settings(self, settings: RunSettings) -> None:
         """Raise :class:`FolderError` if the folder holds a run with other settings."""
