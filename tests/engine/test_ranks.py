@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import _ranks
 import _sharded
 from _ranks import STEPS, Ranks, compare
+from persons import persons_settings, write_persons
 from small_benchmark import small_settings
 from spcl.cli.app import app
 from spcl.engine.ranks import deal
@@ -552,6 +553,18 @@ def test_a_run_whose_rank_was_killed_ends_and_is_resumed(ranks: Ranks, benchmark
     )
     assert not isinstance(found, Exception), found
     assert found["tasks"] == expected["tasks"]
+
+
+@pytest.mark.parametrize("split", ["tasks", "data"])
+def test_a_run_of_sources_is_that_of_one_process(ranks: Ranks, tmp_path: Path, split: str) -> None:
+    path = write_persons(tmp_path / "persons.npz")
+    settings = persons_settings(path, scenario="domain", at_once=3, encoder="affine", prequential=True)
+    found = ranks.call(partial(_ranks.run, settings=settings, out=tmp_path / "ranks"), 2, split)
+    expected = _ranks.run(None, settings, tmp_path / "one")
+    for each in found:
+        assert not isinstance(each, Exception), each
+        for name in ("tasks", "unseen", "prequential", "first", "confusion"):
+            assert each[name] == expected[name]
 
 
 def test_a_run_that_splits_batches_is_that_of_one_process(ranks: Ranks, benchmark: Path, tmp_path: Path) -> None:

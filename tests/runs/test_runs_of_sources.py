@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_run import start_child, wait_for_steps
 from typer.testing import CliRunner
 
 from persons import ACTIVITIES, PERSONS, UNSEEN, persons_settings, read_persons, write_persons
@@ -20,7 +22,16 @@ from spcl.data import from_sources
 from spcl.encoders import Affine
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.learner import Learner
-from spcl.runs import InterruptedRunError, RunResult, execute, load_run, make_problem, read_run, resolve_settings
+from spcl.runs import (
+    InterruptedRunError,
+    RunFolder,
+    RunResult,
+    execute,
+    load_run,
+    make_problem,
+    read_run,
+    resolve_settings,
+)
 from spcl.runs.build import Problem, add_source, make_learner
 from spcl.runs.export import export_run
 from spcl.runs.run import evaluate_run
@@ -211,13 +222,44 @@ def test_stopped_and_resumed_equals_uninterrupted(one_task: Path, tmp_path: Path
         assert models[0] == models[1]
 
 
+def test_killed_and_resumed_equals_uninterrupted(one_task: Path, tmp_path: Path) -> None:
+    changes = {"scenario": "domain", "encoder": "affine", "prequential": True, "at_once": 3, "batch_size": 2}
+    reference = execute(persons_settings(one_task, **changes, checkpoint_seconds=0.0), tmp_path / "whole")
+    broken, kills = tmp_path / "broken", 0
+    sets = [f"{name}={value}" for name, value in changes.items() if name != "scenario"]
+    sets += ["memory_budget=30", "threads=1", "checkpoint_seconds=0"]
+    words = ["run", "--benchmark", one_task, "--scenario", "domain", "--method", "soro", "--device", "cpu"]
+    arguments: list[object] = [*words, "--out", broken, *(word for each in sets for word in ("--set", each))]
+    for lines in (4, 40, 80):
+        child = start_child(*arguments)
+        wait_for_steps(broken, lines, child)
+        if child.poll() is None:
+            child.send_signal(signal.SIGKILL)
+            kills += 1
+        child.communicate()
+        if RunFolder(broken).has_checkpoint():
+            arguments = ["run", "--out", broken, "--resume"]
+    child = start_child(*arguments)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    assert kills >= 2
+    resumed = RunFolder(broken).read_result()
+    assert resumed is not None
+    assert without_times(resumed) == without_times(reference)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "broken")]
+    assert models[0] == models[1]
+
+
 # -- a complete run
 
 
 def test_a_model_evaluates_to_what_the_run_recorded(finished: Path) -> None:
     outcome = evaluate_run(read_run(finished), "cpu")
-    assert sorted(outcome.now) == TRAINED
-    assert outcome.difference == 0.0
+    assert sorted(outcome.now) == sorted(PERSONS)
+    assert outcome.now == outcome.recorded
+    result = read_run(finished).result
+    assert result is not None
+    assert outcome.averages == pytest.approx((result.accuracy, result.accuracy))
 
 
 def refuse(error: DataError) -> None:
@@ -319,6 +361,7 @@ def test_the_commands_train_evaluate_predict_and_export(
     assert evaluated.exit_code == 0, evaluated.output
     assert evaluated.output.split()[0] == "source"
     assert all(name in evaluated.output for name in TRAINED)
+    assert "eve (unseen)" in evaluated.output
 
     predicted = invoke("predict", run, samples[0], "--source", "anna", "--format", "csv", "--device", "cpu")
     assert predicted.exit_code == 0, predicted.output

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from spcl.runs import (
 )
 from spcl.runs.export import export_run
 from spcl.runs.run import evaluate_run
-from spcl.runs.trained import predict_files
+from spcl.runs.trained import asked_task, predict_files
 from trained_runs import NAMES, Trained, train, write_model_with_code
 
 
@@ -80,6 +81,15 @@ def test_loading_needs_no_data_and_no_random_numbers(trained: Trained, base: Pat
     finally:
         moved.rename(base / "named.npz")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_of_an_earlier_version_has_its_tasks_as_sources(runs: dict[str, Trained]) -> None:
+    run = read_run(runs["task"].path)
+    earlier = replace(run, state={name: value for name, value in run.state.items() if name != "task_sources"})
+    for each in (run, earlier):
+        assert asked_task(each, None, "task-1") == "task-1"
+        with pytest.raises(TaskError, match="has no source 'anna'; its sources are task-0, task-1"):
+            asked_task(each, None, "anna")
 
 
 def test_the_file_holds_the_model_and_no_samples(trained: Trained) -> None:

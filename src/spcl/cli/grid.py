@@ -98,7 +98,7 @@ def grid(
     ] = None,
     scenarios: Annotated[
         str | None,
-        typer.Option(help="task, class or task,class (the default; task for data with regression or multi-label)."),
+        typer.Option(help="task, class, domain, or several, such as task,class; by default those that fit the data."),
     ] = None,
     configs: Configs = None,
     seeds: Seeds = None,

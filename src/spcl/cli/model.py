@@ -89,7 +89,8 @@ def evaluate(
     for name in ("recorded %", "now %"):
         table.add_column(name, justify="right")
     for task, recorded in outcome.recorded.items():
-        table.add_row(task, outcome.metrics[task], f"{recorded:.2f}", f"{outcome.now[task]:.2f}")
+        shown = f"{task} (unseen)" if task in outcome.unseen else task
+        table.add_row(shown, outcome.metrics[task], f"{recorded:.2f}", f"{outcome.now[task]:.2f}")
     table.add_section()
     table.add_row("A", "", *(f"{average:.2f}" for average in outcome.averages))
     PlainConsole().print(table)

@@ -498,7 +498,12 @@ class Preset(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tasks: int = setting(5, "number of tasks that the classes are split into", LAYOUT, ge=1)
+    tasks: int | None = setting(
+        5,
+        "number of tasks that the classes are split into; None for data of several sources: as they are",
+        LAYOUT,
+        ge=1,
+    )
     batch_size: int = setting(128, "samples of a task per step", LAYOUT, ge=1)
     memory_budget: int = setting(0, "samples kept for replay in all; 0 disables replay", LEARNER, CHANGEABLE, ge=0)
     backbone: Named = setting("cnn", "shared network: its name, and its own options", LEARNER)
@@ -516,8 +521,39 @@ PRESETS: dict[str, Preset] = {
         tasks=10, batch_size=32, memory_budget=15 * 200, backbone="resnet18", learning_rate=5e-4
     ),
     "toy-cifar10": Preset(tasks=2, batch_size=32, memory_budget=30 * 10, backbone="cnn", learning_rate=2e-3),
+    "ps-wisdm": Preset(
+        tasks=None, batch_size=10, memory_budget=500, backbone={"name": "mlp", "standardise": True}, learning_rate=3e-3
+    ),
+    "ps-air": Preset(
+        tasks=None, batch_size=128, memory_budget=500, backbone={"name": "mlp", "standardise": True}, learning_rate=3e-4
+    ),
+    "ps-intents": Preset(tasks=None, batch_size=32, memory_budget=500, backbone="ngrams", learning_rate=3e-3),
 }
 """The presets of the known benchmarks."""
+
+
+@dataclass(frozen=True)
+class SourceBenchmark:
+    """A benchmark of real sources.
+
+    Attributes:
+        data: The name of its data set in :data:`DATA`.
+        settings: What the benchmark sets beside its preset, by name; the user's settings win.
+    """
+
+    data: str
+    settings: Mapping[str, Any]
+
+
+SOURCE_BENCHMARKS = {
+    "ps-wisdm": SourceBenchmark("wisdm", {"scenario": "domain", "at_once": 6, "memory": "reservoir"}),
+    "ps-air": SourceBenchmark(
+        "beijing-air",
+        {"scenario": "domain", "memory": "reservoir", "regression_loss": "l1", "prequential": True},
+    ),
+    "ps-intents": SourceBenchmark("clinc150", {}),
+}
+"""The benchmarks of real sources by name."""
 
 PRESET_SETTINGS: Registry[Callable[[Mapping[str, Any]], dict[str, Any]]] = Registry("preset", positional=1)
 """By name: a function of the settings so far to what the preset adds to the benchmark's; the user's settings win."""

@@ -12,7 +12,7 @@ import torch
 
 from spcl import options
 from spcl._util.validation import tagged, validated
-from spcl.data import DATA, SourceData
+from spcl.data import DATA, SOURCE_BENCHMARKS, SourceData
 from spcl.data.protocol import DRAWN_CONFIGURATIONS, check_configuration, load_protocol
 from spcl.errors import SpclError
 from spcl.methods import METHODS
@@ -101,17 +101,29 @@ def plan_grid(
 
 
 def default_scenarios(base: Mapping[str, Any]) -> list[str]:
-    """Return both scenarios, or ``task`` alone where the data of these settings has tasks other than classifications.
+    """Return the scenarios that the data of these settings is made for.
 
-    >>> default_scenarios({"benchmark": "ps-glyphs"})
-    ['task', 'class']
+    They are ``task`` and ``class``; ``domain`` where all sources answer one task; ``task`` where some task is not a
+    classification.
+
+    A benchmark may have a scenario of its own.
+
+    >>> default_scenarios({"benchmark": "ps-glyphs"}), default_scenarios({"benchmark": "ps-wisdm"})
+    (['task', 'class'], ['domain'])
     """
     benchmark, options = str(base.get("benchmark")), base.get("data") or {}
     if not isinstance(options, Mapping):
         raise SpclError(f"settings: data is {options!r}; give options of the data's loader by name")
-    data = load_benchmark(benchmark, base.get("data_dir"), **options) if benchmark in DATA else None
-    mixed = isinstance(data, SourceData) and any(source.kind != "classification" for source in data.sources)
-    return ["task"] if mixed else ["task", "class"]
+    own = SOURCE_BENCHMARKS[benchmark].settings if benchmark in SOURCE_BENCHMARKS else {}
+    if "scenario" in own:
+        return [own["scenario"]]
+    is_of_sources = benchmark in DATA or benchmark.endswith(".npz")
+    data = load_benchmark(benchmark, base.get("data_dir"), **options) if is_of_sources else None
+    if not isinstance(data, SourceData):
+        return ["task", "class"]
+    if len({source.task_name for source in data.sources}) == 1 < len(data.trained):
+        return ["domain"]
+    return ["task", "class"] if all(source.kind == "classification" for source in data.sources) else ["task"]
 
 
 def parse_numbers(text: str) -> list[int]:

@@ -17,7 +17,17 @@ from torch.optim import Optimizer
 
 from spcl._util.registry import named_options
 from spcl.batches import Inputs, map_leaves, number_of_samples
-from spcl.data import DATA, DATA_NAMES, PRESETS, ImageData, SourceData, from_folder, from_npz, load_data
+from spcl.data import (
+    DATA,
+    DATA_NAMES,
+    PRESETS,
+    SOURCE_BENCHMARKS,
+    ImageData,
+    SourceData,
+    from_folder,
+    from_npz,
+    load_data,
+)
 from spcl.data.protocol import (
     LABEL_SETS,
     Configuration,
@@ -218,6 +228,8 @@ def make_protocol(settings: RunSettings, data: ImageData | SourceData) -> Protoc
 
 def _drawn_protocol(settings: RunSettings, data: ImageData) -> Protocol:
     """Draw timelines, and label sets unless the benchmark has its own for this number of tasks."""
+    if settings.tasks is None:
+        raise SpclError(f"settings: tasks is null, but {data.name} has classes to split into tasks; give a number")
     label_set = LABEL_SETS.get(settings.benchmark, ())
     return draw_protocol(
         data.classes,
@@ -310,7 +322,7 @@ def _check_sources(settings: RunSettings, data: SourceData) -> None:
             f"the sources of {data.name} have tasks, so that the protocol {settings.protocol} does not apply; "
             f"leave it out, and the timeline is drawn by protocol_seed"
         )
-    if settings.tasks != len(data.trained):
+    if settings.tasks not in (None, len(data.trained)):
         raise DataError(
             f"{data.name} has {len(data.trained)} sources to train, but tasks = {settings.tasks}; leave tasks out"
         )
@@ -377,6 +389,8 @@ def load_benchmark(benchmark: str, data_dir: str | None = None, **options: Any) 
     spcl.errors.DataError: the data ps-glyphs has no option 'size'; leave it out
     """
     path = Path(benchmark).expanduser()
+    if benchmark in SOURCE_BENCHMARKS:
+        return _load_named(SOURCE_BENCHMARKS[benchmark].data, data_dir, options)
     if benchmark in PRESETS:
         _check_options(benchmark, options)
         return load_data(benchmark, data_dir)

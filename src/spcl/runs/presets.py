@@ -10,7 +10,7 @@ from torch import nn
 
 from spcl._util.registry import named_options
 from spcl._util.validation import validated
-from spcl.data import PRESET_SETTINGS, PRESETS, ImageData, SourceData, load_protocol, preset_for
+from spcl.data import PRESET_SETTINGS, PRESETS, SOURCE_BENCHMARKS, ImageData, SourceData, load_protocol, preset_for
 from spcl.errors import SpclError
 from spcl.methods import make_method, recorded_settings
 from spcl.plugins import load_plugins, load_recorded_plugins
@@ -50,6 +50,8 @@ def resolve_settings(*layers: Mapping[str, Any], data: ImageData | SourceData | 
         data = load_benchmark(first.benchmark, first.data_dir, **first.data)
     tasks = first.tasks if "tasks" in given else None
     preset = preset_for(first.benchmark, data, tasks=tasks).model_dump()
+    if first.benchmark in SOURCE_BENCHMARKS:
+        preset |= SOURCE_BENCHMARKS[first.benchmark].settings
     if first.protocol is not None and "batch_size" not in given:
         preset["batch_size"] = load_protocol(Path(first.protocol)).batch_size
     settings = validated(RunSettings, _merged(first.preset, defaults, preset, given), "settings")
@@ -149,6 +151,8 @@ class Replay:
         augment: transforms of all samples.
         class_predictor: what predicts class-incrementally.
         method: settings of the method.
+        average: decay of the averaged weights.
+        encoder: in front of the network, one for each source.
     """
 
     batches: int
@@ -157,6 +161,8 @@ class Replay:
     augment: tuple[str, ...]
     class_predictor: str
     method: Mapping[str, float]
+    average: float = 0.995
+    encoder: str | None = None
 
 
 AUGMENTED = Replay(
@@ -182,6 +188,18 @@ REPEATED = Replay(
 )
 """Few samples, replayed unchanged, are learned by heart; smaller updates and stored logits prevent it."""
 
+PER_WEARER = Replay(
+    batches=4,
+    updates=1,
+    rate=1.0,
+    augment=(),
+    class_predictor="head",
+    method={},
+    average=0.99,
+    encoder="affine",
+)
+"""Every source has a scale and shift of its own in front of the network; runs of a few steps need a short average."""
+
 
 @PRESET_SETTINGS.register("plus")
 def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,18 +212,25 @@ def plus_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     {'memory_batch': 128, 'updates': 3, 'learning_rate': 0.001, 'average': 0.995, 'augment': [], 'predict_by': 'head',
      'method': {'name': 'spcl', 'logit_weight': 2.0}}
     """
-    replay = AUGMENTED if settings["benchmark"] in PHOTOGRAPHS else REPEATED
+    replay = _replay_of(settings["benchmark"])
     by_class = settings.get("scenario") == "class" and settings["memory_budget"]
     known = type(make_method(**settings["method"]).settings).model_fields
     return {
         "memory_batch": replay.batches * settings["batch_size"],
         "updates": replay.updates,
         "learning_rate": replay.rate * settings["learning_rate"],
-        "average": 0.995,
+        "average": replay.average,
         "augment": list(replay.augment),
+        **({} if replay.encoder is None else {"encoder": replay.encoder}),
         "predict_by": replay.class_predictor if by_class else "head",
         "method": {
             "name": settings["method"]["name"],
             **{name: value for name, value in replay.method.items() if name in known},
         },
     }
+
+
+def _replay_of(benchmark: str) -> Replay:
+    if benchmark in PHOTOGRAPHS:
+        return AUGMENTED
+    return PER_WEARER if benchmark == "ps-wisdm" else REPEATED

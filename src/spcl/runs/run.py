@@ -632,16 +632,26 @@ ROUNDING = 0.01
 
 @dataclass(frozen=True)
 class Reevaluation:
-    """The scores of every task in per cent, their metrics, and their mean A: as recorded and now."""
+    """The scores of every source in per cent, their metrics, and their mean A: as recorded and now.
+
+    Attributes:
+        metrics: what score it is, by source.
+        recorded: the score in the record.
+        now: the score now.
+        unseen: the sources that were never trained, which are no part of A.
+    """
 
     metrics: Mapping[str, str]
     recorded: Mapping[str, float]
     now: Mapping[str, float]
+    unseen: frozenset[str] = frozenset()
 
     @property
     def averages(self) -> tuple[float, float]:
         """A as recorded and now."""
-        return average_accuracy(self.recorded), average_accuracy(self.now)
+        trained = [source for source in self.recorded if source not in self.unseen]
+        recorded, now = ({source: scores[source] for source in trained} for scores in (self.recorded, self.now))
+        return average_accuracy(recorded), average_accuracy(now)
 
     @property
     def difference(self) -> float:
@@ -660,7 +670,7 @@ def evaluate_run(
     data: ImageData | SourceData | None = None,
     benchmark: str | None = None,
 ) -> Reevaluation:
-    """Load data and model of a run, and evaluate every task on the test data as the run did.
+    """Load data and model of a run, and evaluate every source on the test data as the run did, unseen ones included.
 
     A warning is given if scores differ by more than rounding, or if the data has changed.
 
@@ -683,9 +693,11 @@ def evaluate_run(
     chosen = pick_device(device)
     problem = make_problem(settings, chosen, data)
     learner = run.learner(device)
-    now = evaluate(learner, {name: problem.tests[name] for name in run.result.tasks}, problem.asked).scores
+    recorded = {source: result.final for source, result in run.result.tasks.items()} | run.result.unseen
+    tests = problem.tests | problem.unseen
+    now = evaluate(learner, {name: tests[name] for name in recorded}, problem.asked).scores
     metrics = {name: METRICS[task.kind] for name, task in problem.asked.items() if name in now}
-    outcome = Reevaluation(metrics, {task: result.final for task, result in run.result.tasks.items()}, now)
+    outcome = Reevaluation(metrics, recorded, now, frozenset(run.result.unseen))
     if run.result.fingerprint not in (None, fingerprint(problem.data)):
         warnings.warn(f"the data of {settings.benchmark} has changed since the run was made", stacklevel=2)
     elif outcome.difference > ROUNDING:

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from spcl._util.registry import Named, Registry
 from spcl._util.validation import setting, tagged
-from spcl.data.catalogue import PRESET_SETTINGS, PRESETS, Preset
+from spcl.data.catalogue import PRESET_SETTINGS, PRESETS, SOURCE_BENCHMARKS, Preset
 from spcl.data.protocol import Paradigm
 from spcl.encoders import ENCODERS
 from spcl.errors import SpclError
@@ -587,11 +587,21 @@ def _table(settings: list[Setting]) -> str:
     return "\n".join(["| setting | values | default | meaning |", "|---|---|---|---|", *rows])
 
 
+def _flow(value: Any) -> str:
+    """Return a value as ``--set`` takes it."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False).removesuffix("...\n").strip()
+
+
 def _presets() -> str:
-    rows = [[name, *(str(value) for value in preset.model_dump().values())] for name, preset in PRESETS.items()]
+    rows = [[name, *map(_flow, preset.model_dump().values())] for name, preset in PRESETS.items()]
     lines = [" | ".join(f"`{cell}`" for cell in row) for row in [["benchmark", *Preset.model_fields], *rows]]
     lines.insert(1, " | ".join(["---"] * len(rows[0])))
-    return "\n".join(f"| {line} |" for line in lines)
+    more = [
+        f"- `{name}` also: " + ", ".join(f"`{key}={_flow(value)}`" for key, value in benchmark.settings.items())
+        for name, benchmark in SOURCE_BENCHMARKS.items()
+        if benchmark.settings
+    ]
+    return "\n".join([*(f"| {line} |" for line in lines), "", *more])
 
 
 def _line(name: str, summary: str, options: list[Setting]) -> str:

@@ -332,8 +332,9 @@ def asked_task(run: TrainedRun, task: str | None, source: str | None) -> str | N
     if task is not None and task not in run.tasks:
         raise TaskError(f"the run in {run.path} has no task {task!r}; its tasks are {listed}")
     if source is not None:
-        sources = {each["name"]: each["task"] for each in run.state.get("task_sources", [])}
-        if (known := (sources or {name: name for name in run.tasks}).get(source)) is None:
+        saved = {each["name"]: each["task"] for each in run.state.get("task_sources", [])}
+        sources = saved or {name: name for name in run.tasks}  # earlier versions saved tasks alone
+        if (known := sources.get(source)) is None:
             raise TaskError(f"the run in {run.path} has no source {source!r}; its sources are {', '.join(sources)}")
         if task not in (None, known):
             raise TaskError(f"source {source!r} of the run in {run.path} answers task {known!r}, not {task!r}")
