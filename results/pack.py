@@ -26,6 +26,7 @@ def main() -> None:
         for result in sorted(folder.rglob("result.json")):
             run, name = result.parent, Path(folder.name) / result.parent.relative_to(folder)
             settings = json.loads((run / "settings.json").read_text())
+            settings.pop("recorded_in", None)
             for path in ("protocol", "data_dir"):
                 settings[path] = settings[path] and Path(settings[path]).name
             omitted = OMITTED if settings["protocol"] is None else OMITTED | PUBLISHED

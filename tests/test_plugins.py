@@ -119,7 +119,8 @@ def test_everything_a_file_defines_works_by_name_and_resumes(folder: Path, tmp_p
     settings = small_settings(folder / "data.npz", plugins=[str(plugin)], **THINGS)
     result = execute(settings, tmp_path / "run")
     recorded = json.loads((tmp_path / "run" / "settings.json").read_text())
-    assert recorded["plugins"] == [{"name": str(plugin), "sha256": settings.plugins[0].sha256}]
+    ((name, checksum),) = [(each["name"], each["sha256"]) for each in recorded["plugins"]]
+    assert ((tmp_path / "run" / name).resolve(), checksum) == (plugin, settings.plugins[0].sha256)
     assert recorded["backbone"] == {"name": "two-layers", "width": 12}
     assert recorded["memory"] == "first-come"
     assert json.loads((tmp_path / "run" / "diary.json").read_text()) == ["two-layers", result.accuracy]

@@ -16,7 +16,7 @@ from spcl.cli.app import app
 from spcl.cli.grid import run_command
 from spcl.errors import SpclError
 from spcl.grids import Dimension, SilentGridView, Trial, Tuning, WorkerPool, parse_search, tune
-from spcl.runs import RunFolder
+from spcl.runs import RunFolder, load_settings_file
 
 pytest.importorskip("optuna")
 
@@ -140,7 +140,7 @@ def test_the_command_for_the_best_settings_repeats_everything_given(benchmark: P
     made = CliRunner().invoke(app, command[1:])
     assert made.exit_code == 0, made.exception
     (trial,) = (tmp_path / "t").rglob("seed-0/settings.json")
-    tried, best = (json.loads(path.read_text()) for path in (trial, tmp_path / "best/settings.json"))
+    tried, best = (load_settings_file(path) for path in (trial, tmp_path / "best/settings.json"))
     assert {name for name in tried if tried[name] != best[name]} == {"validation"}
 
 

@@ -25,6 +25,7 @@ from spcl.runs import (
     unpack_bundle,
 )
 from spcl.runs.bundle import BundleError
+from spcl.runs.settings import portable_settings
 
 PLUGIN = """
 from pathlib import Path
@@ -37,6 +38,7 @@ Path(__file__).with_suffix(".imported").touch()
 def of_mine(inputs, width=16):
     return nn.Sequential(nn.Linear(inputs.shape[0], width), nn.Tanh())
 """
+GIVEN = ("--benchmark", "data.npz", "--plugin", "net.py", "--protocol", "plan.json")
 SMALL = ("--set", "tasks=3", "--set", "batch_size=8", "--set", "memory_budget=24", "--device", "cpu")
 
 
@@ -59,8 +61,7 @@ def sender(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_benchmark(folder / "data.npz")
     (folder / "net.py").write_text(PLUGIN)
     spcl(folder, "protocol", "--benchmark", "data.npz", *SMALL[:4], "--out", "plan.json")
-    given = ("--benchmark", "data.npz", "--plugin", "net.py", "--protocol", "plan.json")
-    spcl(folder, "run", *given, *SMALL, "--set", "backbone=of-mine", "--out", "run")
+    spcl(folder, "run", *GIVEN, *SMALL, "--set", "backbone=of-mine", "--out", "run")
     spcl(folder, "bundle", "run", "--out", "run.zip")
     return folder
 
@@ -76,8 +77,6 @@ def colleague(sender: Path, tmp_path: Path) -> Path:
     (there / "copied").mkdir()
     shutil.copy(sender / "net.py", there / "copied")
     shutil.copy(sender / "plan.json", there / "copied")
-    settings = (there / "run" / "settings.json").read_text()
-    (there / "run" / "settings.json").write_text(settings.replace(str(sender), "/nowhere"))
     return there
 
 
@@ -107,7 +106,7 @@ def test_paths_of_an_archive_are_relative(colleague: Path, sender: Path) -> None
     folder = unpack_bundle(colleague / "run.zip", colleague / "got")
     settings = json.loads(folder.settings.read_text())
     assert [plugin["name"] for plugin in settings["plugins"]] == ["plugins/net.py"]
-    assert (settings["benchmark"], settings["protocol"]) == ("./data.npz", "protocols/plan.json")
+    assert (settings["benchmark"], settings["protocol"]) == ("./data.npz", "./protocols/plan.json")
     assert str(sender) not in folder.settings.read_text()
     assert (folder.path / "plugins" / "net.py").read_text() == PLUGIN
     assert folder.read_result() == RunFolder(sender / "run").read_result()
@@ -210,6 +209,84 @@ def test_only_complete_runs_with_their_plugins_are_bundled(sender: Path, tmp_pat
     with pytest.raises(UnfinishedRunError):
         bundle_run(run, tmp_path / "run.zip")
     assert not (tmp_path / "run.zip").exists()
+
+
+@pytest.fixture
+def moved(sender: Path, tmp_path: Path) -> Path:
+    """A study that was moved: its data, plug-in and protocol, a complete run, and an interrupted one."""
+    study = tmp_path / "study"
+    study.mkdir()
+    for name in ("data.npz", "net.py", "plan.json"):
+        shutil.copy(sender / name, study)
+    spcl(study, "run", *GIVEN, *SMALL, "--set", "backbone=of-mine", "--out", "runs/whole")
+    settings = resume_settings(study / "runs" / "whole")
+    with pytest.raises(InterruptedRunError):
+        execute(settings, study / "runs" / "stopped", view=StopAtStep(4))
+    return study.rename(tmp_path / "moved")
+
+
+def test_a_study_that_was_moved_is_resumed_predicted_and_evaluated(moved: Path) -> None:
+    """Only the plug-in is named again: what a stranger's folder brings along is not run unasked."""
+    recorded = json.loads((moved / "runs/whole/settings.json").read_text())
+    assert (recorded["benchmark"], recorded["protocol"]) == ("../../data.npz", "../../plan.json")
+    assert [plugin["name"] for plugin in recorded["plugins"]] == ["../../net.py"]
+    assert recorded["recorded_in"] == str(moved.with_name("study") / "runs/whole")
+    uses = {
+        "resume": ("run", "--resume", "--out", "runs/stopped"),
+        "evaluate": ("evaluate", "runs/whole"),
+        "predict": ("predict", "runs/whole", "data.npz", "--task", "task-0"),
+        "export": ("export", "runs/whole", "--task", "task-0", "--out", "model.pt2"),
+        "again": ("run", "--settings", "runs/whole/settings.json", "--out", "runs/again"),
+    }
+    for words in uses.values():
+        (moved / "net.imported").unlink(missing_ok=True)
+        assert "the plug-in net.py came with a record; if you trust that file, name it" in error_of(moved, *words)
+        assert not (moved / "net.imported").exists()
+        spcl(moved, *words, "--plugin", "net.py")
+    results = [RunFolder(moved / "runs" / name).read_result() for name in ("whole", "stopped", "again")]
+    assert all(result is not None and result.tasks == results[0].tasks for result in results)  # type: ignore[union-attr]
+    assert spcl(moved, "compare", "runs/whole", "runs/again")
+    spcl(moved, "bundle", "runs/whole", "--out", "whole.zip")
+    assert unpack_bundle(moved / "whole.zip", moved / "got").read_result() == results[0]
+
+
+def test_a_run_and_its_copy_use_data_and_plugins_where_they_were(sender: Path, tmp_path: Path) -> None:
+    shutil.copytree(sender / "run", tmp_path / "copied")
+    for run in (sender / "run", tmp_path / "copied"):
+        rows = [line.split() for line in spcl(tmp_path, "evaluate", run).splitlines()[1:]]
+        assert all(recorded == now for *_, recorded, now in rows)
+
+
+@pytest.mark.parametrize("where", [".", "", "/proc/self/cwd", None, 5, "\0"])
+def test_a_record_cannot_name_the_plugins_beside_it(sender: Path, tmp_path: Path, where: object) -> None:
+    """A stranger does not know where the folder will be, but can write a record by hand."""
+    shutil.copytree(sender / "run", tmp_path / "run")
+    shutil.copy(sender / "net.py", tmp_path)
+    file = tmp_path / "run" / "settings.json"
+    settings: dict[str, Any] = json.loads(file.read_text())
+    names = ["net.py", "../net.py", *[f"{where}/net.py"] * (where == "/proc/self/cwd")]
+    for name in names:
+        plugins = [settings["plugins"][0] | {"name": name}]
+        file.write_text(json.dumps(settings | {"plugins": plugins, "recorded_in": where}))
+        for words in (("evaluate", "run"), ("run", "--resume", "--out", "run"), ("run", "--settings", file)):
+            assert "came with a record" in error_of(tmp_path, *words, *["--out=new"] * ("--settings" in words))
+    assert not list(tmp_path.rglob("*.imported"))
+
+
+def test_records_with_absolute_paths_and_files_of_other_trees_are_read(sender: Path, tmp_path: Path) -> None:
+    """Earlier versions recorded absolute paths."""
+    shutil.copytree(sender / "run", run := tmp_path / "run")
+    settings: dict[str, Any] = json.loads((run / "settings.json").read_text())
+    (plugin,) = settings["plugins"]
+    paths = {"benchmark": str(sender / "data.npz"), "protocol": str(sender / "plan.json"), "data_dir": "/data"}
+    plugins = [{"name": str(sender / "net.py"), "sha256": plugin["sha256"]}]
+    (run / "settings.json").write_text(json.dumps(settings | paths | {"plugins": plugins}))
+    again = resume_settings(run)
+    assert again == resume_settings(sender / "run").model_copy(update={"data_dir": "/data"})
+    assert portable_settings(again, run)["data_dir"] == "/data"
+    assert portable_settings(again, Path("/elsewhere/run")) == again.model_dump(mode="json")
+    assert RunFolder(run).read_settings() == again.model_dump(mode="json")
+    assert evaluate_run(read_run(run), "cpu").difference == 0.0
 
 
 def test_an_interrupted_run_is_resumed_elsewhere(tmp_path: Path) -> None:

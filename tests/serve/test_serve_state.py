@@ -1,7 +1,9 @@
 """The state of a service: one service per folder, requests that survive restarts, and checkpoints."""
 
+import copy
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +17,7 @@ import torch
 from disk import largest_file
 from list_hub import ListHub
 from serving import (
+    HUB,
     invoked,
     knows,
     list_of_tests,
@@ -325,6 +328,36 @@ def test_the_model_outlives_a_change_of_rate_budget_or_method(
     assert not all(torch.equal(second["backbone"][name], third["backbone"][name]) for name in second["backbone"])
 
 
+def test_a_new_service_has_a_reservoir_and_one_of_earlier_versions_keeps_its_memory(
+    hub: ListHub, make: Callable[..., ServeSettings], tmp_path: Path
+) -> None:
+    """Earlier versions began with the memory balanced, where the settings named none."""
+    new = make(state=tmp_path / "new")
+    assert changes_at_start(new) == []
+    assert saved(new)["sources"]["service"]["learner"]["memory"] == "reservoir"
+    publish(hub, "old", 4).end("old")
+    publish(hub, "a", 4)
+    with running(make(together=True, learner={"memory": "balanced"})) as (service, _):
+        until(lambda: knows(service, "a") and task(service).batches == 4 and task(service, "old").state == "finished")
+    publish(hub, "a", 6, start=4, announce=False)
+    states = []
+    for name, learner in {"named": {"memory": "balanced"}, "unnamed": {}}.items():
+        shutil.copytree(make().state, tmp_path / name)
+        HUB[name] = copy.deepcopy(hub)
+        source = {"name": "list-of-tests", "key": name}
+        with running(settings := make(state=tmp_path / name, source=source, together=True, learner=learner)) as (
+            service,
+            events,
+        ):
+            until(lambda service=service: task(service).batches == 10)
+        assert [event for event in events if isinstance(event, TaskEvent) and event.kind == "changed"] == []
+        states.append(saved(settings))
+    one, other = states
+    assert one["sources"]["service"]["learner"] == other["sources"]["service"]["learner"]
+    assert one["memory"]["state"]["policy"] == other["memory"]["state"]["policy"] == "BalancedCoreset"
+    assert all(torch.equal(one["backbone"][name], other["backbone"][name]) for name in one["backbone"])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -333,8 +366,8 @@ def test_the_model_outlives_a_change_of_rate_budget_or_method(
             r"memory_budget = 20, .* say 0 \(a memory is neither added nor removed\); put the setting",
         ),
         (
-            {"memory": "reservoir"},
-            r"memory = 'balanced', .* say 'reservoir' \(it decides what the learner is\); put the",
+            {"memory": "balanced"},
+            r"memory = 'reservoir', .* say 'balanced' \(it decides what the learner is\); put the",
         ),
         ({"backbone": {"name": "mlp", "hidden": [9]}}, r"backbone = .*hidden': \[9\].*choose another state folder"),
     ],

@@ -525,7 +525,7 @@ PRESETS: dict[str, Preset] = {
         tasks=None, batch_size=10, memory_budget=500, backbone={"name": "mlp", "standardise": True}, learning_rate=3e-3
     ),
     "ps-air": Preset(
-        tasks=None, batch_size=128, memory_budget=500, backbone={"name": "mlp", "standardise": True}, learning_rate=3e-4
+        tasks=None, batch_size=128, memory_budget=500, backbone={"name": "mlp", "standardise": True}, learning_rate=3e-3
     ),
     "ps-intents": Preset(tasks=None, batch_size=32, memory_budget=500, backbone="ngrams", learning_rate=3e-3),
 }

@@ -21,6 +21,7 @@ from spcl.grids.base import JobMessage, failure
 from spcl.grids.plan import Job
 from spcl.grids.worker import BEGUN, Order, find_endpoint, is_report, make_run, source_files, write_files
 from spcl.runs import FolderInUseError
+from spcl.runs.settings import portable_settings
 
 MARKER = ".grid-"
 SAVE_SECONDS = 60.0
@@ -129,8 +130,8 @@ class RayPool:
             out.mkdir(parents=True, exist_ok=True)
             (out / self._marker).touch()
             sources = source_files(job.settings)
-        settings = job.settings.model_dump(mode="json")
-        return Order(number, settings, str(out), self._marker, sources, self._processes, self._split)
+        settings, record = job.settings.model_dump(mode="json"), portable_settings(job.settings, out)
+        return Order(number, settings, record, str(out), self._marker, sources, self._processes, self._split)
 
     def _check_nodes(self, needs: "Needs") -> None:
         """Raise an error if a run does not fit the cluster: Ray would wait for other nodes for ever."""

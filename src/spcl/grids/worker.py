@@ -212,6 +212,7 @@ class Order:
     Attributes:
         number: tells the messages of this run from messages of other runs.
         settings: the settings of the run, as plain data.
+        record: the settings as the folder of the run records them.
         out: the folder of the run.
         marker: the name of a file in the folder, by which a node knows that it shares the folder.
         sources: the files that the settings name, for nodes that do not have them.
@@ -221,6 +222,7 @@ class Order:
 
     number: int
     settings: Mapping[str, Any]
+    record: Mapping[str, Any]
     out: str
     marker: str
     sources: Mapping[str, bytes]
@@ -255,8 +257,8 @@ def make_run(order: Order, queue: Any, rank: int = 0, endpoint: Endpoint | None 
             return {**failure(str(error)), "node": node}
     with nullcontext(order.out) if is_shared else tempfile.TemporaryDirectory(prefix="spcl-run-") as out:
         ended = attempt(settings, Path(out), send, world)
-        if rank == 0 and ended["event"] == "done" and settings != given:
-            write_json(RunFolder(Path(out)).settings, order.settings)
+        if rank == 0 and ended["event"] == "done" and (settings != given or not is_shared):
+            write_json(RunFolder(Path(out)).settings, order.record)
         if ended["event"] == "done" and not is_shared:
             ended["files"] = _read_files(Path(out))
     if ended["event"] == "done":

@@ -77,7 +77,7 @@ def _attached(settings: dict[str, Any]) -> dict[str, bytes]:
         plugins.append(plugin)
     settings["plugins"] = plugins
     if settings.get("protocol"):
-        settings["protocol"] = attach(Path(settings["protocol"]), PROTOCOLS)
+        settings["protocol"] = f"./{attach(Path(settings['protocol']), PROTOCOLS)}"
     benchmark = str(settings["benchmark"])
     if "/" in benchmark:
         settings["benchmark"] = f"./{Path(benchmark).name}"

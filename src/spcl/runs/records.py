@@ -36,7 +36,7 @@ from spcl.data import ImageData, SourceData, SourceSamples
 from spcl.distributed import World
 from spcl.errors import SpclError
 from spcl.learner import StepReport
-from spcl.runs.settings import RunSettings, first_difference, with_defaults
+from spcl.runs.settings import RECORD_NAME, RunSettings, first_difference, resolved_paths, with_defaults
 from spcl.stability import Stability, summaries
 from spcl.tasks import Kind
 from spcl.trackers import Tracker, tracker_errors
@@ -259,11 +259,38 @@ class RunResult(_Record):
         return fmean(accuracies) if accuracies else None
 
     @property
+    def by_task(self) -> dict[str, TaskResult]:
+        """The mean scores of the sources of every task, where sources share tasks and there are several; else empty.
+
+        >>> tasks = {"anna": {"at_end": 85.0, "final": 80.0}, "ben": {"at_end": 75.0, "final": 60.0}}
+        >>> task_of = {"anna": "activity", "ben": "place"}
+        >>> RunResult(accuracy=70.0, forgetting=-10.0, tasks=tasks, task_of=task_of).by_task["place"]
+        TaskResult(at_end=75.0, final=60.0, metric='accuracy')
+        """
+        members: dict[str, list[TaskResult]] = {}
+        for source, result in self.tasks.items() if self.task_of else ():
+            members.setdefault(self.task_of[source], []).append(result)
+        return (
+            {}
+            if len(members) < 2
+            else {
+                task: TaskResult(
+                    at_end=fmean(each.at_end for each in results),
+                    final=fmean(each.final for each in results),
+                    metric=results[0].metric,
+                )
+                for task, results in members.items()
+            }
+        )
+
+    @property
     def measures(self) -> dict[str, float]:
-        """A, F and the other measures of the run by short names, in per cent."""
+        """A, F and the other measures of the run by short names, in per cent; A and F of every task, too."""
+        of_tasks = {f"A of {task}": result.final for task, result in self.by_task.items()}
+        of_tasks |= {f"F of {task}": result.final - result.at_end for task, result in self.by_task.items()}
         anytime = {} if self.anytime is None else {"anytime": self.anytime}
         others = {SOURCE_MEASURES[name].short: value for name, value in self.of_sources.items()}
-        return {"A": self.accuracy, "F": self.forgetting} | anytime | others
+        return {"A": self.accuracy, "F": self.forgetting} | anytime | others | of_tasks
 
     @property
     def of_sources(self) -> dict[str, float]:
@@ -358,7 +385,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = Path(path)
-        self.settings = path / "settings.json"
+        self.settings = path / RECORD_NAME
         self.metrics = path / "metrics.jsonl"
         self.result = path / "result.json"
         self.checkpoint = path / "checkpoint.safetensors"
@@ -401,9 +428,9 @@ class RunFolder:
         return RunResult.parse(read_json(self.result))
 
     def read_settings(self) -> dict[str, Any] | None:
-        """Return the recorded settings, or None where they are missing or damaged."""
+        """Return the recorded settings with absolute paths, or None where they are missing or damaged."""
         content = read_json(self.settings)
-        return content if isinstance(content, dict) else None
+        return resolved_paths(content, self.path) if isinstance(content, dict) else None
 
     def check_settings(self, settings: RunSettings) -> None:
         """Raise :class:`FolderError` if the folder holds a run with other settings."""

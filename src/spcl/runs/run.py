@@ -57,7 +57,7 @@ from spcl.runs.records import (
     fingerprint,
     finite_or_none,
 )
-from spcl.runs.settings import BOOKKEEPING, RunSettings, decisive_settings, flat_settings
+from spcl.runs.settings import BOOKKEEPING, RunSettings, decisive_settings, flat_settings, portable_settings
 from spcl.runs.trained import TrainedRun, save_model
 from spcl.runs.view import SilentView, View
 from spcl.streams import Moment
@@ -267,7 +267,7 @@ class TrainingRun:
         self.learner = self._start() if saved is None else self._resume(saved)
         self.trackers = [*trackers, *self._make_trackers()]
         if self.writes and (saved is None or not folder.settings.exists()):  # nothing is left of a run refused so far
-            write_json(folder.settings, settings.model_dump(mode="json"))
+            write_json(folder.settings, portable_settings(settings, folder.path))
         self.recorder = self._make_recorder()
         self._saved_at = time.monotonic()
         self._began = 0.0

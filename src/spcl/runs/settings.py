@@ -1,13 +1,14 @@
 """The settings of a run: typed and strict about unknown names; layers, parsing, identity, and their description."""
 
 import inspect
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, create_model, field_validator
@@ -267,7 +268,10 @@ def split_values(text: str) -> list[str]:
 
 
 def load_settings_file(path: str | Path) -> dict[str, Any]:
-    """Read settings from a YAML or JSON file; a name that is given twice is an error."""
+    """Read settings from a YAML or JSON file; a name that is given twice is an error.
+
+    Recorded paths in the ``settings.json`` of a run start from its folder, see :func:`resolved_paths`.
+    """
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeyLoader)
     except _DuplicateKeyError as error:
@@ -278,7 +282,84 @@ def load_settings_file(path: str | Path) -> dict[str, Any]:
         raise SpclError(f"the settings {path} are neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise SpclError(f"the settings {path} must be names with values, but they are {type(content).__name__}")
-    return content
+    return resolved_paths(content, Path(path).parent) if Path(path).name == RECORD_NAME else content
+
+
+RECORD_NAME = "settings.json"
+"""The file in the folder of a run that records its settings."""
+
+
+def portable_settings(settings: RunSettings, folder: Path) -> dict[str, Any]:
+    """Return settings as the ``settings.json`` in this folder records them: the folder can be moved with their files.
+
+    Paths of files start from the folder (``./…``, ``../…``), unless all that file and folder have in common is the root
+    of the file system, the home folder or a folder above it. If there are such paths, ``recorded_in`` is the folder.
+
+    >>> settings = RunSettings(benchmark="/studies/mine/data.npz", protocol="/protocols/plan.json")
+    >>> recorded = portable_settings(settings, Path("/studies/mine/runs/first"))
+    >>> recorded["benchmark"], recorded["protocol"], recorded["recorded_in"]
+    ('../../data.npz', '/protocols/plan.json', '/studies/mine/runs/first')
+    """
+    recorded, folder = settings.model_dump(mode="json"), folder.resolve()
+    given = [*[(recorded, name) for name in FILES], *[(plugin, "name") for plugin in recorded["plugins"]]]
+    found: dict[str, str] = {}
+    for owner, name in given:
+        if owner[name] is not None and Path(owner[name]).is_absolute():
+            owner[name] = _portable(Path(owner[name]), folder)
+            found |= {} if Path(owner[name]).is_absolute() else {RECORDED_IN: str(folder)}
+    return recorded | found
+
+
+def _portable(path: Path, folder: Path) -> str:
+    """Return a path from the folder; the path itself where both have nothing of their own in common."""
+    path = path.resolve()
+    try:
+        shared, home = Path(os.path.commonpath([path, folder])), Path.home().resolve()
+    except (ValueError, RuntimeError):  # other drives; no home folder
+        return str(path)
+    if home.is_relative_to(shared):
+        return str(path)
+    relative = Path(os.path.relpath(path, folder)).as_posix()
+    return relative if relative.startswith("../") else f"./{relative}"
+
+
+RECORDED_IN = "recorded_in"
+"""The key in a record for the folder that its relative paths started from."""
+
+
+def resolved_paths(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return settings that are recorded in this folder, which may have been moved, with absolute paths.
+
+    Data and protocol are looked for from the folder first, then from where the folder was. A plug-in is taken from
+    where it was: what came along with a stranger's folder is not run unless it is named. A plug-in that is there no
+    more gets a path from the working directory, which :func:`spcl.plugins.load_plugins` refuses in a record.
+
+    >>> recorded = {"benchmark": "../../data.npz", "protocol": "plan.json"}
+    >>> resolved_paths(recorded, Path("/studies/moved/runs/first"))
+    {'benchmark': '/studies/moved/data.npz', 'protocol': 'plan.json'}
+    """
+    resolved = {name: value for name, value in recorded.items() if name != RECORDED_IN}
+    before = recorded[RECORDED_IN] if _is_path(recorded.get(RECORDED_IN)) else ""
+    for name in FILES & recorded.keys():
+        if _is_path(value := recorded[name]) and value.startswith(("./", "../")):
+            places = [os.path.normpath(Path(each, value)) for each in (folder.resolve(), before) if each]
+            resolved[name] = next(filter(os.path.exists, places), places[0])
+    if isinstance(plugins := recorded.get("plugins"), list):
+        resolved["plugins"] = [_resolved_plugin(plugin, folder, before) for plugin in plugins]
+    return resolved
+
+
+def _is_path(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _resolved_plugin(plugin: Any, folder: Path, before: str) -> Any:
+    """Return a recorded plug-in; its path is absolute only if it has no link in it, such as /proc/self/cwd."""
+    if not isinstance(plugin, Mapping) or not _is_path(name := plugin.get("name")) or not name.endswith(".py"):
+        return plugin
+    path, here = os.path.normpath(Path(before, name)), folder / name
+    is_where_it_was = Path(name).is_absolute() or Path(path).exists() or not here.exists()
+    return {**plugin, "name": path if is_where_it_was and path == os.path.realpath(path) else os.path.relpath(here)}
 
 
 def absolute_paths(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,8 +102,6 @@ def read_run(path: str | Path, plugins: Sequence[str] = ()) -> TrainedRun:
             f"the run in {folder.path} came in an archive with the plug-ins {names}, which are not run by themselves; "
             f"if you trust them, name them"
         )
-    if settings.protocol is not None and not Path(settings.protocol).is_absolute():  # of an archive
-        settings = settings.model_copy(update={"protocol": str(folder.path.resolve() / settings.protocol)})
     _load_plugins(settings, plugins)
     if not folder.model.exists():
         raise FolderError(f"{_why_no_model(folder, content)}; run its settings again in another folder to get one")

@@ -145,11 +145,11 @@ class Session:
         self._load()
 
     def _load(self) -> None:
-        run_settings, inputs = self._settings.run_settings(), self._settings.inputs
+        run_settings = self._settings.run_settings()
         if run_settings.threads is not None:
             torch.set_num_threads(run_settings.threads)
         if has_checkpoint(self._path):
-            self.learner, changes = load_learner(self._path, run_settings, inputs, self._records, self._stream)
+            self.learner, changes = load_learner(self._path, self._settings, self._records, self._stream)
             running = sum(not each.finished for each in self._records.tasks.values())
             _log.info(
                 "continues after step %d with %d tasks, %d running",
@@ -162,7 +162,7 @@ class Session:
                 self._checkpoints.change(at_once=True)
                 self._on_event(TaskEvent(time.time(), "", "changed", change))
         else:
-            self.learner = new_learner(run_settings, inputs, self._records)
+            self.learner = new_learner(run_settings, self._settings.inputs, self._records)
             _log.info("begins with a new learner, as there is no checkpoint in %s", self._settings.state)
         self._trainer = Trainer(self.learner, run_settings, self._records, self._on_event, self._reject_batch)
         with suppress(OSError):

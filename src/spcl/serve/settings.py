@@ -148,8 +148,8 @@ class ServeSettings(_Section):
     """Everything that decides a service.
 
     >>> settings = ServeSettings(state="state", source="folder", inputs=InputSettings(shape=(4,)))
-    >>> settings.run_settings().backbone
-    'mlp'
+    >>> settings.run_settings().backbone, settings.run_settings().memory
+    ('mlp', 'reservoir')
     """
 
     state: Path = Field(description="folder of the checkpoint; one running service per folder")
@@ -182,13 +182,18 @@ class ServeSettings(_Section):
                 ENCODERS.check(source.encoder)
         return sources
 
-    def run_settings(self) -> RunSettings:
-        """Return the learner's settings, complete and checked."""
+    def run_settings(self, memory: Named = "reservoir") -> RunSettings:
+        """Return the learner's settings, complete and checked.
+
+        Args:
+            memory: used where the settings name none. The default also holds samples of running tasks, so that the
+                model predicts new tasks well from the beginning.
+        """
         known = tagged(RunSettings, LEARNER)
         for name in self.learner:
             if name not in known:
                 raise SpclError(f"learner: there is no setting {name!r}; {did_you_mean(name, known)}")
-        return resolve_settings(self.learner)
+        return resolve_settings({} if "memory" in self.learner else {"memory": memory}, self.learner)
 
     @classmethod
     def of(cls, values: dict[str, Any], owner: str = "settings") -> Self:

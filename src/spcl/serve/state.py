@@ -28,7 +28,7 @@ from spcl.plugins import load_recorded_plugins
 from spcl.runs import RunSettings, resolve_settings
 from spcl.runs.build import learner_options, learner_parts, make_heads, make_losses, pick_device
 from spcl.runs.trained import TrainedRun
-from spcl.serve.settings import InputSettings
+from spcl.serve.settings import InputSettings, ServeSettings
 from spcl.sources import Announcement, Data, Entry, FolderHub, check_task_name
 from spcl.sources.wire import MAX_BYTES, announcement_from_json, announcement_to_json
 from spcl.streams import LiveStream
@@ -308,14 +308,14 @@ class Loaded(NamedTuple):
     changes: list[str]
 
 
-def load_learner(
-    path: Path, settings: RunSettings, inputs: InputSettings, records: Records, stream: LiveStream
-) -> Loaded:
+def load_learner(path: Path, service: ServeSettings, records: Records, stream: LiveStream) -> Loaded:
     """Return the learner of the newest checkpoint that is valid, and restore records and stream with it.
 
-    Changes of the settings in ``CHANGEABLE_SETTINGS`` are made; others are refused.
+    Changes of the settings in ``CHANGEABLE_SETTINGS`` are made; others are refused. A memory that the settings do not
+    name stays what it was, as earlier versions had another default.
     """
-    state = _read_state(path, records)
+    state, inputs = _read_state(path, records), service.inputs
+    settings = service.run_settings(records.learner.get("memory", "balanced"))
     with checked_content(path):
         before, now = _recorded(records.learner), _identity(settings)
         changed = {name for name, value in now.items() if name in before and before[name] != value}
