@@ -277,6 +277,10 @@ NARROW = replace(
     settings={**NINE.settings, **FLOAT32_ON_CPU, "backbone.width": "16"},
 )
 
+WISDM = Grid("ps-wisdm", preset=None, scenarios="domain", jobs=1, settings={"threads": "1", "record_every": "25"})
+LATER_WINDOWS = {"validation": "0.25"}
+INTENTS = replace(WISDM, benchmark="ps-intents", scenarios="class", configs=THREE_CONFIGURATIONS)
+
 GRIDS: dict[str, list[Grid]] = {
     "ps-emnist": [EMNIST.of(ALL, seeds="0-2")],
     "ps-emnist-released": [EMNIST.of(ALL, preset="released")],
@@ -376,6 +380,22 @@ GRIDS: dict[str, list[Grid]] = {
     "ps-cifar100-plus": [CIFAR.of("er,der++,mgda,soro,spcl", preset="plus", jobs=12)],
     "ps-tiny-imagenet": [TINY.of(ALL)],
     "ps-tiny-imagenet-twenty": [TINY.of(TWENTY, {"tasks": "20"}, protocol=None)],
+    "ps-wisdm-plus": [WISDM.of("er,der++,soro,spcl", {"epochs": "3"}, preset="plus")],
+    "ps-wisdm-heads": [
+        WISDM.of(
+            "soro,spcl",
+            LATER_WINDOWS,
+            configs=THREE_CONFIGURATIONS,
+            seeds="0-2",
+            sweeps={"method.weigh_heads": "false,true"},
+        )
+    ],
+    "ps-air": [
+        replace(WISDM, benchmark="ps-air").of(
+            "er,der++,soro,spcl", {"prequential": "true"}, configs=THREE_CONFIGURATIONS
+        )
+    ],
+    "ps-intents": [INTENTS.of("er,der++,soro,spcl", {"epochs": "3"})],
     "toy-cifar10": [TOY.of("er,soro+dbt", {"evaluate_every": "10"})],
     "toy-cifar10-ablation": [
         TOY.of("er,soro", {"evaluate_every": "10"}, seeds="0-2", sweeps={"method.alpha": "0,1e-5"})

@@ -286,7 +286,8 @@ class TaskSource:
         encoder: the module in front of the backbone; None for none.
         encoder_name: the name of the encoder, or its name and options, if it is one of
             :data:`spcl.encoders.ENCODERS`, which is made when the first batch arrives; else None.
-        is_implied: whether it was made with its task; such a source gives way to the first one that is added.
+        is_implied: whether it was made with its task; such a source gives way to the first one that is added, unless it
+            has had a batch.
         finished: whether it has ended.
         signature: shapes and types of one sample and target, fixed by the first batch.
         skipped: the number of steps in which it was skipped because its loss or gradient was not finite.

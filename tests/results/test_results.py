@@ -30,6 +30,10 @@ VARIANTS = (
     "plus",
     "plus-ablation",
     "plus-finished",
+    "ps-air",
+    "ps-intents",
+    "ps-wisdm",
+    "heads",
     "recipes",
     "rehearsal",
     "rounding",
@@ -64,6 +68,11 @@ ONE_SEED = (
     "ps-cifar100-plus-search",
     "ps-emnist-sensitivity",
     "toy-cifar10-timelines",
+    "ps-wisdm",
+    "ps-wisdm-plus",
+    "ps-wisdm-search",
+    "ps-air",
+    "ps-intents",
 )
 OVER = dict.fromkeys(ONE_SEED, "configs")  # the others have several seeds
 FOLDERS = [archive.parent.name for archive in sorted(RESULTS.glob("*/records.tar.gz"))]

@@ -27,6 +27,7 @@ IGNORED = {
     "protocol",
 }  # the first two are compared apart, of the others records keep a part
 
+SCENARIOS = ("task", "class", "domain")
 Run = tuple[str, str, int, int]
 """The folder of a grid, settings as text, configuration and seed."""
 
@@ -90,7 +91,7 @@ def completed(recorded: str) -> str:
 
 def series(folder: Path) -> str:
     """Return the folder of a grid, which is above the folders of scenarios."""
-    return "/".join(folder.parts[: min(folder.parts.index(name) for name in ("task", "class") if name in folder.parts)])
+    return "/".join(folder.parts[: min(folder.parts.index(name) for name in SCENARIOS if name in folder.parts)])
 
 
 def as_text(settings: Mapping[str, Any]) -> str:

@@ -189,3 +189,15 @@ def test_the_page_of_a_run_lists_sources_with_their_task(reader: Reader, page: P
     assert set(reader.column(table, 2)[: len(PERSONS)]) == {"activity"}
     assert "Worst source" in reader.text("#run .facts")
     assert reader.errors() == []
+
+
+def test_scores_of_sources_are_also_given_by_task() -> None:
+    tasks = {name: {"at_end": 80.0 + place, "final": 70.0 + 2 * place} for place, name in enumerate("abc")}
+    result = RunResult(accuracy=72.0, forgetting=-9.0, tasks=tasks, task_of={"a": "p", "b": "p", "c": "q"})
+    assert {task: (each.at_end, each.final) for task, each in result.by_task.items()} == {
+        "p": (80.5, 71.0),
+        "q": (82.0, 74.0),
+    }
+    assert (result.measures["A of p"], result.measures["F of q"]) == (71.0, -8.0)
+    alone = result.model_copy(update={"task_of": dict.fromkeys("abc", "p")})
+    assert alone.by_task == {}

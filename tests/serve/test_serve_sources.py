@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from list_hub import ListHub
+from redis_process import RedisProcess, needs_redis
 from serving import (
+    HUB,
     TOKEN,
     Client,
     http_settings,
@@ -25,11 +28,11 @@ from serving import (
     task,
     until,
 )
-from spcl.errors import SpclError
+from spcl.errors import SpclError, TaskError
 from spcl.serve import DeadLetterEvent, TaskEvent
 from spcl.serve.server import Server
 from spcl.serve.state import Records, read_model
-from spcl.sources import FolderHub, Hub, Publisher
+from spcl.sources import FolderHub, Hub, Publisher, RedisHub
 
 ACTIVITIES = ["sit", "walk", "run"]
 Y = torch.arange(6) % 3
@@ -83,6 +86,98 @@ def test_sources_that_share_a_task_are_trained_through_their_encoders(hub: ListH
     assert not torch.equal(scales[0], torch.ones(3))
     assert learner.sources["watch-1"].finished
     assert not learner.sources["watch-2"].finished
+
+
+# -- coming back
+
+
+@pytest.fixture(params=["list", "folder", pytest.param("redis", marks=needs_redis)])
+def any_hub(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "list":
+        yield list_of_tests(str(tmp_path))
+    elif request.param == "folder":
+        HUB[str(tmp_path)] = FolderHub(tmp_path / "hub")
+        yield HUB[str(tmp_path)]
+    else:
+        with RedisProcess(tmp_path) as server, closing(RedisHub(server.url)) as hub:
+            HUB[str(tmp_path)] = hub
+            yield hub
+
+
+def test_a_source_returns_by_a_new_announcement(any_hub: Any, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    publisher = wear(any_hub, "watch-1", encoder="affine")
+    wear(any_hub, "watch-2")
+    publisher.end("watch-1")
+    publisher.publish("watch-1", samples(7), Y)  # after its end, and before it is announced again
+    publisher.start("watch-1", classes=ACTIVITIES, task="activity")  # at once: the hub has not deleted its stream
+    publisher.publish("watch-1", samples(8), Y)
+    with running(settings) as (service, events):
+        until(lambda: service.status().samples == 42)
+        assert (task(service, "watch-1").state, task(service, "watch-1").late) == ("running", 1)
+        publisher.end("watch-1")
+        until(lambda: any_hub.tasks() == ["watch-2"])
+        assert task(service, "watch-1").state == "finished"
+        with pytest.raises(TaskError, match="has ended"):
+            publisher.publish("watch-1", samples(9), Y)
+        publisher.start("watch-1", classes=ACTIVITIES, task="activity", encoder="affine")
+        publisher.publish("watch-1", samples(9), Y)
+        until(lambda: service.status().samples == 48)
+        assert task(service, "watch-1").batches == 5
+    told = [event.kind for event in events if isinstance(event, TaskEvent) and event.task == "watch-1"]
+    assert told == ["started", "ended", "started", "ended", "started"]
+    with running(settings) as (service, _):  # a later process goes on with what the state says
+        publisher.publish("watch-1", samples(1), Y)
+        until(lambda: service.status().samples == 54)
+        assert [each.state for each in service.status().tasks] == ["running", "running"]
+
+
+def test_a_source_that_was_finished_by_request_returns_once_its_stream_is_deleted(any_hub: Any, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    publisher = wear(any_hub, "watch-1")
+    with running(settings) as (service, _):
+        until(lambda: service.status().samples == 18)
+        service.finish_task("watch-1")
+        until(lambda: any_hub.tasks() == [])
+        until(lambda: saved(settings)["sources"]["service"]["tasks"][0]["may_return"])
+    publisher.start("watch-1", classes=ACTIVITIES, task="activity")  # while the service is away
+    publisher.publish("watch-1", samples(8), Y)
+    with running(settings) as (service, _):
+        until(lambda: service.status().samples == 24)
+        assert (task(service, "watch-1").state, task(service, "watch-1").late) == ("running", 0)
+
+
+def test_an_announcement_that_a_request_to_finish_left_unread_does_not_start_the_source(
+    hub: ListHub, tmp_path: Path
+) -> None:
+    wear(hub, "watch-1", 3)
+    with running(settings_of(tmp_path, checkpoint_seconds=0.3)) as (service, _):
+        until(lambda: service.status().samples == 18)
+        service.finish_task("watch-1")
+        wear(hub, "watch-1", 2)  # such as of a publisher that starts anew
+        until(lambda: hub.tasks() == [])
+        until(lambda: task(service, "watch-1").late + task(service, "watch-1").batches >= 5)
+        assert task(service, "watch-1").state == "finished"
+
+
+def test_a_source_that_returns_is_learned_exactly_once_however_often_the_service_stops(tmp_path: Path) -> None:
+    def learn(name: str, stops: bool) -> dict[str, Any]:
+        folder = tmp_path / name
+        hub = list_of_tests(str(folder))
+        settings = settings_of(folder, learner={"encoder": "affine", "threads": 1}, checkpoint_seconds=0.0)
+        for life in range(4):
+            wear(hub, "watch-1", 2).end("watch-1")
+            if stops:
+                with running(settings) as (service, _):
+                    until(lambda: service.status().samples >= 12 * life + 6)  # noqa: B023 - called at once
+        with running(settings) as (service, _):
+            until(lambda: service.status().samples == 48 and task(service, "watch-1").state == "finished")
+            assert task(service, "watch-1").late == 0
+        return saved(settings)
+
+    one, other = learn("whole", False), learn("stopped", True)
+    assert torch.equal(one["task_sources"][0]["encoder"]["scale"], other["task_sources"][0]["encoder"]["scale"])
+    assert all(torch.equal(each, other["backbone"][name]) for name, each in one["backbone"].items())
 
 
 def test_a_model_of_a_service_predicts_and_is_exported_for_a_source(hub: ListHub, tmp_path: Path) -> None:

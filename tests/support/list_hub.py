@@ -31,6 +31,7 @@ class ListHub:
         self.streams: dict[str, list[tuple[int, bytes]]] = {}
         self.dead: dict[str, dict[str, str]] = {}
         self.ended: set[str] = set()
+        self.last: dict[str, int] = {}
         self.is_down = False
         self.furthest: dict[str, int] = {}
         self.closed = 0
@@ -56,7 +57,8 @@ class ListHub:
         if task in self.ended:
             raise TaskError(f"{task} has ended")
         stream = self.streams.setdefault(task, [])
-        stream.append((stream[-1][0] + 1 if stream else 1, data))
+        self.last[task] = self.last.get(task, 0) + 1
+        stream.append((self.last[task], data))
         del stream[: -keep if keep else 0]
         return str(stream[-1][0])
 
@@ -66,9 +68,15 @@ class ListHub:
     def trim(self, task: str, upto: str) -> None:
         self.streams[task] = [entry for entry in self.streams[task] if entry[0] >= int(upto)]
 
-    def end(self, task: str) -> None:
+    def end(self, task: str, after: str | None = None) -> bool:
+        if after is not None and self.backlog(task, after):
+            return False
         self.ended.add(task)
         self.streams[task] = []
+        return True
+
+    def reopen(self, task: str) -> None:
+        self.ended.discard(task)
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
         self.dead.setdefault(task, {})[position] = reason

@@ -23,7 +23,7 @@ class Passes(NamedTuple):
     """What the passes over the batches of a step found.
 
     Attributes:
-        logits: the logits by task, for methods that store them.
+        logits: the logits by source, for methods that store them.
         is_joint: whether batches shared a pass: health then says only whether *all* gradients are finite.
         memory_fault: why the model could not be trained on a replay batch; None if it could.
     """
@@ -72,14 +72,14 @@ class Engine(ABC):
         """Compute the gradients of the batches' losses by as few passes as possible (Alg. 2, lines 3, 4 and 7).
 
         Args:
-            batches: the batches of tasks, then replay batches.
-            transform: augments the inputs, all tasks' inputs in one call; None for no augmentation.
+            batches: the batches of sources, then replay batches.
+            transform: augments the inputs, all sources' inputs in one call; None for no augmentation.
             apart: whether every batch gets its own pass.
         """
 
     @abstractmethod
-    def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
-        """Return the mean task gradient by parameter, before memory's gradient has been computed."""
+    def mean_of_sources(self) -> dict[nn.Parameter, Tensor]:
+        """Return the mean gradient of the sources by parameter, before memory's gradient has been computed."""
 
     @abstractmethod
     def penalty_gradient(self) -> None:
@@ -87,7 +87,7 @@ class Engine(ABC):
 
     @abstractmethod
     def gramian(self, needed: bool) -> Callable[[], tuple[Array | None, Array]]:
-        """Start to compute the Gramian of the rows, if it is needed; return the function that waits for it.
+        """Return a function that gives the Gramian of the rows, if it is needed; a GPU may start to compute it now.
 
         That function returns the Gramian or None, and the health of every gradient (its loss, its norm and the norm of
         the model's buffers), on the host: the only host–device synchronisation of a step, before which the host can do

@@ -77,7 +77,7 @@ Array = NDArray[np.float64]
 
 
 class EagerEngine(Engine):
-    """Engine that runs every operation eagerly, on any device."""
+    """Engine that runs every operation eagerly, on any device; on a CPU by a joint pass, where batches can share it."""
 
     matrix: type[GradientMatrix] = GradientMatrix
     """The class of :attr:`gradients`."""
@@ -88,8 +88,8 @@ class EagerEngine(Engine):
         shared = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
         self.gradients = self.matrix(shared, like=torch.empty(0, dtype=model.dtype, device=model.device))
         self._snapshot = BufferSnapshot(model)
-        on_cpu = model.device.type == "cpu"  # a GPU has more to launch, and waits for it
-        joins = on_cpu and not method.settings.weigh_heads  # a pass over all batches adds up the heads' gradients
+        on_cpu = model.device.type == "cpu"  # on a GPU a joint pass launches more kernels, and is slower
+        joins = on_cpu and not method.settings.weigh_heads  # a joint pass cannot tell the heads' gradients apart
         self.one_pass = OnePass(model, method, self.gradients, self._snapshot) if joins else None
 
     @override
@@ -98,7 +98,7 @@ class EagerEngine(Engine):
         self.gradients.set_others([*self.model.shared_encoder_parameters, *weighed])
         self._hold_rows(plan)
         for parameter in self.model.own_parameters():
-            parameter.grad = None  # what has no samples in this step must not move
+            parameter.grad = None  # a head, or a source's own encoder, without samples in this step must not move
 
     @override
     def backward(self, batches: Sequence[StepBatch], transform: Transform | None, *, apart: bool = False) -> Passes:
@@ -164,8 +164,8 @@ class EagerEngine(Engine):
         return Passes(logits)
 
     @override
-    def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
-        direction = self.gradients.mean_of_tasks(len(self.gradients.plan.names) - 1)
+    def mean_of_sources(self) -> dict[nn.Parameter, Tensor]:
+        direction = self.gradients.mean_of_sources(len(self.gradients.plan.names) - 1)
         return dict(zip(self.gradients.parameters, self.gradients.views(direction), strict=True))
 
     @override

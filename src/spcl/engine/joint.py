@@ -48,7 +48,7 @@ class OnePass:
         if len(batches) < 2:
             return []
         if self._gradients.plan.is_weighted and self._model.own_encoder_parameters:
-            self.reason = "the gradients of shared parameters have factors, but not of a source's own encoder"
+            self.reason = "a pass scales the shared gradients, but a source's own encoder needs its gradient unscaled"
             return []
         if not self.computes_inputs_again and _share_inputs(batches):
             self.reason = "a batch that answers several tasks has a pass of its own"

@@ -363,11 +363,11 @@ class SharedModel:
             checked_loss(self._classifier_output(group, logits))
 
     def forget_features(self) -> None:
-        """Probe the first samples of new tasks anew, because the backbone has changed."""
+        """Probe the first samples of new sources anew, because the backbone has changed."""
         self._features_of.clear()
 
     def move(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Move backbone and heads to a device, and convert their floating-point numbers."""
+        """Move backbone, encoders and heads to a device, and convert their floating-point numbers."""
         for module in self.modules():
             module.to(device, dtype)
         self.device, self.dtype = device, dtype
@@ -428,7 +428,7 @@ class SharedModel:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Put backbone and heads into evaluation mode within the block."""
+        """Put backbone, encoders and heads into evaluation mode within the block."""
         modes = [(part, part.training) for module in self.modules() for part in module.modules()]
         for module in self.modules():
             module.eval()
@@ -617,7 +617,7 @@ def batch_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class BufferSnapshot:
-    """The buffers of backbone and heads as they were before a step.
+    """The buffers of backbone, encoders and heads as they were before a step.
 
     A forward pass changes them in place, or puts other tensors in their place; both can be undone.
 

@@ -34,7 +34,7 @@ class ReductionPlan:
     in the rows :math:`A G` of the gradient matrix, and the rows are reduced by :math:`R`, in T×T matrices only.
 
     Attributes:
-        names: the gradients: tasks, then memory.
+        names: the gradients: sources, then memory.
         reduced_names: names of the reduced gradients.
         accumulation: A, rows × gradients.
         reduction: R, reduced gradients × rows.
@@ -62,7 +62,7 @@ class ReductionPlan:
         """Return the plan of a reduction; the plans of recent steps are kept.
 
         Args:
-            names: the gradients: tasks, then memory.
+            names: the gradients: sources, then memory.
             reduction: ``"none"``, ``"mean"`` (over the tasks, beside memory) or ``"sum"``.
             separate: whether every gradient keeps a row of its own in any case, to measure their stability.
             weights: of the sum.
@@ -315,7 +315,7 @@ class GradientMatrix:
             torch.mul(values, coefficient, out=accumulated)
             self._filled.add(row)
 
-    def mean_of_tasks(self, tasks: int) -> Tensor:
+    def mean_of_sources(self, tasks: int) -> Tensor:
         """Return the mean of the first ``tasks`` gradients, once they are complete; not for the reduction ``"sum"``."""
         if self.plan.is_separate:
             return self.buffer[:tasks].mean(dim=0)
@@ -339,7 +339,7 @@ class GradientMatrix:
             self._combine_columns(torch.from_numpy(weights).to(self.device, self.dtype, non_blocking=True))
             return
         update, factors = self._row_tensors[0], torch.from_numpy(weights).to(self.dtype)
-        first, *others = factors.tolist()  # infinite where the type ends
+        first, *others = factors.tolist()  # inf where a weight exceeds the range of the type
         if others and not self.buffer.is_cuda:
             update.addmv_(self.buffer[1 : len(weights)].T, factors[1:], beta=first)
             return

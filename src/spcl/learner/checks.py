@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from spcl._util.registry import Named
+from spcl._util.registry import Named, named_options
 from spcl.batches import (
     Batch,
     BatchLike,
@@ -166,7 +166,7 @@ def new_sources(
         if tasks is not None and list(tasks) != answered:
             said = repr(answered[0]) if len(answered) == 1 else str(answered)
             raise TaskError(f"source {name!r} answers task {said}, not {task!r}; give it another name")
-        if encoder is not None and encoder not in (known[0].encoder, known[0].encoder_name):
+        if encoder is not None and not _is_same_encoder(encoder, known[0]):
             raise TaskError(f"source {name!r} starts again with the encoder that it had; leave encoder= out")
         return known
     elif name in model.tasks and task != name:
@@ -181,6 +181,13 @@ def new_sources(
         raise TaskError(f"there is a source {taken[0]!r} already; choose another name than {name!r}")
     made = [TaskSource(each, answered, batch=name) for each, answered in zip(names, found, strict=True)]
     return [_checked_encoder(model, each, encoder) for each in made]
+
+
+def _is_same_encoder(encoder: nn.Module | Named, source: TaskSource) -> bool:
+    """Return whether an encoder is the one that a source had, perhaps by name."""
+    if isinstance(encoder, nn.Module) or source.encoder_name is None:
+        return encoder is source.encoder
+    return named_options(encoder, "encoder") == named_options(source.encoder_name, "encoder")
 
 
 def _checked_encoder(model: SharedModel, source: TaskSource, encoder: object) -> TaskSource:
@@ -207,7 +214,7 @@ def _checked_encoder(model: SharedModel, source: TaskSource, encoder: object) ->
 
 
 def start_in_memory(memory: Memory, source: TaskSource) -> None:
-    """Let memory keep samples of a source; of a task with one source of its name, policies need not know of both."""
+    """Let memory keep samples of a source; the task is named only where its name differs from the source's."""
     task = source.task
     memory.start(source.name, task.classes, *([] if task.name == source.name else [task.name]))
 

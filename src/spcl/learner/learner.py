@@ -111,7 +111,7 @@ class Learner:
 
     Attributes:
         model: the backbone and the heads; :meth:`module` makes an ``nn.Module`` of them.
-        optimizer: may be replaced, and its groups changed, between steps; the last group holds the heads.
+        optimizer: may be replaced, and its groups changed, between steps; the last group holds heads and encoders.
         steps: the number of steps so far.
 
     The other arguments are attributes of the same name.
@@ -260,7 +260,8 @@ class Learner:
     ) -> None:
         """Start a task: a classifier with ``classes`` classes, or a head and a loss of its own.
 
-        It has one source, of its own name, which gives way to the first one that :meth:`add_source` adds.
+        It has one source, of its own name, which gives way to the first one that :meth:`add_source` adds, unless it has
+        had a batch.
 
         Args:
             name: its name.
@@ -626,9 +627,9 @@ class Learner:
         :attr:`classes`, over all classes seen; domain-incremental: the labels of the one task.
 
         With ``source``, inputs pass that source's encoder, and the task is the source's, unless predictions are
-        class-incremental. With ``encoder`` they pass that module: the way for somebody who was never seen. Without
-        both, they pass the encoder that all sources have in common; encoders by name are left out, as at their
-        beginning.
+        class-incremental. With ``encoder`` they pass that module: the way for somebody who was never seen. With
+        neither, they pass the encoder that all sources of the task share; encoders made by name are skipped, since they
+        start as the identity, unless the task has a single source, of its own name.
 
         Inputs must have the shape and type that the task was trained on; floating-point numbers are converted. An input
         without a prediction, because its scores are NaN, raises an error: :meth:`logits` gives the scores as they are.

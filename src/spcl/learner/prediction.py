@@ -107,9 +107,9 @@ class Predictor:
         :attr:`classes`, over all classes seen; domain-incremental: the labels of the one task.
 
         With ``source``, inputs pass that source's encoder, and the task is the source's, unless predictions are
-        class-incremental. With ``encoder`` they pass that module: the way for somebody who was never seen. Without
-        both, they pass the encoder that all sources have in common; encoders by name are left out, as at their
-        beginning.
+        class-incremental. With ``encoder`` they pass that module: the way for somebody who was never seen. With
+        neither, they pass the encoder that all sources of the task share; encoders made by name are skipped, since they
+        start as the identity, unless the task has a single source, of its own name.
 
         Inputs must have the shape and type that the task was trained on; floating-point numbers are converted. An input
         without a prediction, because its scores are NaN, raises an error: :meth:`logits` gives the scores as they are.

@@ -300,7 +300,7 @@ class Step:
         """Compute the update from the sources' batches and from memory: Algorithm 2, lines 3 to 10.
 
         Raise :class:`FaultsError` if gradients are faulty, :class:`UnsupportedError` if only separate passes can show
-        which. The last update of a step shows its samples to memory.
+        which. Only the last update of a step stores the new samples in memory.
         """
         engine, method = self._engine, self._method
         replayed = 0 if MEMORY in skipped else self._number_to_replay(samples, options)
@@ -325,9 +325,9 @@ class Step:
             losses = self._check_health(plan, gramian, health, computed.passes)
             if not trains_backbone:
                 return Result(losses, batches=computed.batches)
-            result, rule = self._weigh(plan, gramian, losses, known)  # line 9: Ĝ = G M, as the weights of G's columns
+            result, rule = self._weigh(plan, gramian, losses, known)  # line 9: a weight for each gradient
             is_bounded = self._is_surely_finite(rule, norm_bounds(plan, gramian, health))
-            if not engine.combine(rule, check=not is_bounded):  # line 10: the update Ĝ W
+            if not engine.combine(rule, check=not is_bounded):  # line 10: the weighted sum
                 reason = f"the update that {method!r} gives for this step is not finite"
                 raise FaultsError({name: reason for name in losses if name != MEMORY})
             return replace(result, batches=computed.batches)
@@ -379,7 +379,7 @@ class Step:
                 chosen = self._draw(replayed)
                 given = self._samples_of(chosen)
                 try:
-                    inputs = [*method.edit(chosen, _LookAhead(self._model, method, given, engine.mean_of_tasks()))]
+                    inputs = [*method.edit(chosen, _LookAhead(self._model, method, given, engine.mean_of_sources()))]
                 except (RuntimeError, ValueError) as error:
                     if isinstance(error, SpclError) or is_out_of_memory(error):
                         raise
@@ -518,8 +518,8 @@ class Step:
 class Transaction:
     """The state that an update changes before it is known to be finite, and by which it is undone.
 
-    It consists of the buffers of backbone and heads (batch-norm's running averages), the random number generators of
-    dropout, the draws and the samples of memory, the state of the method, and the parameters' ``.grad``.
+    It consists of the buffers of backbone, encoders and heads (batch-norm's running averages), the random number
+    generators of dropout, the draws and the samples of memory, the state of the method, and the parameters' ``.grad``.
     """
 
     def __init__(self, engine: Engine, method: Method, memory: Memory | None, device: torch.device) -> None:
@@ -575,7 +575,7 @@ def find_faults(names: Sequence[str], health: Array, buffers_were_finite: Callab
     next attempt, unless their own loss is non-finite.
 
     Args:
-        names: of the gradients, tasks before memory.
+        names: of the gradients, sources before memory.
         health: one row per gradient, with the columns :data:`LOSS`, :data:`NORM` and :data:`BUFFERS`.
         buffers_were_finite: whether the buffers' norm was finite before the step.
 

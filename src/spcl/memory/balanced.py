@@ -67,7 +67,7 @@ class BalancedCoreset(Memory):
         if share not in get_args(Share):
             raise SpclError(f"share is {share!r}; choose one of {', '.join(get_args(Share))}")
         self.share = share
-        self._shared_by: object = None  # what ended sources had for claims at the last call of `choose`
+        self._shared_by: object = None  # the budget and the claims on it at the last call of `choose`
 
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Keep the lowest ranks of whatever has a share, up to its share."""
@@ -92,7 +92,7 @@ class BalancedCoreset(Memory):
         return kept
 
     def _claims(self, source: str, buffer: SourceBuffer) -> list[object]:
-        """Return what has a share of the budget for the sake of a source."""
+        """Return the claims on the budget that a source brings: what gets a share."""
         if self.share == "source":
             return [source]
         owner = (buffer.task,) if self.share == "class" else (source, buffer.task)

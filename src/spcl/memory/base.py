@@ -87,7 +87,8 @@ class Memory(ABC):
     def choose(self) -> dict[str, NDArray[np.bool_]]:
         """Return which samples to keep, as a mask over ``buffer.ranks`` by source; sources without one keep all.
 
-        Called after every :meth:`observe` and :meth:`finish`; must leave at most ``budget`` replayable samples.
+        Called after every :meth:`observe`, :meth:`finish` and :meth:`resize`; must leave at most ``budget`` replayable
+        samples.
         """
 
     def rank(self, arrivals: NDArray[np.int64]) -> NDArray[np.float64]:

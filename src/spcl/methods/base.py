@@ -106,7 +106,7 @@ class Gradients:
     """Input of a weighting: names, losses and Gramian of the reduced gradients.
 
     Attributes:
-        names: the tasks in the order they were added, then ``"memory"`` once it holds samples. With ``reduction =
+        names: the sources in the order they were added, then ``"memory"`` once it holds samples. With ``reduction =
             "mean"``, ``("current", "memory")`` instead.
         losses: their losses; NaN with ``reduction = "sum"``, whose weights are computed before the losses are known.
         gramian: their inner products, float64 on the CPU; None with reduction ``"sum"``, and for ``uses_gramian =
@@ -114,7 +114,7 @@ class Gradients:
         classes: the number of classes behind each gradient; for memory, the classes of all tasks that it replays. A
             task without classes counts as one class.
         samples: the number of samples behind each gradient; for memory, the number asked for.
-        replayed: the names of the tasks that memory replays.
+        replayed: the names of the sources that memory replays.
     """
 
     names: tuple[str, ...]

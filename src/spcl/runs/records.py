@@ -259,11 +259,38 @@ class RunResult(_Record):
         return fmean(accuracies) if accuracies else None
 
     @property
+    def by_task(self) -> dict[str, TaskResult]:
+        """The mean scores of the sources of every task, where sources share tasks and there are several; else empty.
+
+        >>> tasks = {"anna": {"at_end": 85.0, "final": 80.0}, "ben": {"at_end": 75.0, "final": 60.0}}
+        >>> task_of = {"anna": "activity", "ben": "place"}
+        >>> RunResult(accuracy=70.0, forgetting=-10.0, tasks=tasks, task_of=task_of).by_task["place"]
+        TaskResult(at_end=75.0, final=60.0, metric='accuracy')
+        """
+        members: dict[str, list[TaskResult]] = {}
+        for source, result in self.tasks.items() if self.task_of else ():
+            members.setdefault(self.task_of[source], []).append(result)
+        return (
+            {}
+            if len(members) < 2
+            else {
+                task: TaskResult(
+                    at_end=fmean(each.at_end for each in results),
+                    final=fmean(each.final for each in results),
+                    metric=results[0].metric,
+                )
+                for task, results in members.items()
+            }
+        )
+
+    @property
     def measures(self) -> dict[str, float]:
-        """A, F and the other measures of the run by short names, in per cent."""
+        """A, F and the other measures of the run by short names, in per cent; A and F of every task, too."""
+        of_tasks = {f"A of {task}": result.final for task, result in self.by_task.items()}
+        of_tasks |= {f"F of {task}": result.final - result.at_end for task, result in self.by_task.items()}
         anytime = {} if self.anytime is None else {"anytime": self.anytime}
         others = {SOURCE_MEASURES[name].short: value for name, value in self.of_sources.items()}
-        return {"A": self.accuracy, "F": self.forgetting} | anytime | others
+        return {"A": self.accuracy, "F": self.forgetting} | anytime | others | of_tasks
 
     @property
     def of_sources(self) -> dict[str, float]:

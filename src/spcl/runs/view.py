@@ -216,6 +216,9 @@ class LiveView:
             shown = name if task.metric == "accuracy" else f"{name} ({task.metric})"
             table.add_row(shown, f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_section()
+        for name, task in result.by_task.items():
+            change = task.final - task.at_end
+            table.add_row(f"mean of {name}", f"{task.at_end:.2f} %", f"{task.final:.2f} %", f"{change:+.2f}")
         table.add_row(
             "mean", f"{result.at_end:.2f} %", f"{result.accuracy:.2f} %", f"{result.forgetting:+.2f}", style="bold"
         )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Any, Literal
@@ -42,7 +43,7 @@ from spcl.serve.state import (
     load_learner,
     new_learner,
 )
-from spcl.serve.watch import Ended, PutAway, Watch
+from spcl.serve.watch import Ended, PutAway, Returned, Watch
 from spcl.sources import (
     Announcement,
     Data,
@@ -138,6 +139,7 @@ class Session:
         self._lost: set[str] = set()  # tasks whose first message that could not be kept is logged
         self._trims: dict[str, str] = {}
         self._ended_in_hub: set[str] = set()
+        self._cut: set[str] = set()  # sources that were ended, and have not ended themselves
         self._memory_size = (0, 0)
         self._tick_at = 0.0
         self._load()
@@ -170,6 +172,8 @@ class Session:
         for record in self._records.tasks.values():
             if not record.finished:
                 self._add_source(record)
+            else:
+                self._await_return(record)
         self._watch.start()
 
     # -- what the thread that trains does
@@ -230,6 +234,7 @@ class Session:
             queued = self._stream.queued
             for name, seconds in self._silences().items():
                 if seconds > self._settings.tasks.silence_seconds and not queued.get(name):
+                    self._cut.add(name)
                     self._stream.remove(name)
 
     # -- tasks
@@ -252,6 +257,10 @@ class Session:
 
     def _add_source(self, record: TaskRecord) -> None:
         """Read a source from now on; note it, if it is new."""
+        self._read(record, self._stream.add)
+        self._records.tasks[record.name] = record
+
+    def _read(self, record: TaskRecord, read: Callable[[str, HubSource], object]) -> None:
         tasks = self._settings.tasks
         sight: TaskDescription | Literal["infer"] = "infer"
         if tasks.classes is not None:
@@ -271,8 +280,7 @@ class Session:
         )
         self._sources[record.name] = source
         self._alive_since[record.name] = time.monotonic()
-        self._stream.add(record.name, source)
-        self._records.tasks[record.name] = record
+        read(record.name, source)
 
     def _check_announced(self, announced: Announcement) -> None:
         """Raise an error unless a source agrees with the others of its task, and there is such an encoder."""
@@ -298,10 +306,26 @@ class Session:
         for name in self._stream.ended:
             record = self._records.tasks[name]
             if not record.finished:
-                record.finished = True
+                record.finished, record.may_return = True, name not in self._cut
+                self._cut.discard(name)
+                self._await_return(record)
                 self._sources.pop(name).close()
                 self._checkpoints.change()
                 self._on_event(TaskEvent(time.time(), name, "ended", f"after {record.batches} batches"))
+
+    def _await_return(self, record: TaskRecord) -> None:
+        position = self._stream.ends.get(record.name)
+        if record.may_return and position is not None:
+            self._watch.await_return(record.name, position)
+
+    def _return(self, done: Returned) -> None:
+        """Read a source again that had ended."""
+        record = self._records.tasks[done.task]
+        record.finished, record.late = False, record.late + done.late
+        self._ended_in_hub.discard(record.name)
+        self._read(record, partial(self._stream.restart, after=done.after))
+        self._checkpoints.change(at_once=True)
+        self._on_event(TaskEvent(time.time(), record.name, "started", f"again, after {record.batches} batches"))
 
     def _positions(self) -> dict[str, str | None]:
         """Return how far each task that has not finished is learned; the watch asks for it."""
@@ -382,6 +406,7 @@ class Session:
         if request.do == "finish":
             if record is None or record.finished:
                 raise TaskError(f"there is no running task {name!r} to finish")
+            self._cut.add(name)
             self._stream.remove(name)
         elif request.announced is not None and (record is None or self._is_unknown(name)):
             self._start(request.announced)
@@ -449,15 +474,19 @@ class Session:
         self.learner.save(self._path, keep=keep, stream=self._stream, service=self._records)
 
     def _held(self) -> Held:
-        finished = [name for name, each in self._records.tasks.items() if each.finished]
+        ends = self._stream.ends
+        finished = {name: ends.get(name) for name, each in self._records.tasks.items() if each.finished}
         return Held(dict(self._trims), finished, self._records.request)
 
     def _forget(self, held: Held) -> None:
         for name, position in held.positions.items():
             self._watch.trim(name, position)
-        for name in set(held.finished) - self._ended_in_hub:
-            self._ended_in_hub.add(name)
-            self._watch.end(name, self._stream.ends.get(name))
+        ends = self._stream.ends
+        for name, end in held.finished.items():
+            is_present = self._records.tasks[name].finished and ends.get(name) == end  # not of an earlier life
+            if is_present and name not in self._ended_in_hub:
+                self._ended_in_hub.add(name)
+                self._watch.end(name, end)
         if held.request is not None:
             try:
                 self._requests.forget(held.request)
@@ -507,8 +536,10 @@ class Session:
         done = self._watch.take(wait)
         if isinstance(done, PutAway):
             self._record_letter(done)
-        elif isinstance(done, Ended) and done.late:
-            self._record_late(done)
+        elif isinstance(done, Returned):
+            self._return(done)
+        elif isinstance(done, Ended):
+            self._record_end(done)
         return done is not None
 
     def _record_letter(self, done: PutAway) -> None:
@@ -530,10 +561,17 @@ class Session:
         self._records.tasks[done.task].dead_letters += 1
         self._on_event(DeadLetterEvent(time.time(), done.task, done.rejected.position, reason))
 
-    def _record_late(self, done: Ended) -> None:
-        self._records.tasks[done.task].late += done.late
+    def _record_end(self, done: Ended) -> None:
+        record = self._records.tasks[done.task]
+        if not record.may_return:
+            record.may_return = True
+            self._await_return(record)
+            self._checkpoints.change(at_once=True)
+        if not done.late:
+            return
+        record.late += done.late
         self._checkpoints.change(at_once=True)
-        text = f"{done.late} of its messages were not learned, as it had ended; publish such under another name"
+        text = f"{done.late} of its messages were not learned, as it had ended; announce it again before such"
         self._on_event(TaskEvent(time.time(), done.task, "late", text))
 
     # -- what others ask

@@ -172,6 +172,8 @@ class TaskRecord:
         task: the name of its task: its own, unless it is announced or configured for another one.
         encoder: the name of its encoder, or its name and options; None for none.
         finished: whether it has ended.
+        may_return: whether a new announcement lets it return once it has ended: it ended itself, or else the hub has
+            deleted its stream.
         batches: how many were learned.
         samples: how many were learned.
         skipped: how many batches were skipped, because loss or gradient were not finite.
@@ -184,6 +186,7 @@ class TaskRecord:
     task: str = ""
     encoder: Named | None = None
     finished: bool = False
+    may_return: bool = False
     batches: int = 0
     samples: int = 0
     skipped: int = 0
@@ -216,6 +219,7 @@ TASK_CONTENT: Mapping[str, Any] = {
     "task": str,
     "encoder": str | dict | None,
     "finished": bool,
+    "may_return": bool,
     **dict.fromkeys(("batches", "samples", "skipped", "dead_letters", "late"), int),
 }
 
@@ -255,7 +259,8 @@ class Records:
         check_content("the service", state, {"tasks": DICTS, "request": str | None, "learner": dict})
         check_content("the settings of the learner", state["learner"], {"method": dict})
         for saved in state["tasks"]:
-            record = {"task": saved["name"], "encoder": None} | saved  # earlier versions had no sources of one task
+            before = {"task": saved["name"], "encoder": None, "may_return": False}  # of earlier versions
+            record = before | saved
             check_content("a task of the service", record, TASK_CONTENT)
             if record["name"] in self.tasks:
                 raise CheckpointError(f"task {record['name']!r} is twice in the checkpoint; use another checkpoint")
@@ -507,12 +512,12 @@ class Held:
 
     Attributes:
         positions: how far the messages of tasks were learned.
-        finished: the tasks that have ended.
+        finished: the sources that have ended, and how far they were read.
         request: the position of the last request that was carried out.
     """
 
     positions: dict[str, str]
-    finished: list[str]
+    finished: dict[str, str | None]
     request: str | None
 
 
@@ -531,8 +536,9 @@ class Checkpoints:
         overdue_since: since when one should be saved and is not (``time.monotonic()``); None while none should be.
 
     >>> checkpoints = Checkpoints(keep=2, seconds=0.0)
-    >>> [checkpoints.note_saved(Held({}, [name], None)) for name in "abc"]
-    [None, Held(positions={}, finished=['a'], request=None), Held(positions={}, finished=['b'], request=None)]
+    >>> [checkpoints.note_saved(Held({}, {name: None}, None)) for name in "abc"]
+    [None, Held(positions={}, finished={'a': None}, request=None),
+    Held(positions={}, finished={'b': None}, request=None)]
     """
 
     def __init__(self, keep: int, seconds: float) -> None:

@@ -4,12 +4,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
-from spcl.sources import Hub, Rejected, ResetError
+from spcl.errors import DataError
+from spcl.sources import Data, Entry, Hub, Rejected, ResetError, decode
+from spcl.sources.reader import READ_AHEAD
+from spcl.sources.wire import MAX_BYTES
 
 PERIOD_SECONDS = 0.5
 LONGEST_PERIOD_SECONDS = 10.0
@@ -33,10 +37,39 @@ class PutAway:
 
 @dataclass(frozen=True)
 class Ended:
-    """A task whose stream was deleted, and how many of its messages were not learned."""
+    """A source whose stream was deleted, and how many of its messages were not learned."""
 
     task: str
     late: int
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A source that is announced again after its end.
+
+    Attributes:
+        task: its name.
+        after: the position before the announcement.
+        late: how many messages before the announcement were not learned.
+    """
+
+    task: str
+    after: str
+    late: int
+
+
+class Looked(NamedTuple):
+    """How far the stream of a source that has ended was looked at, and how many messages there are late."""
+
+    position: str
+    late: int
+
+
+def _is_start(data: Data | DataError, source: str) -> bool:
+    try:
+        return not isinstance(data, DataError) and decode(data, source=source).content == "start"
+    except DataError:
+        return False
 
 
 class Watch:
@@ -69,7 +102,9 @@ class Watch:
         self._letters: deque[tuple[str, Rejected]] = deque()
         self._deletable: dict[str, str] = {}
         self._endable: dict[str, str | None] = {}
-        self._done: SimpleQueue[PutAway | Ended] = SimpleQueue()
+        self._returning: dict[str, Looked] = {}  # how far sources that may return were looked at, and late messages
+        self._returned: set[str] = set()  # sources whose return the service may not have noticed
+        self._done: SimpleQueue[PutAway | Ended | Returned] = SimpleQueue()
         self._awake = threading.Event()
         self._is_closed = False
         self._warned: set[str] = set()  # tasks whose messages cannot be deleted
@@ -92,12 +127,19 @@ class Watch:
         self._endable[task] = position
         self._awake.set()
 
+    def await_return(self, task: str, position: str) -> None:
+        """Look for a new announcement of a source that has ended, after a position: :meth:`take` then has it."""
+        self._endable.pop(task, None)  # of an earlier life
+        self._returned.discard(task)
+        self._returning[task] = Looked(position, 0)
+        self._awake.set()
+
     def put_away(self, task: str, rejected: Rejected) -> None:
         """Add a message to the dead letters: :meth:`take` then has it."""
         self._letters.append((task, rejected))
         self._awake.set()
 
-    def take(self, wait: float = 0.0) -> PutAway | Ended | None:
+    def take(self, wait: float = 0.0) -> PutAway | Ended | Returned | None:
         """Return the next thing that was done; None if nothing was done within ``wait`` seconds."""
         try:
             return self._done.get(timeout=wait) if wait else self._done.get_nowait()
@@ -155,15 +197,17 @@ class Watch:
             if self._succeeds(partial(self._trim, task, upto), task) and self._deletable[task] == upto:
                 del self._deletable[task]
         for task, position in list(self._endable.items()):
-            if self._succeeds(partial(self._end, task, position), task):
-                del self._endable[task]
+            is_present = self._endable.get(task, "") == position  # else the source has returned meanwhile
+            if is_present and self._succeeds(partial(self._end, task, position), task):
+                self._endable.pop(task, None)
         return self._failing_since is None
 
-    def _succeeds(self, delete: Callable[[], object], task: str) -> bool:
+    def _succeeds(self, delete: Callable[[], bool], task: str) -> bool:
+        """Try to delete; return whether there is nothing more to delete."""
         if self._failing_since is not None:
             return False  # to ask for every task would take as many timeouts
         try:
-            delete()
+            is_done = delete()
         except AWAY as away:
             self._note(away)
         except Exception as refused:  # of any broker, for this task alone
@@ -172,13 +216,15 @@ class Watch:
             self._warned.add(task)
         else:
             self._warned.discard(task)
-            return True
+            return is_done
         return False
 
     def _look(self) -> bool:
         """List tasks and backlogs; return whether the hub answered."""
         try:
             self.tasks = self._hub.tasks()
+            for task in [task for task in self.tasks if task in self._returning]:
+                self._find_return(task)
             self.backlogs = {task: self._backlog(task, after) for task, after in self._positions().items()}
         except Exception as error:  # of any broker; it is asked again
             self._note(error)
@@ -186,16 +232,51 @@ class Watch:
         self._note(None)
         return True
 
-    def _trim(self, task: str, upto: str) -> None:
+    def _trim(self, task: str, upto: str) -> bool:
         try:
             self._hub.trim(task, upto)
         except ResetError as error:
             self._on_reset(task, error)
+        return True
 
-    def _end(self, task: str, position: str | None) -> None:
-        late = 0 if position is None else self._backlog(task, position)
-        self._hub.end(task)
+    def _end(self, task: str, position: str | None) -> bool:
+        """Delete the stream of a source, unless it returns; return whether there is nothing more to do."""
+        if task in self._returned or self._find_return(task):
+            return True
+        looked = self._returning.get(task)
+        if looked is None:
+            late = 0 if position is None else self._backlog(task, position)
+            self._hub.end(task)
+        elif not self._hub.end(task, looked.position):
+            return False
+        else:
+            late, self._returning[task] = looked.late, Looked(looked.position, 0)
         self._done.put(Ended(task, late))
+        return True
+
+    def _find_return(self, task: str) -> bool:
+        """Look for a new announcement of a source; return whether it is announced."""
+        if task not in self._returning:
+            return False
+        position, late = self._returning[task]
+        while found := self._read(task, position):
+            for place, data in found:
+                if _is_start(data, task):
+                    self._returned.add(task)
+                    del self._returning[task]
+                    self._done.put(Returned(task, position, late))
+                    return True
+                position, late = place, late + 1
+            self._returning[task] = Looked(position, late)
+        return False
+
+    def _read(self, task: str, after: str) -> Sequence[Entry]:
+        """Return the next messages of a source; none of a stream that was reset, in which the source cannot return."""
+        try:
+            return self._hub.read({task: after}, READ_AHEAD, 0.0, MAX_BYTES).get(task, ())
+        except ResetError:
+            del self._returning[task]
+            return ()
 
     def _backlog(self, task: str, after: str | None) -> int:
         """Return the number of messages after a position; of a stream that was reset, of all messages."""

@@ -219,8 +219,15 @@ class Hub(Protocol):
         """
         ...
 
-    def end(self, task: str) -> None:
-        """Delete the stream of a task and refuse further messages; repeating it changes nothing."""
+    def end(self, task: str, after: str | None = None) -> bool:
+        """Delete the stream of a task and refuse further messages; repeating it changes nothing.
+
+        With a position, only if no message is stored after it. Return whether the stream has ended.
+        """
+        ...
+
+    def reopen(self, task: str) -> None:
+        """Take messages of a task again that has ended, at positions after its old ones; else change nothing."""
         ...
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:

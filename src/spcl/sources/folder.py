@@ -197,7 +197,7 @@ class FolderHub:
         publisher, number = sequence_of(data) or ("", 0)
         with self._new_folder(task) as folder, _locked(folder, task, self._patience):
             if _exists(ENDED, folder):
-                raise TaskError(f"task {task!r} has ended; publish under another name")
+                raise TaskError(f"task {task!r} has ended; start it again, or publish under another name")
             record = self._record(folder)
             stored, position = record.numbers.get(publisher, (-1, ""))
             if number <= stored:
@@ -234,14 +234,24 @@ class FolderHub:
                 for name in names[: bisect_left(names, last)]:
                     _delete(f"{name}{SUFFIX}", folder)
 
-    def end(self, task: str) -> None:
-        """Delete the files of a task and refuse others."""
-        with self._new_folder(task) as folder:
-            with _locked(folder, task, min(self._patience, END_SECONDS)):
-                _write(ENDED, b"", folder)
-            for name in _scan(folder):
-                if name.endswith((SUFFIX, PARTIAL)):
-                    _delete(name, folder)
+    def end(self, task: str, after: str | None = None) -> bool:
+        """Delete the files of a task and refuse others; with a position, only if none sorts after it."""
+        with self._new_folder(task) as folder, _locked(folder, task, min(self._patience, END_SECONDS)):
+            names = [name for name in _scan(folder) if name.endswith((SUFFIX, PARTIAL))]
+            stored = max((name for name in names if name.endswith(SUFFIX)), default="")
+            if after is not None and stored.removesuffix(SUFFIX) > split_position(after)[0]:
+                return False
+            _write(ENDED, b"", folder)
+            for name in names:
+                _delete(name, folder)
+        return True
+
+    def reopen(self, task: str) -> None:
+        """Take files of a task again that has ended."""
+        with self._folder(task) as folder:
+            if folder is not None and _exists(ENDED, folder):
+                with _locked(folder, task, self._patience):
+                    _delete(ENDED, folder)
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
         """Keep the message under its name, and the reason beside it."""

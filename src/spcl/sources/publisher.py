@@ -98,6 +98,7 @@ class Publisher:
                 options; by default what the service's settings say.
         """
         announced = announce(check_task_name(name), kind, classes, task, encoder)
+        self._hub.reopen(name)
         self._append(name, encode_start(announced))
         self._announced[name] = announced
 

@@ -46,6 +46,16 @@ return {'added', position .. check}
 """
 """Add an entry under the next number, unless its publisher has added an entry with the same or a later number."""
 
+END = """
+local ended, stream = unpack(KEYS)
+local task, last = unpack(ARGV)
+if last ~= '' and #redis.call('XRANGE', stream, '(' .. last, '+', 'COUNT', 1) > 0 then return 0 end
+redis.call('SADD', ended, task)
+redis.call('XTRIM', stream, 'MAXLEN', 0)  -- so that it knows its last number when it is opened again
+return 1
+"""
+"""Empty a stream and refuse further entries, unless there are entries after a position."""
+
 NO_ADDRESS = (
     "url is no address of Redis; write redis://HOST:PORT/0, and put a password into an environment variable "
     "(password_variable) or a file (password_file)"
@@ -101,6 +111,7 @@ class RedisHub:
         except ValueError:
             raise SpclError(NO_ADDRESS) from None
         self._append = self._client.register_script(APPEND)
+        self._end = self._client.register_script(END)
         self._prefix = prefix
         self._patience = patience
         self._name, self._numbers = token_hex(8), count(1)  # of messages that their publisher does not number
@@ -149,7 +160,7 @@ class RedisHub:
         ]
         outcome, position = self._persist(lambda: self._append(keys, values))
         if outcome == b"ended":
-            raise TaskError(f"task {task!r} has ended; publish under another name")
+            raise TaskError(f"task {task!r} has ended; start it again, or publish under another name")
         return str(position.decode())
 
     def backlog(self, task: str, after: str | None) -> int:
@@ -163,10 +174,15 @@ class RedisHub:
         last, _ = split_position(upto)
         self._ask(lambda: self._client.xtrim(self._key("stream", task), minid=last, approximate=False))
 
-    def end(self, task: str) -> None:
-        """Delete the stream of a task and refuse further entries."""
-        self._ask(lambda: self._client.sadd(self._key("ended"), task))
-        self._ask(lambda: self._client.delete(self._key("stream", task)))
+    def end(self, task: str, after: str | None = None) -> bool:
+        """Delete the stream of a task and refuse further entries; with a position, only if no entry is after it."""
+        last = "" if after is None else split_position(after)[0]
+        keys = [self._key("ended"), self._key("stream", task)]
+        return bool(self._ask(lambda: self._end(keys, [task, last])))
+
+    def reopen(self, task: str) -> None:
+        """Take entries of a task again that has ended."""
+        self._persist(lambda: self._client.srem(self._key("ended"), task))
 
     def dead_letter(self, task: str, position: str, data: bytes, reason: str) -> None:
         """Add the message, with the reason, under its position to the stream of dead letters."""

@@ -251,11 +251,12 @@ class LiveStream:
             if encoder is not None:
                 self._encoders[name] = encoder
 
-    def restart(self, name: str, source: Iterable[Any] | Source) -> None:
+    def restart(self, name: str, source: Iterable[Any] | Source, *, after: str | None = None) -> None:
         """Resume a failed source with a new iterable or source, or start one again that has ended.
 
         Of a failed source, batches queued before are delivered first. One that had ended is `started` again, and counts
-        in `delivered` from 0; a `Source` is read on after its end, an iterable from its beginning.
+        in `delivered` from 0; a `Source` is read on after its end, or after the given position, an iterable from its
+        beginning.
         """
         with self._changed:
             if name in self._ended:
@@ -263,7 +264,7 @@ class LiveStream:
                 given = self._as_source(name, source)
                 if self._ended.pop(name):  # else the end was not told, and nobody need know of it
                     self.delivered.pop(name, None)
-                self._progress.resume(name, reads_on=not isinstance(given, _EpochSource | IterableSource))
+                self._progress.resume(name, after, reads_on=not isinstance(given, _EpochSource | IterableSource))
                 self._sources[name] = self._new_queue(name, given)
                 return
             queue = self._find(name)
@@ -539,9 +540,10 @@ class _Progress:
         self.ends |= state.get("ends", {})
         self._saved = self._in_checkpoint(state["ended"])
 
-    def resume(self, name: str, reads_on: bool) -> None:
-        """Let a source that had ended start again: after its end, or from its beginning."""
-        end = self.ends.pop(name, None)
+    def resume(self, name: str, after: str | None, reads_on: bool) -> None:
+        """Let a source that had ended start again: after a position or its end, or from its beginning."""
+        end = self.ends.pop(name, None) if after is None else after
+        self.ends.pop(name, None)
         self._ended.pop(name, None)
         self.positions.pop(name, None)
         if reads_on and end is not None:

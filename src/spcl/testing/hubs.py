@@ -137,11 +137,28 @@ def _check_end(claims: Claims, hub: Hub) -> None:
             hub.end("a")
         claims.same(law, hub.tasks(), ["b"])
         claims.same(law, hub.backlog("a", None), 0)
-    try:
-        hub.append("a", b"1")
-    except TaskError:
-        return
-    claims.that(False, law, "no error from append", "a TaskError")
+    with claims.law(law):
+        try:
+            hub.append("a", b"1")
+        except TaskError:
+            pass
+        else:
+            claims.that(False, law, "no error from append", "a TaskError")
+    law = "a task with messages after a position does not end there"
+    with claims.law(law):
+        positions = [hub.append("b", b"%d" % number) for number in (1, 2)]
+        claims.same(law, hub.end("b", positions[0]), False)
+        claims.same(law, [data for _, data in _read(hub, "b")], [b"0", b"1", b"2"])
+        claims.same(law, hub.end("b", positions[1]), True)
+        claims.same(law, hub.tasks(), [])
+    law = "a task that is opened again takes messages after its old positions"
+    with claims.law(law):
+        for _ in range(2):
+            hub.reopen("b")
+        hub.append("b", b"3")
+        found = hub.read({"b": positions[1]}, 10, 0.0, 10_000).get("b", ())
+        claims.same(law, [data for _, data in found], [b"3"])
+        claims.same(law, hub.tasks(), ["b"])
 
 
 def _check_loss(claims: Claims, hub: Hub, lose: Callable[[Hub], None]) -> None:

@@ -223,7 +223,7 @@ class DistributedEngine(Engine):
         return shared_logits(self.world, self._shares, self.model, batches, own)
 
     @override
-    def mean_of_tasks(self) -> dict[nn.Parameter, Tensor]:
+    def mean_of_sources(self) -> dict[nn.Parameter, Tensor]:
         self._synchronise()
         own, tasks = self.local.gradients, len(self._plan.names) - 1
         total = own.buffer.new_zeros(own.length)

@@ -360,6 +360,7 @@ def run_details(run: RunRecord, points: int) -> dict[str, Any]:
 def _more(result: RunResult) -> dict[str, Any]:
     """Return what a run with several sources measured besides: means by title, scores by source."""
     measures = {SOURCE_MEASURES[name].title.format(result.measure): value for name, value in result.of_sources.items()}
+    measures |= {f"{result.measure} of {task}": scores.final for task, scores in result.by_task.items()}
     scores = {"unseen": result.unseen, "prequential": result.prequential, "first": result.first}
     return {
         "measures": {title: _rounded(value) for title, value in measures.items()},
