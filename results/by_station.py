@@ -1,44 +1,37 @@
-"""Online errors by station beside persistence: python results/by_station.py FOLDER… [--data DIR]
+"""Final R² by station beside persistence: python results/by_station.py FOLDER… [--data DIR]
 
-The folders hold unpacked records of runs of ps-air. A batch is forecast before it is trained on; errors are mean
-absolute errors in µg/m³ over the hours of training, those of the first steps included. Persistence forecasts the last
-value for the same hours.
+The folders hold unpacked records of runs of ps-air. R², in per cent, is of the last fifth of the clock, which no
+station is trained on. Persistence forecasts the last value for the same hours.
 """
 
 import argparse
-from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
-from rich.console import Console
-from rich.table import Table
-
-from spcl.data import load_beijing_air
+from spcl.data import SourceSamples, load_beijing_air
 from spcl.results.records import complete_runs, read_runs
+from spcl.runs.run import r_squared
 
 
 def main() -> None:
-    """Print a row for persistence and for every variant of a method."""
+    """Print a Markdown table: a row for every station, a column for persistence and for every method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--data", type=Path, help="the publisher's files; by default what 'spcl data get' has fetched")
     given = parser.parse_args()
     sources = load_beijing_air(data_dir=given.data).sources
-    rows = defaultdict(list)
+    columns = {"persistence": [[_persistence(source) for source in sources]]}
     for run in complete_runs(read_runs(*given.folders)):
-        rows[run.label].append([sources[0].scale * run.result.prequential[source.name] for source in sources])
-    table = Table(
-        "method", "runs", "mean", *(source.name for source in sources), title="Online error by station, µg/m³"
-    )
-    last = [
-        source.scale * float((source.train_x[:, -1, :1] / source.scale - source.train_y).abs().mean())
-        for source in sources
-    ]
-    for name, runs in [("persistence", [last]), *rows.items()]:
-        by_station = [mean(station) for station in zip(*runs, strict=True)]
-        count = "" if name == "persistence" else str(len(runs))
-        table.add_row(name, count, *(f"{error:.1f}" for error in (mean(by_station), *by_station)))
-    Console(width=160).print(table)
+        columns.setdefault(run.label, []).append([run.result.tasks[source.name].final for source in sources])
+    means = {name: [mean(station) for station in zip(*runs, strict=True)] for name, runs in columns.items()}
+    rows = [[source.name for source in sources], *means.values()]
+    print(f"| station | {' | '.join(means)} |\n|:--|{'--:|' * len(means)}")
+    for station, *scores in [*zip(*rows, strict=True), ("mean", *map(mean, means.values()))]:
+        print(f"| {station} | {' | '.join(f'{score:.1f}' for score in scores)} |")
+
+
+def _persistence(source: SourceSamples) -> float:
+    return 100 * r_squared(source.test_x[:, -1, :1] / source.scale, source.test_y)
 
 
 if __name__ == "__main__":

@@ -390,6 +390,11 @@ GRIDS: dict[str, list[Grid]] = {
             sweeps={"method.weigh_heads": "false,true"},
         )
     ],
+    "ps-air": [
+        replace(WISDM, benchmark="ps-air").of(
+            "er,der++,soro,spcl", {"prequential": "true"}, configs=THREE_CONFIGURATIONS
+        )
+    ],
     "ps-intents": [INTENTS.of("er,der++,soro,spcl", {"epochs": "3"})],
     "toy-cifar10": [TOY.of("er,soro+dbt", {"evaluate_every": "10"})],
     "toy-cifar10-ablation": [

@@ -547,10 +547,7 @@ class SourceBenchmark:
 
 SOURCE_BENCHMARKS = {
     "ps-wisdm": SourceBenchmark("wisdm", {"scenario": "domain", "at_once": 6, "memory": "reservoir"}),
-    "ps-air": SourceBenchmark(
-        "beijing-air",
-        {"scenario": "domain", "memory": "reservoir", "regression_loss": "l1", "prequential": True},
-    ),
+    "ps-air": SourceBenchmark("beijing-air", {"scenario": "domain", "memory": "reservoir", "regression_loss": "l1"}),
     "ps-intents": SourceBenchmark("clinc150", {}),
 }
 """The benchmarks of real sources by name."""
