@@ -553,3 +553,17 @@ def test_the_label_for_no_label_is_no_class() -> None:
     y = np.array([0, 1, -100, 0, 1, 1])
     with pytest.raises(DataError, match=r"1 of 6 labels are -100, which stands for no label; leave these samples out"):
         from_sources({"anna": (np.zeros((6, 2), dtype=np.float32), y)})
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"anna_unsen": True}, r"anna_unsen, which says nothing of source 'anna'; did you mean 'unseen'"),
+        ({"zoe_task": "activity"}, r"zoe_task, but no source 'zoe'; "),
+    ],
+)
+def test_misspelt_arrays_of_a_file_are_refused(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    x, y = np.zeros((8, 2), dtype=np.float32), np.arange(8) % 2
+    np.savez(tmp_path / "a.npz", anna_x=x, anna_y=y, ben_x=x, ben_y=y, anna_notes=x, **more)
+    with pytest.raises(DataError, match=words):
+        load_benchmark(str(tmp_path / "a.npz"))

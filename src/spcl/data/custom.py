@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -18,7 +19,7 @@ from spcl.batches import Inputs, map_leaves, number_of_samples
 from spcl.data.cache import cached, track
 from spcl.data.reading import Mode, decode_picture, eight_bit, file_states
 from spcl.data.samples import ImageData, SourceData, SourceSamples, stratified_mask
-from spcl.errors import DataError
+from spcl.errors import DataError, did_you_mean
 from spcl.tasks import NO_LABEL, Kind
 
 
@@ -599,7 +600,7 @@ def from_npz(path: str | Path, *, kind: Kind | Mapping[str, Kind] | None = None)
 
     `from_sources` says which samples, targets and kinds there are. A kind that the targets do not show is a text in the
     file, ``kind`` or ``NAME_kind``, or the argument `kind`, for all sources or by their names, which precedes the file.
-    Other arrays in the file are ignored.
+    Other arrays in the file are ignored, unless they look like a misspelt ``NAME_task`` or the like.
     """
     file = Path(path).expanduser()
     arrays = _with_series(file, _read_arrays(file))
@@ -636,7 +637,19 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             f"{path} must hold arrays x and y (and perhaps test_x and test_y) or NAME_x and NAME_y of every source, "
             f"found {', '.join(names) or 'nothing'}; {HOW_TO_WRITE}"
         )
+    _check_names(path, names)
     return arrays
+
+
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Raise an error for arrays that seem to say something of a source, but would be ignored."""
+    pairs = _pairs(names)
+    for name in names:
+        stem, _, part = name.rpartition("_")
+        if stem in pairs and part not in ("x", "y", *OTHERS) and get_close_matches(part, OTHERS):
+            raise DataError(f"{path} holds {name}, which says nothing of source {stem!r}; {did_you_mean(part, OTHERS)}")
+        if pairs and part in ("task", "unseen") and stem and stem not in pairs:
+            raise DataError(f"{path} holds {name}, but no source {stem!r}; {did_you_mean(stem, sorted(pairs))}")
 
 
 def _with_series(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
