@@ -279,6 +279,7 @@ NARROW = replace(
 
 WISDM = Grid("ps-wisdm", preset=None, scenarios="domain", jobs=1, settings={"threads": "1", "record_every": "25"})
 LATER_WINDOWS = {"validation": "0.25"}
+OF_WEARERS = {"encoder": "null,affine", "memory_batch": "40,80", "learning_rate": "0.001,0.003,0.006"}
 INTENTS = replace(WISDM, benchmark="ps-intents", scenarios="class", configs=THREE_CONFIGURATIONS)
 
 GRIDS: dict[str, list[Grid]] = {
@@ -380,7 +381,11 @@ GRIDS: dict[str, list[Grid]] = {
     "ps-cifar100-plus": [CIFAR.of("er,der++,mgda,soro,spcl", preset="plus", jobs=12)],
     "ps-tiny-imagenet": [TINY.of(ALL)],
     "ps-tiny-imagenet-twenty": [TINY.of(TWENTY, {"tasks": "20"}, protocol=None)],
+    "ps-wisdm": [WISDM.of("all", configs=THREE_CONFIGURATIONS)],
     "ps-wisdm-plus": [WISDM.of("er,der++,soro,spcl", {"epochs": "3"}, preset="plus")],
+    "ps-wisdm-search": [
+        WISDM.of("spcl", LATER_WINDOWS | {"epochs": "3", "average": "0.99"}, configs="0", sweeps=OF_WEARERS)
+    ],
     "ps-wisdm-heads": [
         WISDM.of(
             "soro,spcl",
@@ -396,6 +401,7 @@ GRIDS: dict[str, list[Grid]] = {
         )
     ],
     "ps-intents": [INTENTS.of("er,der++,soro,spcl", {"epochs": "3"})],
+    "ps-intents-finished": [INTENTS.of("er,der++,soro", {"epochs": "3", "method.finished_weight": "0.01"})],
     "toy-cifar10": [TOY.of("er,soro+dbt", {"evaluate_every": "10"})],
     "toy-cifar10-ablation": [
         TOY.of("er,soro", {"evaluate_every": "10"}, seeds="0-2", sweeps={"method.alpha": "0,1e-5"})

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from spcl.batches import Inputs, describe, kind_of_pair, number_of_samples
 from spcl.errors import DataError, SpclError, TaskError
 
-__all__ = ["Kind", "Task", "TaskDescription", "TaskSource", "check_labels_of_sources", "check_targets"]
+__all__ = ["NO_LABEL", "Kind", "Task", "TaskDescription", "TaskSource", "check_labels_of_sources", "check_targets"]
 
 Kind = Literal["classification", "regression", "multilabel"]
 """What the targets of a task are: one class per sample, numbers, or any number of labels per sample."""
+
+NO_LABEL = -100
+"""The label of a sample without one: the ``ignore_index`` of PyTorch's losses."""
 
 PROBABILITY_TOLERANCE = 1e-4
 """By how much the sum of a target's probabilities may differ from 1."""
@@ -145,8 +148,8 @@ def check_targets(
     >>> check_targets("task 'pets'", torch.tensor([0, 3]), "classification", 3)
     Traceback (most recent call last):
     ...
-    spcl.errors.TaskError: task 'pets' has classes 0 to 2, but the batch has label 3; fix it, or add a task with more
-    classes
+    spcl.errors.TaskError: task 'pets' has classes 0 to 2, but the batch has label 3; fix it, or give the task more
+    classes by add_classes
     """
     if kind == "classification":
         if y.is_floating_point() and y.shape[1:] == (classes,):
@@ -159,8 +162,8 @@ def check_targets(
             )
         if (wrong := _label_outside(y, classes)) is not None:
             raise error(
-                f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}; fix it, or add a task with "
-                f"more classes"
+                f"{owner} has classes 0 to {classes - 1}, but the batch has label {wrong}; fix it, or give the task "
+                f"more classes by add_classes"
             )
         return
     if not y.is_floating_point() or y.shape[1:] != (classes,):

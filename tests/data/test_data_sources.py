@@ -547,3 +547,9 @@ def test_a_run_learns_from_series_of_different_lengths(tmp_path: Path) -> None:
     data = from_sources({"walk": (series, [0, 1] * 60)}, name="walks")
     settings = resolve_settings({"method": "er", "device": "cpu", "batch_size": 4, "threads": 1}, data=data)
     assert execute(settings, tmp_path / "run", data=data).accuracy > 80.0
+
+
+def test_the_label_for_no_label_is_no_class() -> None:
+    y = np.array([0, 1, -100, 0, 1, 1])
+    with pytest.raises(DataError, match=r"1 of 6 labels are -100, which stands for no label; leave these samples out"):
+        from_sources({"anna": (np.zeros((6, 2), dtype=np.float32), y)})

@@ -20,6 +20,7 @@ from spcl.errors import CheckpointError, SpclError, TaskError
 from spcl.learner import Learner
 from spcl.memory import BalancedCoreset, EpochCoreset, Reservoir
 from spcl.methods import METHODS, make_method
+from spcl.streams import LiveStream
 
 RATE, REPLAYED = 0.05, 5
 COMBINE = {"er": er_by_hand, "soro": soro_by_hand}
@@ -322,6 +323,9 @@ def test_a_batch_that_answers_several_tasks_gives_a_gradient_for_each(engine: st
     learner.finish_source("camera")
     assert learner.active_sources == ["radar"]
     learner.add_source("camera")
+    learner.finish_task("kind")
+    assert learner.active_sources == ["camera/speed", "radar"]
+    learner.add_source("camera")  # the part that has ended
     assert learner.active_sources == ["camera/kind", "camera/speed", "radar"]
 
 
@@ -525,6 +529,15 @@ def test_new_classes_leave_what_was_learned(scenario: str, average: float | None
             learner.add_classes("a", wrong)
 
 
+def test_a_task_that_learns_probabilities_gets_no_more_classes() -> None:
+    learner = learner_of(memory=Reservoir(10))
+    learner.add_task("a", classes=3)
+    x, _ = samples(0, 6, 3)
+    learner.step({"a": (x, torch.softmax(torch.randn(4, 3, dtype=torch.float64), dim=1))})
+    with pytest.raises(TaskError, match="task 'a' learns probabilities over 3 classes, and memory holds some"):
+        learner.add_classes("a", 1)
+
+
 def test_new_classes_keep_the_state_of_the_optimiser_and_of_stored_logits() -> None:
     torch.manual_seed(0)
     learner = Learner(trunk(), make_method("der++"), memory=Reservoir(20), scenario="class")
@@ -583,8 +596,16 @@ def test_a_resumed_learner_continues_exactly(policy: Any, average: float | None,
         each.step(batches_of(kinds, 6))
         each.finish_source("watch")
     assert same(complete(learner), complete(loaded))
-    with pytest.raises(CheckpointError, match=r"source 'phone' has an encoder of its own; pass it as encoders="):
+    for name, module in (("other phone", phone), ("phone", phone)):  # one of those who share it is enough
+        others = {each: encoders[each] for each in ("ring", "other ring")} | {"not there yet": Affine(2)}
+        again = Learner.load(tmp_path / "c", backbone=trunk().double(), heads=heads, encoders=others | {name: module})
+        assert again.sources["phone"].encoder is again.sources["other phone"].encoder is phone
+    wanted = r"encoders of their own; pass them as encoders=\{'phone': module, 'ring': module, 'other ring': module\}"
+    with pytest.raises(CheckpointError, match=wanted):
         Learner.load(tmp_path / "c", backbone=trunk().double(), heads=heads)
+    wrong = encoders | {"other phone": copy.deepcopy(phone)}
+    with pytest.raises(CheckpointError, match=r"sources 'phone', 'other phone' had one encoder; pass the same module"):
+        Learner.load(tmp_path / "c", backbone=trunk().double(), heads=heads, encoders=wrong)
     with pytest.raises(CheckpointError, match="the encoder of source 'phone' does not fit the checkpoint"):
         Learner.load(tmp_path / "c", backbone=trunk().double(), heads=heads, encoders=encoders | {"phone": Affine(3)})
 
@@ -650,6 +671,34 @@ def test_fit_adds_the_sources_of_a_stream_and_starts_those_that_return() -> None
     learner.fit(stream, on_end=ended.append)
     assert (list(learner.tasks), list(learner.sources), ended) == (["a"], ["x", "y"], ["x", "x", "y"])
     assert isinstance(learner.sources["y"].encoder, Affine)
+
+
+def test_a_stream_that_contradicts_the_learner_is_refused() -> None:
+    class Moment:
+        batches: ClassVar[dict[str, Any]] = {}
+        started, ended = ("x",), ()
+
+    class Stream(list[Moment]):
+        tasks: ClassVar = {"x": "b"}
+        classes: ClassVar = {"b": 2}
+
+    learner = learner_of()
+    learner.add_task("a", classes=3)
+    learner.add_source("x", "a")
+    with pytest.raises(TaskError, match=r"the stream says that source 'x' answers 'b', but it answers \['a'\]"):
+        learner.fit(Stream([Moment()]))
+
+
+def test_live_batches_may_answer_several_tasks() -> None:
+    learner = learner_of()
+    for task in ("kind", "place"):
+        learner.add_task(task, classes=2)
+    learner.add_source("camera", ["kind", "place"])
+    x, y = samples(0, 6, 2)
+    with LiveStream({"camera": [(x, {"kind": y, "place": y}), (x.numpy(), {"kind": y.numpy()})]}) as stream:
+        reports: list[Any] = []
+        learner.fit(stream, on_step=reports.append)
+    assert [sorted(report.losses) for report in reports] == [["camera/kind", "camera/place"], ["camera/kind"]]
 
 
 # -- memory

@@ -73,6 +73,7 @@ ONE_SEED = (
     "ps-wisdm-search",
     "ps-air",
     "ps-intents",
+    "ps-intents-finished",
 )
 OVER = dict.fromkeys(ONE_SEED, "configs")  # the others have several seeds
 FOLDERS = [archive.parent.name for archive in sorted(RESULTS.glob("*/records.tar.gz"))]

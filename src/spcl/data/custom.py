@@ -19,7 +19,7 @@ from spcl.data.cache import cached, track
 from spcl.data.reading import Mode, decode_picture, eight_bit, file_states
 from spcl.data.samples import ImageData, SourceData, SourceSamples, stratified_mask
 from spcl.errors import DataError
-from spcl.tasks import Kind
+from spcl.tasks import NO_LABEL, Kind
 
 
 def from_arrays(
@@ -156,6 +156,11 @@ def as_labels(y: Any, name: str) -> np.ndarray:
     if labels.ndim != 1 or labels.dtype.kind not in "biuU":
         raise DataError(
             f"{name}: labels must be a vector of integers or text, found {labels.dtype} of shape {labels.shape}"
+        )
+    if labels.dtype.kind == "i" and (unlabelled := int((labels == NO_LABEL).sum())):
+        raise DataError(
+            f"{name}: {unlabelled} of {len(labels)} labels are {NO_LABEL}, which stands for no label; leave these "
+            f"samples out"
         )
     return labels
 

@@ -35,15 +35,12 @@ from spcl.learner.parameters import shares_trained
 from spcl.losses import CrossEntropy, Loss
 from spcl.memory import Memory
 from spcl.methods.base import MEMORY, Method
-from spcl.tasks import Task, TaskDescription, TaskSource, check_labels_of_sources
+from spcl.tasks import NO_LABEL, Task, TaskDescription, TaskSource, check_labels_of_sources
 
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 """By name: importing the second takes longer than importing PyTorch."""
 
 T = TypeVar("T")
-
-NO_LABEL = -100
-"""The label of a sample without one: the ``ignore_index`` of PyTorch's losses."""
 
 ROUNDING = 1e-9
 """Relative tolerance for the same sum computed on different processors."""
@@ -158,7 +155,7 @@ def new_sources(
     _check_name("source", name)
     known = model.answers(name)
     tasks = [task] if isinstance(task, str) else task
-    if known and not all(each.finished for each in known):
+    if known and not any(each.finished for each in known):
         if not (known[0].is_implied and known[0].signature is None and task == name):
             raise TaskError(f"there is a source {name!r} already, which is running; choose another name")
     elif known:
@@ -168,7 +165,7 @@ def new_sources(
             raise TaskError(f"source {name!r} answers task {said}, not {task!r}; give it another name")
         if encoder is not None and not _is_same_encoder(encoder, known[0]):
             raise TaskError(f"source {name!r} starts again with the encoder that it had; leave encoder= out")
-        return known
+        return [each for each in known if each.finished]
     elif name in model.tasks and task != name:
         raise TaskError(f"there is a task {name!r} already; give the source another name")
     if tasks is None:
@@ -225,6 +222,12 @@ def new_classes(task: Task, classes: int | Sequence[str]) -> tuple[int, tuple[st
         raise TaskError(f"task {task.name!r} has a head and loss of its own and no classes; start another task")
     if isinstance(task.loss, CrossEntropy) and task.loss.class_weights is not None:
         raise TaskError(f"task {task.name!r} has class weights for {task.classes} classes; leave them out to add more")
+    for source in task.sources.values():
+        if source.signature is not None and source.signature[1].startswith("float"):
+            raise TaskError(
+                f"{source.words} learns probabilities over {task.classes} classes, and memory holds some; start "
+                f"another task for more classes"
+            )
     added = TaskDescription.of(task.name, classes=classes)
     assert added.classes is not None
     if (task.class_names is None) != (added.class_names is None):

@@ -145,6 +145,9 @@ class Fit:
     def _add(self, name: str, stream: Any) -> None:
         learner = self._learner
         known = learner.model.answers(name)
+        said = getattr(stream, "tasks", {}).get(name)
+        if known and said is not None and [said] != (tasks := [source.task.name for source in known]) and said != tasks:
+            raise TaskError(f"the stream says that source {name!r} answers {said!r}, but it answers {tasks}")
         if any(not source.finished for source in known):
             return
         if known:

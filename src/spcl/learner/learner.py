@@ -339,6 +339,9 @@ class Learner:
     def add_classes(self, task: str, classes: int | Sequence[str]) -> None:
         """Give a classifier more classes, which come after those that it has; what its head has learned stays.
 
+        Class-incrementally, the classes of later tasks move up in :attr:`classes`. Not for a task that learns
+        probabilities, whose samples and memory are of the old number.
+
         Args:
             task: its name.
             classes: how many more, or the names of the new ones.
@@ -782,8 +785,9 @@ class Learner:
             distributed: the ranks that train on, as many as one likes.
             heads: head and loss of every task that was added with its own, by name.
             losses: the loss of every classifier that was added with one other than a ``CrossEntropy``, by name.
-            encoders: the encoder of every source that was added with one other than a name, by the source's name; for
-                sources that have one encoder in common, by the first one's.
+            encoders: the encoder of every source that was added with one other than a name, by the source's name; of
+                sources that have one in common, it is enough to name one. Encoders of sources that the checkpoint does
+                not have yet are left out.
             sources: what was saved along, each restored by its ``load_state_dict``. A schedule needs the loaded
                 learner's optimiser: make it afterwards and pass it ``read_checkpoint(path)["sources"][name]``.
         """

@@ -108,11 +108,7 @@ def restore_sources(model: SharedModel, state: Mapping[str, Any], encoders: Enco
         | {"encoder_name": None, "encoder_of": None, "encoder": None}
         for each in state["tasks"]
     ]
-    for name in encoders:
-        if name not in [entry["name"] for entry in saved if entry["encoder_of"] is not None]:
-            raise CheckpointError(
-                f"encoders has {name!r}, but the checkpoint has no source of that name with an encoder"
-            )
+    encoders = _given_encoders(saved, encoders)
     for entry in saved:
         source = TaskSource(entry["name"], model.tasks[entry["task"]], encoder_name=entry["encoder_name"])
         source.batch, source.is_implied, source.finished = entry["batch"], entry["implied"], entry["finished"]
@@ -122,21 +118,46 @@ def restore_sources(model: SharedModel, state: Mapping[str, Any], encoders: Enco
         model.add_source(source)
 
 
+def _given_encoders(saved: Sequence[Mapping[str, Any]], encoders: Encoders) -> Encoders:
+    """Return the given encoders by the source that each was saved with.
+
+    An encoder may be given for any of the sources that have it, by the name of a source or of its batches. Others, of
+    sources that had not joined, are of no use yet.
+    """
+    found: dict[str, nn.Module] = {}
+    missing = []
+    for entry in saved:
+        owner = entry["encoder_of"]
+        if owner is None:
+            continue
+        sharing = [each for each in saved if each["encoder_of"] == owner]
+        names = [name for each in sharing for name in (each["name"], each["batch"])]
+        given = {name: encoders[name] for name in names if name in encoders}
+        if len(set(map(id, given.values()))) > 1:
+            raise CheckpointError(
+                f"sources {', '.join(map(repr, given))} had one encoder; pass the same module for all"
+            )
+        if given:
+            found[owner] = next(iter(given.values()))
+        elif owner == entry["name"] and entry["encoder_name"] is None:
+            missing.append(entry["batch"])
+    if missing:
+        wanted = ", ".join(f"{name!r}: module" for name in dict.fromkeys(missing))
+        raise CheckpointError(f"sources have encoders of their own; pass them as encoders={{{wanted}}}")
+    return found
+
+
 def _restored_encoder(model: SharedModel, saved: Mapping[str, Any], encoders: Encoders) -> nn.Module | None:
     """Return the encoder of a source: made again if it had a name, else the given one."""
     name, owner = saved["name"], saved["encoder_of"]
     if owner is None:
         return None
     if owner != name:
-        if encoders.get(name, model.sources[owner].encoder) is not model.sources[owner].encoder:
-            raise CheckpointError(f"sources {owner!r} and {name!r} had one encoder; pass the same module for both")
         return model.sources[owner].encoder
     if saved["encoder_name"] is not None:
         inputs = _inputs_like(saved["signature"][0])
         encoder: nn.Module = ENCODERS.make(saved["encoder_name"], inputs)
         return encoder.to(model.device, model.dtype)
-    if name not in encoders:
-        raise CheckpointError(f"source {name!r} has an encoder of its own; pass it as encoders={{{name!r}: module}}")
     if not isinstance(encoders[name], nn.Module) or shares_trained(encoders[name], [model.backbone, *model.heads()]):
         raise CheckpointError(f"encoders[{name!r}] must be a module that shares no parameters with backbone or heads")
     return encoders[name].to(model.device)

@@ -147,7 +147,7 @@ class PlainView(SilentView):
     def end(self, result: RunResult) -> None:
         """Print accuracy, forgetting and training time."""
         self._console.print(
-            f"{result.scenario}-incremental: {result.summary} (below 0: forgotten), "
+            f"{result.scenario}-incremental: {result.summary} (F below 0: forgotten), "
             f"{result.seconds['training']:.1f} s of training",
             highlight=False,
             soft_wrap=True,

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from spcl._util.registry import Named
 from spcl._util.validation import check_content
-from spcl.batches import Batch, as_batch
+from spcl.batches import Batch, as_batch, as_inputs, as_tensor
 from spcl.errors import DataError, SpclError, TaskError
 from spcl.sources import (
     Found,
@@ -667,6 +667,11 @@ def _checked(message: object) -> Message | Rejected:
         return message
     if not isinstance(message, Message):
         raise DataError(f"the source yielded a {type(message).__name__}; yield a Message with position and batch")
+    if isinstance(message.batch, tuple | list) and len(message.batch) == 2 and isinstance(message.batch[1], Mapping):
+        x, parts = as_inputs(message.batch[0]), {task: as_tensor(y) for task, y in message.batch[1].items()}
+        for y in parts.values():
+            check_sizes(x, y)
+        return Message(message.position, (x, parts))  # of a source that answers several tasks
     x, y = as_batch(message.batch)
     check_sizes(x, y)
     return Message(message.position, (x, y))
