@@ -36,12 +36,15 @@ from spcl.plugins import load_plugins
 from spcl.runs import RunSettings, execute
 from spcl.runs.settings import first_difference
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+    pytest.mark.timeout(900),  # a busy machine takes minutes for what else takes seconds
+]
 
 SMALL = {"tasks": 3, "batch_size": 6, "epochs": 8, "memory_budget": 24, "threads": 1, "device": "cpu"}
 LONGER = SMALL | {"batch_size": 1}
 ER = {"methods": ["er"], "scenarios": ["task", "class"], "configs": [0], "seeds": [0]}
-METHODS, CONFIGS = ("er", "soro"), (0, 1, 2)
+METHODS = ("er", "soro")
 PLUGIN = '''
 """A method of my own."""
 
@@ -63,9 +66,9 @@ class Halved(Method):
 '''
 
 
-def plan(benchmark: Path, out: Path, configs: tuple[int, ...] = CONFIGS, **settings: object) -> list[Job]:
+def plan(benchmark: Path, out: Path, **settings: object) -> list[Job]:
     base = {"benchmark": str(benchmark), **SMALL, **settings}
-    return plan_grid(out, base, methods=METHODS, scenarios=["task", "class"], configs=configs, seeds=[0])
+    return plan_grid(out, base, methods=METHODS, scenarios=["task", "class"], configs=[0], seeds=[0])
 
 
 class RecordingView(SilentGridView):
@@ -100,6 +103,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+        patch.setenv("RAY_worker_niceness", "0")  # else its workers hardly run beside other programs
         import_ray()  # before Ray is imported, so that it is as quiet as in a grid
         from ray.cluster_utils import Cluster
 
@@ -119,9 +123,9 @@ def cluster(started: Any) -> Iterator[Any]:
         started.add_node(num_cpus=1, node_name="beta")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ray_pool(started: Any) -> Iterator[RayPool]:
-    """The workers that the tests of this file share."""
+    """The workers of one test: runs that a failed test leaves are not taken for the runs of the next one."""
     with RayPool(started.address) as pool:
         yield pool
 
@@ -158,6 +162,12 @@ def workers(node: Any) -> list[int]:
     return found
 
 
+def is_in_its_first_half(out: Path, steps: int) -> bool:
+    """Whether a run that is saved after every step has been saved and has far to go: messages of its steps are late."""
+    saved = (out / "checkpoint.safetensors").exists()
+    return saved and (out / "metrics.jsonl").read_text().count("\n") < steps / 2
+
+
 def assert_same_runs(out: Path, expected: Path, count: int) -> None:
     assert len(results_in(out)) == count
     assert results_in(out) == {name: results_in(expected)[name] for name in results_in(out)}
@@ -173,8 +183,8 @@ def test_runs_survive_the_loss_of_a_worker_and_of_a_node(
     killed: set[str] = set()
 
     def kill(state: GridState) -> None:
-        for running in state.running.values():
-            if 0 < running.step < (running.steps or 0) / 2 and running.node not in killed:
+        for name, running in state.running.items():
+            if running.node not in {None, *killed} and is_in_its_first_half(tmp_path / name, running.steps or 0):
                 killed.add(str(running.node))
                 for process in [raylet(beta), *workers(beta)] if running.node == "beta" else workers(alpha):
                     os.kill(process, signal.SIGKILL)
@@ -215,7 +225,7 @@ def test_a_node_without_the_folder_sends_its_files_and_gets_plugins(
     (job,) = plan_grid(out / "mine", mine, **names)
     plugin = job.settings.plugins[0].model_copy(update={"name": str(out / "mine.py")})
     job = replace(job, settings=job.settings.model_copy(update={"plugins": (plugin,)}))
-    others = plan(benchmark, out / "others", configs=(0,))
+    others = plan(benchmark, out / "others")
     view = RecordingView()
     state = run_jobs([*others, job], ray_pool, view)
     assert (state.failed, state.done) == ({}, 5)
@@ -262,7 +272,7 @@ def test_a_run_of_ranks_on_two_nodes_survives_the_loss_of_a_rank_and_of_a_node(
                 cluster.worker_nodes.remove(beta)
                 cluster.add_node(num_cpus=1, node_name="beta")
 
-    (job, *_) = plan(benchmark, tmp_path / "grid", configs=(0,), checkpoint_seconds=0.0, backbone={"name": "mlp"})
+    (job, *_) = plan(benchmark, tmp_path / "grid", checkpoint_seconds=0.0, backbone={"name": "mlp"})
     view = RecordingView(kill)
     with RayPool(cluster.address, processes_per_run=2, split="data") as pool:
         state = run_jobs([job], pool, view)
@@ -304,7 +314,7 @@ def test_runs_share_gpus_as_told(benchmark: Path, cluster: Any, ray_pool: RayPoo
     gamma = cluster.add_node(num_cpus=4, num_gpus=1, node_name="gamma")
     free: list[float] = []
     view = RecordingView(lambda state: free.append(ray.available_resources().get("GPU", 0.0)))
-    jobs = plan(benchmark, tmp_path, configs=(0,))[:2]
+    jobs = plan(benchmark, tmp_path)[:2]
     with RayPool(cluster.address, gpus_per_run=0.4) as shared:
         state = run_jobs(jobs, shared, view)
     cluster.remove_node(gamma)
