@@ -60,7 +60,7 @@ def test_every_option_is_saved_where_it_is_not_the_default(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("scenario", "domain"),
+        ("scenario", "joint"),
         ("seed", 0.5),
         ("seed", -1),
         ("clip_norm", 0.0),
