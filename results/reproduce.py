@@ -381,8 +381,8 @@ GRIDS: dict[str, list[Grid]] = {
     "ps-cifar100-plus": [CIFAR.of("er,der++,mgda,soro,spcl", preset="plus", jobs=12)],
     "ps-tiny-imagenet": [TINY.of(ALL)],
     "ps-tiny-imagenet-twenty": [TINY.of(TWENTY, {"tasks": "20"}, protocol=None)],
-    "ps-wisdm": [WISDM.of("all", configs=THREE_CONFIGURATIONS)],
-    "ps-wisdm-plus": [WISDM.of("er,der++,soro,spcl", {"epochs": "3"}, preset="plus")],
+    "ps-wisdm": [WISDM.of("all", seeds="0-2")],
+    "ps-wisdm-plus": [WISDM.of("er,der++,soro,spcl", {"epochs": "3"}, seeds="0-2", preset="plus")],
     "ps-wisdm-search": [
         WISDM.of("spcl", LATER_WINDOWS | {"epochs": "3", "average": "0.99"}, configs="0", sweeps=OF_WEARERS)
     ],

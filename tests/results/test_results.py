@@ -68,8 +68,6 @@ ONE_SEED = (
     "ps-cifar100-plus-search",
     "ps-emnist-sensitivity",
     "toy-cifar10-timelines",
-    "ps-wisdm",
-    "ps-wisdm-plus",
     "ps-wisdm-search",
     "ps-air",
     "ps-intents",
