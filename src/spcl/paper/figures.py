@@ -397,8 +397,9 @@ def learning_process(records: Sequence[RunRecord]) -> tuple[Figure, str]:
             line_style = styles[method].marked_line()
             axes.plot(np.arange(1, len(means) + 1), means, label=display_name(method), **line_style)
         panel_title(axes, number, f"{benchmark}, {scenario}-incremental")
-        axes.set_xlabel("tasks ended")
-        axes.set_ylabel("average accuracy of seen tasks (%)")
+        units = "sources" if any(run.result.task_of for group in methods.values() for run in group) else "tasks"
+        axes.set_xlabel(f"{units} ended")
+        axes.set_ylabel(f"average accuracy of seen {units} (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(figure, 5)
     lines = [group for methods in shown.values() for group in methods.values()]
